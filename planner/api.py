@@ -54,8 +54,6 @@ if TYPE_CHECKING:
     from planner.artefacts.problem import Result as Result
     from planner.artefacts.profile import Profile as Profile
     from planner.artefacts.topology import Topology as Topology
-    from planner.exporting.export import Exported as Exported
-    from planner.exporting.weights import Weights as Weights
     from planner.judging.portfolio import Attempts
     from planner.judging.portfolio import SolverComparison as SolverComparison
     from planner.judging.portfolio import SolverRow as SolverRow
@@ -69,6 +67,7 @@ if TYPE_CHECKING:
     from planner.launcher.trials import Trial as Trial
     from planner.model import Choice as Choice
     from planner.model import Model as Model
+    from planner.model.export.export import Exported as Exported
     from planner.model.inspection import Inspection as Inspection
     from planner.peers.compare import ForeignComparison as ForeignComparison
     from planner.profilers.analytic import RooflineFit as RooflineFit
@@ -80,6 +79,7 @@ if TYPE_CHECKING:
     from planner.traces.calibrate import CheckedCalibration as CheckedCalibration
     from planner.traces.comparison import TraceComparison as TraceComparison
     from planner.traces.read import Trace as Trace
+    from planner.training.checkpoints.into_onnx import Weights as Weights
 
 File = str | os.PathLike[str]
 """The path of a file."""
@@ -121,7 +121,7 @@ def export(
             file computes something else than the module, or has other gradients.
         FileError: if the file cannot be written.
     """
-    from planner.exporting.export import export_module
+    from planner.model.export.export import export_module
     from planner.operators.gradients.check import check_gradients
 
     checker = check_gradients if check else None
@@ -138,7 +138,7 @@ def call_factory(name: str) -> "tuple[nn.Module, object]":
     Raises:
         ExportError: if there is no such function, or it fails or returns something else.
     """
-    from planner.exporting.factory import call_factory as called
+    from planner.model.export.factory import call_factory as called
 
     return called(name)
 
@@ -674,7 +674,7 @@ def write_strategy(
     if model is None:
         write_plan(plan, target)
         return (target,)
-    from planner.partition import ANNOTATED_FILE, write_partition
+    from planner.model.annotated import ANNOTATED_FILE, write_partition
     from planner.support.outputs import check_outputs
 
     if isinstance(model, str | os.PathLike):
@@ -1508,8 +1508,8 @@ def write_weights(
             cannot be written.
         ModelError: if the model cannot hold the weights, or has no evaluation form.
     """
-    from planner.exporting import weights
     from planner.launcher.checkpoints.folder import find
+    from planner.training.checkpoints import into_onnx as weights
 
     if form not in tuple(weights.Form):
         raise OptionError(f"form: expected {' or '.join(weights.Form)}, got {form!r}")

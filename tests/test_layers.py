@@ -15,9 +15,9 @@ PACKAGE = ROOT / "planner"
 
 # Files and folders right under the package, from the lowest layer to the highest.
 ORDER = (
-    "support", "artefacts", "splitting", "model", "partition", "operators", "graphs", "clusters",
-    "schedules", "costs", "discovery", "profilers", "simulator", "solvers",
-    "judging", "traces", "peers", "drawing", "launcher", "exporting",
+    "support", "artefacts", "splitting", "model", "clusters",
+    "operators", "graphs", "schedules", "costs", "profilers", "simulator", "solvers",
+    "judging", "traces", "peers", "drawing", "launcher", "training",
     "reports", "api", "commands",
 )  # fmt: skip
 MAX_FILES_AT_THE_ROOT, MAX_FILES_IN_A_FOLDER = 16, 24
@@ -27,12 +27,12 @@ MAX_LINES_OF_A_COMMAND = 60
 HEAVY = {
     "torch": (
         "planner/operators",
-        "planner/discovery",
         "planner/launcher",
         "planner/profilers",
-        "planner/exporting",
+        "planner/model/export",
+        "planner/training",
     ),
-    "onnxscript": ("planner/exporting",),
+    "onnxscript": ("planner/model/export",),
     "onnxruntime": (),
     "ortools": (),
     "gurobipy": (),
@@ -140,7 +140,7 @@ def test_heavy_packages_load_only_where_they_are_needed(path):
 
 def test_planning_loads_no_torch():
     code = (
-        "import sys, planner.judging.portfolio, planner.reports.solve, planner.partition\n"
+        "import sys, planner.judging.portfolio, planner.reports.solve, planner.model.annotated\n"
         "import planner.solvers.antichain.solve, planner.launcher.processes, planner.model\n"
         "import planner.artefacts.files\n"
         "print('torch' in sys.modules)"

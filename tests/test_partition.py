@@ -20,11 +20,11 @@ from planner.artefacts.plan import (
 from planner.artefacts.sharding import Sharding, rule_of
 from planner.artefacts.strategy import Crossing, ScheduleName, Stage, Strategy, crossings
 from planner.model import content_hash, load, weights
+from planner.model.annotated import check_agreement, refers_to, write_partition
+from planner.model.annotated import weights as carried
+from planner.model.annotated.shards import shards_of
 from planner.model.load import hash_of, read_proto
 from planner.model.weights import is_inline, place_of
-from planner.partition import check_agreement, refers_to, write_partition
-from planner.partition import weights as carried
-from planner.partition.shards import shards_of
 from planner.support.errors import FileError, ModelError
 
 LIGHT = Path(onnx.__file__).parent / "backend/test/data/light"

@@ -24,14 +24,9 @@ import numpy as np
 from planner.artefacts.graph import loss_outputs, predecessors, producers, tensors_by_name
 from planner.artefacts.problem import Objective, Problem
 from planner.artefacts.profile import PartTime, Profile, has_rules
+from planner.artefacts.roofline import OperatorTimes, loss_times_s
 from planner.artefacts.topology import Host
-from planner.costs.compute import (
-    OperatorTimes,
-    crowded_hosts,
-    host_slowdown,
-    loss_times_s,
-    times_on,
-)
+from planner.costs.compute import crowded_hosts, host_slowdown, times_on
 from planner.costs.memory import own_limit_bytes, static_bytes
 from planner.costs.split import floor_s
 from planner.support.arrays import Floats

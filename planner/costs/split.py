@@ -19,11 +19,12 @@ import numpy as np
 
 from planner.artefacts.problem import Problem
 from planner.artefacts.profile import Part, Profile, is_computed
+from planner.artefacts.roofline import OperatorTimes, loss_times_s, roofline_s
 from planner.artefacts.sharding import Rule, rule_by, rule_lines
 from planner.artefacts.strategy import Stage, indices_of
 from planner.artefacts.topology import DeviceType, device_type
 from planner.costs.collectives import conversion_s
-from planner.costs.compute import OperatorTimes, loss_times_s, roofline_s, times_on
+from planner.costs.compute import times_on
 from planner.costs.local_stage import LocalStage, local_stage
 from planner.splitting.conversion import LOCAL, Step
 from planner.splitting.sums import gathered_together, state_steps

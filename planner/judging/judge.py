@@ -12,16 +12,12 @@ from planner.artefacts.modules import blocks
 from planner.artefacts.plan import Certificate, DevicePrediction, Plan, Prediction
 from planner.artefacts.problem import Objective, Problem, Result
 from planner.artefacts.profile import Profile
+from planner.artefacts.roofline import fits_any_device, rescaled
 from planner.artefacts.strategy import Strategy, crossings, indices_of, used_devices
 from planner.artefacts.topology import Topology
 from planner.clusters.routes import host_order
 from planner.costs.closed_form import bottleneck_s, iteration_s
-from planner.costs.compute import (
-    crowded_hosts,
-    fits_any_device,
-    rescaled,
-    slowdowns,
-)
+from planner.costs.compute import crowded_hosts, slowdowns
 from planner.costs.edges import gathered
 from planner.costs.evaluate import Evaluation, evaluate, evaluation_work_s
 from planner.schedules.orders import default_warmups

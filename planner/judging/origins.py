@@ -14,7 +14,7 @@ from planner.artefacts.plan import Plan
 from planner.artefacts.profile import Profile
 from planner.artefacts.topology import Topology, take
 from planner.clusters.yaml.read import find_topology, read_topology
-from planner.judging.interpolate import interpolated
+from planner.profilers.interpolate import interpolated
 from planner.splitting.checks import all_violations
 from planner.support.errors import FileError, OptionError
 from planner.support.paths import relative

@@ -22,7 +22,7 @@ from planner.artefacts.strategy import ScheduleName
 from planner.artefacts.topology import DeviceType, Topology
 from planner.clusters.what_if import Changed, what_if
 from planner.clusters.yaml.read import device_table, find_topology, read_topology
-from planner.judging.interpolate import interpolated
+from planner.profilers.interpolate import interpolated
 from planner.schedules.orders import with_microbatches
 from planner.support.errors import FileError, OptionError
 from planner.support.units import parse_bytes

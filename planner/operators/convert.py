@@ -24,10 +24,10 @@ from planner.model import Model, Node
 from planner.model.definitions import REGISTER, modules_of
 from planner.model.values import Values
 from planner.operators.binding import Call, bind
-from planner.operators.running import REFUSALS, words_of
+from planner.operators.running import REFUSALS
 from planner.operators.table import OPERATORS, UNSUPPORTED
 from planner.support.derived import derived
-from planner.support.errors import OperatorError
+from planner.support.errors import OperatorError, words_of
 
 
 def input_names(graph: Graph, operators: Iterable[int]) -> tuple[str, ...]:

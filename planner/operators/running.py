@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from planner.model import Model, Node
-from planner.support.errors import OperatorError
+from planner.support.errors import OperatorError, words_of
 
 REFUSALS = (
     ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, RuntimeError,
@@ -41,16 +41,6 @@ def autocast(device: str, dtype: str | None) -> AbstractContextManager[object]:
         return nullcontext()
     kind = device.partition(":")[0]
     return torch.autocast(kind, getattr(torch, dtype), cache_enabled=False)
-
-
-def words_of(error: BaseException) -> str:
-    """The first line that an error says; the name of its type where it says nothing.
-
-    >>> words_of(ZeroDivisionError("division by zero")), words_of(MemoryError())
-    ('division by zero', 'MemoryError')
-    """
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
 
 
 @contextmanager

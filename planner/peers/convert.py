@@ -87,7 +87,7 @@ def _with_rules(profile: Profile) -> Profile:
     path = None if profile.model_path is None else Path(profile.model_path)
     if path is None or not path.is_file() or any(one.rules for one in profile.operators):
         return profile
-    from planner.discovery import with_rules
+    from planner.profilers.rules import with_rules
 
     model = load(
         path,

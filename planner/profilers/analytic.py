@@ -28,8 +28,8 @@ from planner.artefacts.graph import (
     tensors_by_name,
 )
 from planner.artefacts.profile import ROOFLINE, OperatorCost, Profile, Source
+from planner.artefacts.roofline import fits_any_device, operator_times
 from planner.artefacts.topology import DeviceType
-from planner.costs.compute import fits_any_device, operator_times
 from planner.model import Model
 from planner.profilers.devices import autocast_dtype, versions
 from planner.profilers.efficiencies import DeviceFamily, Kernel, device_family

@@ -131,7 +131,7 @@ def profile_with(
         OptionError: if an option does not fit the engine or the device is not there.
         OperatorError: if an operator has no conversion.
     """
-    from planner.discovery import with_rules
+    from planner.profilers.rules import with_rules
 
     if engine is ProfileEngine.ANALYTIC:
         from planner.profilers.analytic import analytic
@@ -163,7 +163,7 @@ def _measured(
     """The same by an engine that measures, without contention."""
     repetitions = {} if how.repetitions is None else {"repetitions": how.repetitions}
     if engine is ProfileEngine.ONNXRUNTIME:
-        from planner.profilers.onnxruntime import measure_onnxruntime
+        from planner.profilers.onnx_runtime.engine import measure_onnxruntime
 
         if how.dtype is not None:
             raise OptionError(
@@ -214,7 +214,7 @@ def compare_with_others(
     from planner.profilers.analytic import analytic, fit_constants
     from planner.profilers.compare import compare_engines
     from planner.profilers.facts import facts
-    from planner.profilers.onnxruntime import measure_onnxruntime
+    from planner.profilers.onnx_runtime.engine import measure_onnxruntime
 
     fit = fit_constants(facts(model), by_torch)
     kind = replace(

@@ -19,13 +19,13 @@ from planner.artefacts.profile import View
 from planner.model import Model
 from planner.operators import input_names, output_names, to_torch
 from planner.operators.binding import Call, Read, bind
-from planner.operators.running import REFUSALS, autocast, words_of
+from planner.operators.running import REFUSALS, autocast
 from planner.operators.table import OPERATORS
 from planner.profilers.efficiencies import Kernel
 from planner.profilers.kernels import Kernels, listed
 from planner.profilers.stash import Stash, address, observe
 from planner.profilers.unit import Unit
-from planner.support.errors import OperatorError
+from planner.support.errors import OperatorError, words_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,12 @@
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from planner.exporting.summary import Parameters, parameters_of
+from planner.model.export.summary import Parameters, parameters_of
 from planner.reports.tables import count
 from planner.support.units import format_bytes
 
 if TYPE_CHECKING:
-    from planner.exporting.export import Exported, Value
+    from planner.model.export.export import Exported, Value
 
 MAX_NAMES = 6
 

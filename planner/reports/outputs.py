@@ -13,13 +13,13 @@ def kind_called(name: str) -> Kind:
         case "calibration":
             from planner.artefacts.files import CALIBRATION_FILE as KIND
         case "annotated model":
-            from planner.partition import ANNOTATED_FILE as KIND
+            from planner.model.annotated import ANNOTATED_FILE as KIND
         case "exported model":
             from planner.model.record import EXPORTED_FILE as KIND
         case "trained model":
             from planner.model.record import WEIGHTS_FILE as KIND
         case "state dict":
-            from planner.exporting.weights import STATE_DICT_FILE as KIND
+            from planner.training.checkpoints.into_onnx import STATE_DICT_FILE as KIND
         case "trace":
             from planner.traces.write import TRACE_FILE as KIND
         case "picture":

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from planner.reports.tables import count
 
 if TYPE_CHECKING:
-    from planner.exporting.weights import Weights
+    from planner.training.checkpoints.into_onnx import Weights
 
 
 def weights_lines(done: "Weights") -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from planner.artefacts.plan import Plan
 from planner.artefacts.problem import Problem
-from planner.costs.compute import fits_any_device
+from planner.artefacts.roofline import fits_any_device
 from planner.judging.portfolio import SolverComparison
 from planner.judging.sensitivity import Gain
 from planner.reports.solve import comparison_json

@@ -54,3 +54,13 @@ class LaunchError(PlannerError):
 
 class Stopped(LaunchError):  # noqa: N818, no error of its own
     """This rank ends because another rank has failed, which says why."""
+
+
+def words_of(error: BaseException) -> str:
+    """The first line that an error says; the name of its type where it says nothing.
+
+    >>> words_of(ZeroDivisionError("division by zero")), words_of(MemoryError())
+    ('division by zero', 'MemoryError')
+    """
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -25,9 +25,9 @@ from planner.artefacts.strategy import ScheduleName, Stage, Strategy, stages_by_
 from planner.artefacts.topology import Topology
 from planner.costs.evaluate import evaluate
 from planner.costs.memory import peak_memory, stage_memory
-from planner.discovery import with_rules
 from planner.model import load
 from planner.profilers.measured import measure
+from planner.profilers.rules import with_rules
 from planner.reports.tables import percent
 from planner.schedules.orders import default_warmups
 from tests.bench.solvers import ROOT, put, table

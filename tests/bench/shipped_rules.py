@@ -14,8 +14,8 @@ from pathlib import Path
 
 from planner.artefacts.files import write_profiles
 from planner.artefacts.formats.any import read_any_profiles
-from planner.discovery import with_rules
 from planner.model import load
+from planner.profilers.rules import with_rules
 from tests.support.models import LARGE, MODELS, SYNTHETIC
 
 FOLDER = Path(__file__).parent.parent.parent / "profiles"

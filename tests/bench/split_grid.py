@@ -13,7 +13,7 @@ from pathlib import Path
 
 import planner
 from planner.artefacts.options import Search, Training
-from planner.judging.interpolate import interpolated
+from planner.profilers.interpolate import interpolated
 from planner.solvers.sharded.options import Megatron
 from planner.support.units import format_seconds
 from tests.bench.solvers import put

@@ -24,7 +24,7 @@ from planner.artefacts.formats.any import read_any_profiles
 from planner.artefacts.options import Search, Training
 from planner.artefacts.plan import Plan
 from planner.clusters.yaml.read import device_table
-from planner.judging.interpolate import interpolated
+from planner.profilers.interpolate import interpolated
 from planner.solvers.sharded.options import Megatron, Zero
 from planner.support.units import format_bytes, format_seconds
 from tests.bench.solvers import put

@@ -10,7 +10,7 @@ import pytest
 
 from planner.artefacts.files import format_in
 from planner.commands.outputs import check_output
-from planner.exporting.write import write_model
+from planner.model.export.write import write_model
 from planner.model.metadata import metadata_of
 from planner.model.record import METADATA_KEY
 from planner.reports.probe import probe_comments
@@ -206,7 +206,7 @@ def test_an_exported_model_may_be_exported_again_and_no_other(folder):
 
 
 def test_weights_of_an_exported_model_replace_no_foreign_file(folder, monkeypatch):
-    monkeypatch.setattr("planner.exporting.write.MAX_FILE_BYTES", 1)
+    monkeypatch.setattr("planner.model.export.write.MAX_FILE_BYTES", 1)
     Path("net.onnx.data").write_bytes(b"mine")
     with pytest.raises(
         FileError, match=r"net\.onnx\.data: is not the data of an exported model net"

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from planner.artefacts.graph import Graph, Operator, Parameter, Tensor
 from planner.artefacts.problem import Optimizer, Result, Status
 from planner.artefacts.profile import Contention, OperatorCost, View, stash_bytes
+from planner.artefacts.roofline import operator_times
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy
 from planner.artefacts.topology import Link, take
 from planner.costs.bounds import fractional_s, longest_path_s, lower_bound_s, memory_shortage
 from planner.costs.closed_form import bottleneck_s, iteration_s
 from planner.costs.collectives import allreduce_s, ring_allreduce_s, transfer_s
-from planner.costs.compute import operator_times, slowdown, step_s
+from planner.costs.compute import slowdown, step_s
 from planner.costs.evaluate import evaluate
 from planner.costs.memory import (
     Holding,

@@ -1,1 +1,1 @@
-"""Tests of `planner.discovery` and of `planner.operators.parts`."""
+"""Tests of `planner.profilers.rules` and of `planner.operators.parts`."""

@@ -22,10 +22,10 @@ from planner.artefacts.formats.any import read_any_profiles
 from planner.artefacts.graph import parameters_by_name, tensors_by_name
 from planner.artefacts.profile import SplitRule
 from planner.artefacts.sharding import local_shape, reads, rule_of
-from planner.discovery import discover, split_rules, with_rules
-from planner.judging.interpolate import interpolated
 from planner.model import load
 from planner.operators.parts.halo import fits
+from planner.profilers.interpolate import interpolated
+from planner.profilers.rules import discover, split_rules, with_rules
 from planner.profilers.summary import SplitKind, split_counts
 from planner.reports.profile import profile_lines
 from planner.support.errors import FileError
@@ -139,7 +139,7 @@ def test_rules_come_from_the_cache_the_second_time(tmp_path, monkeypatch):
         split_rules(model, cached=False)
 
 
-@pytest.mark.parametrize("file", ["discovery/search.py", "operators/shape.py", "sharding.py"])
+@pytest.mark.parametrize("file", ["profilers/rules/search.py", "operators/shape.py", "sharding.py"])
 def test_other_sources_are_another_cache(file, monkeypatch):
     before, read = discover._sources.__wrapped__(), Path.read_bytes
     monkeypatch.setattr(

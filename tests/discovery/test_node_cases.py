@@ -6,9 +6,9 @@ Numbers are fresh ones, of other seeds than those of the discovery; ONNX's have 
 
 import pytest
 
-from planner.discovery.discover import operators_of
-from planner.discovery.trial import TooLargeError
 from planner.model import load
+from planner.profilers.rules.discover import operators_of
+from planner.profilers.rules.trial import TooLargeError
 from tests.support.conformance import cases, run, trainable
 from tests.support.splits import check
 from tests.test_conformance import smallest

@@ -4,8 +4,8 @@ import numpy as np
 import onnx
 import pytest
 
-from planner.discovery.discover import split_rules
 from planner.model import load
+from planner.profilers.rules.discover import split_rules
 from tests.support.one_operator import rules_of
 
 

@@ -5,7 +5,7 @@ from math import prod
 import pytest
 
 from planner.artefacts.sharding import dim_of, rule_of
-from planner.discovery import split_rules
+from planner.profilers.rules import split_rules
 from planner.profilers.summary import SplitKind, split_kind
 from tests.support.one_operator import model_of
 

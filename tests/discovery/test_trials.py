@@ -17,12 +17,12 @@ from torch import Tensor
 
 from planner import api
 from planner.artefacts.files import read_profile
-from planner.discovery import split_rules
-from planner.discovery.discover import _Trials, operators_of
-from planner.discovery.search import Found
 from planner.launcher.processes import CLI
 from planner.model import load
 from planner.operators import register
+from planner.profilers.rules import split_rules
+from planner.profilers.rules.discover import _Trials, operators_of
+from planner.profilers.rules.search import Found
 from planner.support import forked
 from planner.support.caches import Shelf
 from tests.discovery.test_discovery import fused

@@ -14,17 +14,17 @@ from onnx import TensorProto, helper, numpy_helper
 import planner
 from planner.artefacts.files import read_plan
 from planner.artefacts.profile import BatchNorm
-from planner.exporting import weights
-from planner.exporting.forms import remove_annotations, to_evaluation
 from planner.launcher import run
 from planner.launcher.checkpoints.folder import find
 from planner.launcher.checkpoints.keeping import Keeping
 from planner.model import load
+from planner.model.annotated import write_partition
+from planner.model.export.forms import remove_annotations, to_evaluation
 from planner.model.metadata import metadata_of
 from planner.model.record import WEIGHTS_KEY
 from planner.operators import parameters, randomness, to_torch
-from planner.partition import write_partition
 from planner.support.errors import FileError, ModelError, OptionError
+from planner.training.checkpoints import into_onnx as weights
 from tests.support import exports
 from tests.support.checkpoint_runs import tensors_of
 from tests.support.commands import run as run_command

@@ -28,8 +28,8 @@ from planner.artefacts.formats.graph_txt import (
 )
 from planner.artefacts.graph import predecessors
 from planner.artefacts.profile import Profile, Source
+from planner.artefacts.roofline import operator_times
 from planner.costs.bounds import longest_path_s
-from planner.costs.compute import operator_times
 from planner.peers.convert import convert
 from planner.support.errors import FileError
 from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type

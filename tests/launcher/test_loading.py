@@ -11,7 +11,7 @@ import pytest
 
 from planner.artefacts.files import write_plan
 from planner.model import load
-from planner.partition import write_partition
+from planner.model.annotated import write_partition
 from tests.support.large_models import MIB, load_part, name_of, write_chain
 from tests.test_partition import plan_for
 

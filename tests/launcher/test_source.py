@@ -13,9 +13,9 @@ from planner.launcher.run import launch
 from planner.launcher.source import read_model
 from planner.launcher.world import ProcessRank
 from planner.model import weights
+from planner.model.annotated import weights as carried
+from planner.model.annotated import write_partition
 from planner.model.weights import ModelFile
-from planner.partition import weights as carried
-from planner.partition import write_partition
 from planner.support.errors import FileError, LaunchError
 from tests.support.launch_worker import Case, load_model, make_model, make_plan
 

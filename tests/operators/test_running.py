@@ -9,10 +9,10 @@ from onnx import numpy_helper
 from planner.clusters.yaml.read import device_table
 from planner.model import load
 from planner.operators import check, synthetic, to_torch
-from planner.operators.running import failing_operator, told_whole, words_of
+from planner.operators.running import failing_operator, told_whole
 from planner.profilers.analytic import analytic
 from planner.profilers.measured import measure
-from planner.support.errors import ModelError, OperatorError
+from planner.support.errors import ModelError, OperatorError, words_of
 
 IMAGE = "(float[2, 3, 8, 8] x) => (float y) {{ z = Mul(x, w) y = {} }}"
 

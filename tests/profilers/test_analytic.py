@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.artefacts.profile import Source, stash_bytes
+from planner.artefacts.roofline import operator_times
 from planner.artefacts.topology import DeviceType
 from planner.clusters.yaml.read import device_table, shipped_device_type
-from planner.costs.compute import operator_times
 from planner.profilers.analytic import analytic, fit_constants, rank_correlation, rescale
 from planner.profilers.efficiencies import CPU, HALF, SINGLE, Kernel, Work, device_family
 from planner.profilers.facts import Facts, facts

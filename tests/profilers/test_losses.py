@@ -8,12 +8,13 @@ import torch
 
 from planner.artefacts.graph import LossChoice
 from planner.artefacts.profile import LossCost
+from planner.artefacts.roofline import loss_times_s, operator_times
 from planner.artefacts.topology import DeviceType
-from planner.costs.compute import loss_times_s, operator_times, times_on
-from planner.judging.interpolate import interpolated
+from planner.costs.compute import times_on
 from planner.profilers.analytic import analytic, rescale
 from planner.profilers.efficiencies import SINGLE, Work
 from planner.profilers.engines import Measuring, ProfileEngine, profile_with
+from planner.profilers.interpolate import interpolated
 from planner.profilers.losses import computed_losses, measured_losses
 from tests.profilers.test_profilers import read
 from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type

@@ -16,12 +16,12 @@ from planner.artefacts.formats.any import read_any_profiles
 from planner.artefacts.graph import tensors_by_name
 from planner.artefacts.profile import Source, View
 from planner.operators import synthetic
-from planner.profilers import onnxruntime_runs as runs
 from planner.profilers.backward import BackwardRatios, estimates, ratios, shipped_ratios
 from planner.profilers.compare import compare_engines
 from planner.profilers.facts import facts
 from planner.profilers.measured import measure
-from planner.profilers.onnxruntime import _run_warnings, _who_ran, measure_onnxruntime
+from planner.profilers.onnx_runtime import runs
+from planner.profilers.onnx_runtime.engine import _run_warnings, _who_ran, measure_onnxruntime
 from planner.reports.engines import compare_lines, compare_table
 from planner.support.errors import OperatorError, OptionError
 from tests.support.models import light

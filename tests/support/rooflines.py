@@ -6,8 +6,8 @@ from pathlib import Path
 
 from planner.artefacts.graph import parameters_by_name, tensors_by_name
 from planner.artefacts.profile import OperatorCost, Profile, Source, View
+from planner.artefacts.roofline import roofline_s
 from planner.clusters.yaml.read import device_table
-from planner.costs.compute import roofline_s
 from planner.model import load
 
 # They change no value; their output lies in the storage of their input.

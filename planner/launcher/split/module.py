@@ -35,9 +35,9 @@ from planner.operators.parts.calls import (
     take_means,
     values_of,
 )
-from planner.operators.running import REFUSALS, words_of
+from planner.operators.running import REFUSALS
 from planner.splitting.reshardings import Resharding, has_gradient, reshardings
-from planner.support.errors import LaunchError
+from planner.support.errors import LaunchError, words_of
 
 _PRODUCTS = frozenset({"Gemm", "MatMul", "Conv", "ConvTranspose"})
 """What autocast runs in a shorter type."""

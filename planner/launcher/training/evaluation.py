@@ -32,9 +32,9 @@ from planner.launcher.training.metrics import Meter, metrics_of
 from planner.launcher.training.samples import Reader
 from planner.launcher.world import PostedTransfer, World
 from planner.operators.randomness import drawing
-from planner.operators.running import REFUSALS, words_of
+from planner.operators.running import REFUSALS
 from planner.schedules.actions import Action, Compute, Direction, Receive, Send, text, waits
-from planner.support.errors import LaunchError
+from planner.support.errors import LaunchError, words_of
 
 Tensors = dict[str, Tensor]
 

@@ -14,10 +14,11 @@ from torch.utils import _pytree as pytree
 
 from planner.artefacts.losses import losses
 from planner.model import Model, load
+from planner.model.export.check import GradientCheck
+from planner.model.export.eager import UnseenError
 from planner.model.load import read_proto
 from planner.model.record import TensorRecord
 from planner.operators.gradients.distance import FLOOR, TOLERANCE, apart, largest
-from planner.operators.gradients.eager import UnseenError
 from planner.operators.gradients.events import Suspect
 from planner.operators.gradients.graph_run import Value, run_graph
 from planner.operators.gradients.module_run import (
@@ -27,8 +28,7 @@ from planner.operators.gradients.module_run import (
     run_module,
 )
 from planner.operators.gradients.places import Between, between
-from planner.operators.running import words_of
-from planner.support.errors import ExportError, ModelError, OperatorError
+from planner.support.errors import ExportError, ModelError, OperatorError, words_of
 from planner.support.units import format_bytes
 
 SHORT = {torch.float16: 2.0**-9, torch.bfloat16: 2.0**-6}
@@ -43,29 +43,6 @@ MAX_BYTES = 1_000_000_000
 """Models with more weights are not compared: in float64, both runs together take some seven times
 as much."""
 _FEW = 4
-
-
-@dataclass(frozen=True, slots=True)
-class GradientCheck:
-    """A comparison of the gradients of a file with those of its module.
-
-    Attributes:
-        difference: the largest of a parameter, of the largest magnitude of its gradient; None where
-            nothing was compared.
-        dtype: in which both ran.
-        num_parameters: gradients that were compared.
-        reason: why nothing was compared, else empty.
-        notes: what the module does to its backward pass without another result, and what else is
-            to be known.
-        stopped: outputs of floats through which the module lets no gradient flow.
-    """
-
-    difference: float | None
-    dtype: str = "float64"
-    num_parameters: int = 0
-    reason: str = ""
-    notes: tuple[str, ...] = ()
-    stopped: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
-from planner.operators.gradients.eager import called
+from planner.model.export.eager import called
 
 _ROOTS = (str(Path(torch.__file__).parent), str(Path(__file__).resolve().parents[2]))
 _OF_LIBRARY = "GeneratedBackwardFor_"

@@ -20,7 +20,7 @@ from torch._ops import HigherOrderOperator
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from planner.operators.gradients.eager import UnseenError
+from planner.model.export.eager import UnseenError
 from planner.operators.randomness import NORMAL, PICKED, UNIFORM, Draw
 
 aten = torch.ops.aten

@@ -20,8 +20,9 @@ from planner.artefacts.formats.dnn_partitioning import MILLI, DnnEdge, DnnGraph,
 from planner.artefacts.graph import consumers, parameters_by_name, producers, tensors_by_name
 from planner.artefacts.problem import Problem
 from planner.artefacts.profile import stash_bytes
+from planner.artefacts.roofline import OperatorTimes
 from planner.clusters.routes import pair_widths
-from planner.costs.compute import OperatorTimes, times_on
+from planner.costs.compute import times_on
 from planner.costs.memory import static_bytes
 from planner.support.derived import derived
 

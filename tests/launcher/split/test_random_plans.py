@@ -15,13 +15,13 @@ from torch.nn import functional
 
 from planner.artefacts.losses import losses
 from planner.artefacts.sharding import Sharding, rule_of
-from planner.discovery import split_rules
-from planner.exporting.export import export_module
 from planner.launcher.runtime import StageRunner
 from planner.launcher.split.convert import Conversion
 from planner.launcher.split.module import split_module
 from planner.launcher.split.part import local_parameters
+from planner.model.export.export import export_module
 from planner.operators import parameters
+from planner.profilers.rules import split_rules
 from planner.splitting import reshardings
 from planner.splitting.conversion import Kind
 from planner.support.errors import LaunchError

@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from planner.artefacts.sharding import blocks_of, dim_of
-from planner.discovery.search import Found
-from planner.discovery.template import Factors, Shape, reshaped
 from planner.operators.binding import Call
+from planner.profilers.rules.search import Found
+from planner.profilers.rules.template import Factors, Shape, reshaped
 
 MAX_BLOCKS = 3
 """Of dimensions other than the first: queries, keys and values. More blocks there are heads, whose

@@ -16,7 +16,7 @@ from planner.model import Model
 from planner.model.modes import is_batch_norm, is_dropout, trains
 from planner.profilers.backward import BackwardEstimates, estimates, shipped_ratios
 from planner.profilers.devices import check_measuring, device_type, versions
-from planner.profilers.onnxruntime_runs import PROVIDERS, TRUNCATED_S, TimedRuns, place_of, run
+from planner.profilers.onnx_runtime.runs import PROVIDERS, TRUNCATED_S, TimedRuns, place_of, run
 from planner.profilers.origin import model_fields
 from planner.profilers.trust import interval
 from planner.support.errors import OptionError

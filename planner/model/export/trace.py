@@ -17,9 +17,9 @@ from torch.export import Dim, ExportedProgram
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
-from planner.exporting.assumptions import Assumptions
-from planner.exporting.inputs import Inputs
-from planner.exporting.translations import own_operators, translations
+from planner.model.export.assumptions import Assumptions
+from planner.model.export.inputs import Inputs
+from planner.model.export.translations import own_operators, translations
 from planner.support.errors import ExportError
 
 DATA_DEPENDENT = (
@@ -187,7 +187,7 @@ def _first_line(error: BaseException) -> str:
 
 def _line_of_user(error: Exception) -> str:
     """The innermost line of code that is neither torch's nor the planner's, with its place."""
-    roots = [Path(torch.__file__).parent, Path(__file__).resolve().parent.parent]
+    roots = [Path(torch.__file__).parent, Path(__file__).resolve().parents[2]]
     place = ""
     for frame in traceback.extract_tb(error.__traceback__):
         path = Path(frame.filename)

@@ -19,10 +19,9 @@ from torch._ops import HigherOrderOperator
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from planner.exporting.inputs import Inputs
-from planner.operators.gradients.eager import Eagerly, UnseenError
-from planner.operators.running import words_of
-from planner.support.errors import ExportError
+from planner.model.export.eager import Eagerly, UnseenError
+from planner.model.export.inputs import Inputs
+from planner.support.errors import ExportError, words_of
 from planner.support.units import format_bytes
 
 RANDOM = frozenset({
@@ -257,3 +256,26 @@ def _difference(name: str, expected: Tensor, made: np.ndarray) -> float:
 
 
 __all__ = ["Check", "check", "outputs_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class GradientCheck:
+    """A comparison of the gradients of a file with those of its module.
+
+    Attributes:
+        difference: the largest of a parameter, of the largest magnitude of its gradient; None where
+            nothing was compared.
+        dtype: in which both ran.
+        num_parameters: gradients that were compared.
+        reason: why nothing was compared, else empty.
+        notes: what the module does to its backward pass without another result, and what else is
+            to be known.
+        stopped: outputs of floats through which the module lets no gradient flow.
+    """
+
+    difference: float | None
+    dtype: str = "float64"
+    num_parameters: int = 0
+    reason: str = ""
+    notes: tuple[str, ...] = ()
+    stopped: tuple[str, ...] = ()

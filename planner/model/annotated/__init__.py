@@ -9,8 +9,8 @@ version 11 and later) and what a launcher needs beside them.
 Replicas, schedule and warm-up exist only in strategy.json, which is the authority.
 """
 
-from planner.partition.agreement import check_agreement, refers_to
-from planner.partition.annotations import STAGE_MODULES
-from planner.partition.write import ANNOTATED_FILE, write_partition
+from planner.model.annotated.agreement import check_agreement, refers_to
+from planner.model.annotated.annotations import STAGE_MODULES
+from planner.model.annotated.write import ANNOTATED_FILE, write_partition
 
 __all__ = ["ANNOTATED_FILE", "STAGE_MODULES", "check_agreement", "refers_to", "write_partition"]

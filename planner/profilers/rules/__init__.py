@@ -1,5 +1,5 @@
 """How the operators of a model can be split, found out by running them on parts."""
 
-from planner.discovery.discover import split_rules, with_rules
+from planner.profilers.rules.discover import split_rules, with_rules
 
 __all__ = ["split_rules", "with_rules"]

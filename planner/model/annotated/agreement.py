@@ -11,9 +11,7 @@ from onnx import ModelProto
 
 from planner.artefacts.plan import Plan
 from planner.model import content_hash
-from planner.model.load import read_proto
-from planner.model.weights import ModelFile
-from planner.partition.annotations import (
+from planner.model.annotated.annotations import (
     CONFIGURATION,
     INNER_STAGES,
     SENDS,
@@ -25,8 +23,10 @@ from planner.partition.annotations import (
     stages_of,
     transfers,
 )
-from planner.partition.shards import Shards, read_shards, replica_ranks, shards_of
-from planner.partition.write import MODEL_HASH, short
+from planner.model.annotated.shards import Shards, read_shards, replica_ranks, shards_of
+from planner.model.annotated.write import MODEL_HASH, short
+from planner.model.load import read_proto
+from planner.model.weights import ModelFile
 from planner.support.errors import FileError
 
 MAX_DIFFERENCES = 5

@@ -26,11 +26,17 @@ from torch import Tensor
 from planner.artefacts.graph import FLOAT_DTYPES, parameters_by_name, tensors_by_name
 from planner.artefacts.profile import Profile, SplitRule
 from planner.artefacts.sharding import blocks_of, dim_of
-from planner.discovery import blocks
-from planner.discovery.blocks import in_blocks
-from planner.discovery.by_hand import Rule, by_hand, with_statistics
-from planner.discovery.search import Found, holds, rules_at
-from planner.discovery.template import (
+from planner.model import Model, Node
+from planner.model.definitions import FOREIGN
+from planner.operators.binding import Call, Read, bind
+from planner.operators.gradients.events import functions_in
+from planner.operators.parts.attributes import localized
+from planner.operators.table import OPERATORS
+from planner.profilers.rules import blocks
+from planner.profilers.rules.blocks import in_blocks
+from planner.profilers.rules.by_hand import Rule, by_hand, with_statistics
+from planner.profilers.rules.search import Found, holds, rules_at
+from planner.profilers.rules.template import (
     Factors,
     Sizes,
     Template,
@@ -39,13 +45,7 @@ from planner.discovery.template import (
     size_of,
     template,
 )
-from planner.discovery.trial import TooLargeError, Trial
-from planner.model import Model, Node
-from planner.model.definitions import FOREIGN
-from planner.operators.binding import Call, Read, bind
-from planner.operators.gradients.events import functions_in
-from planner.operators.parts.attributes import localized
-from planner.operators.table import OPERATORS
+from planner.profilers.rules.trial import TooLargeError, Trial
 from planner.support.caches import LOGGER, Shelf, cache_root
 from planner.support.forked import EndedError, Forked
 
@@ -516,8 +516,8 @@ def _folder() -> Path:
 def _sources() -> str:
     """A hash of the operators' functions, of the discovery, and of the specs that it tries."""
     here = Path(__file__).resolve().parent
-    operators = (here.parent / "operators").rglob("*.py")
-    files = sorted((*here.glob("*.py"), *operators, here.parent / "artefacts/sharding.py"))
+    operators = (here.parents[1] / "operators").rglob("*.py")
+    files = sorted((*here.glob("*.py"), *operators, here.parents[1] / "artefacts/sharding.py"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 

@@ -18,8 +18,8 @@ from math import prod
 
 from torch import Tensor
 
-from planner.discovery.trial import Given, Trial, joined
 from planner.operators.parts.attributes import divisible
+from planner.profilers.rules.trial import Given, Trial, joined
 
 MAX_WAYS = 3_000
 """Of giving the inputs; where there are more, inputs of one shape are all given alike."""

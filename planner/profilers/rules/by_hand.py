@@ -8,11 +8,11 @@ are listed here, and run by the functions of `planner.operators.parts`.
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from planner.discovery.search import Found
-from planner.discovery.template import Shape
 from planner.operators.binding import Call, Read
 from planner.operators.parts import HALO, MARKED, ROWS
 from planner.operators.parts.halo import fits, window
+from planner.profilers.rules.search import Found
+from planner.profilers.rules.template import Shape
 
 Rule = tuple[Found, tuple[int, ...] | None]
 """A rule, and the numbers of parts for which it holds; None for all."""

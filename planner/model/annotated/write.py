@@ -8,10 +8,10 @@ from onnx import ModelProto
 from planner.artefacts.files import artefact_hash
 from planner.artefacts.plan import Plan
 from planner.model import Model
+from planner.model.annotated.annotations import annotate, describe
+from planner.model.annotated.weights import WEIGHTS, copies, fill, settle
 from planner.model.metadata import metadata_of
 from planner.model.record import ANNOTATION_KEY
-from planner.partition.annotations import annotate, describe
-from planner.partition.weights import WEIGHTS, copies, fill, settle
 from planner.support.errors import FileError, ModelError
 from planner.support.outputs import Kind
 from planner.support.writing import explained, writing

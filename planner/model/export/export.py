@@ -14,17 +14,16 @@ from torch.export.graph_signature import ConstantArgument, OutputKind
 from torch.utils import _pytree as pytree
 
 from planner.artefacts.graph import ITEM_BYTES
-from planner.exporting import recording
-from planner.exporting.check import Check
-from planner.exporting.check import check as compared
-from planner.exporting.inputs import Inputs, dynamic_shapes_of, inputs_of
-from planner.exporting.quiet import quiet
-from planner.exporting.settings import settings_for_export
-from planner.exporting.tidy import tidy
-from planner.exporting.trace import scalars_of, traced, translated
-from planner.exporting.write import write_model
+from planner.model.export import recording
+from planner.model.export.check import Check, GradientCheck
+from planner.model.export.check import check as compared
+from planner.model.export.inputs import Inputs, dynamic_shapes_of, inputs_of
+from planner.model.export.quiet import quiet
+from planner.model.export.settings import settings_for_export
+from planner.model.export.tidy import tidy
+from planner.model.export.trace import scalars_of, traced, translated
+from planner.model.export.write import write_model
 from planner.model.record import METADATA_KEY, Checked, ModuleRecord, record_text
-from planner.operators.gradients.check import GradientCheck
 from planner.support.errors import ExportError
 
 GradientChecker = Callable[[nn.Module, Sequence[object], Mapping[str, object], Path], GradientCheck]

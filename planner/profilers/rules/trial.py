@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from planner.artefacts.sharding import blocks_of, dim_of
-from planner.discovery.template import (
+from planner.operators.binding import Call
+from planner.operators.parts.attributes import localized
+from planner.profilers.rules.template import (
     IN_PLACE_OF_INFINITY,
     Shape,
     Template,
@@ -21,8 +23,6 @@ from planner.discovery.template import (
     shape_of,
     size_of,
 )
-from planner.operators.binding import Call
-from planner.operators.parts.attributes import localized
 
 TOLERANCE = 1e-9
 """Relative to the largest number of a tensor. Sums in another order differ by 1e-15."""

@@ -1,0 +1,103 @@
+"""A profile's times on another type of device, by the roofline."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.artefacts.graph import producers
+from planner.artefacts.profile import OperatorCost, Profile, Source
+from planner.artefacts.topology import DeviceType, Topology
+from planner.support.arrays import Floats
+from planner.support.derived import derived
+from planner.support.errors import OptionError
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorTimes:
+    """Times of all operators on one type of device, each with the losses of its outputs.
+
+    Attributes:
+        forward_s: (N,) forward pass of operator v for one microbatch, in s.
+        backward_s: (N,) the same for the backward pass.
+    """
+
+    forward_s: Floats
+    backward_s: Floats
+
+
+def roofline_s(cost: OperatorCost, kind: DeviceType, dtype: str) -> float:
+    """The least time of an operator's forward pass on a type of device, in s:
+
+        max(flops / peak, bytes / memory bandwidth)
+
+    Source: Williams, Waterman and Patterson, CACM 2009.
+    """
+    return max(
+        cost.flops / kind.peak_flops(dtype), cost.bytes_moved / kind.memory_bandwidth_bytes_per_s
+    )
+
+
+def fits_any_device(profile: Profile) -> bool:
+    """Whether nothing is known of the device that the profile's times are for, so that they are
+    taken as they are on every one: imported formats do not say it.
+    """
+    sources = (Source.IMPORTED, Source.INTERPOLATED)
+    return profile.source in sources and profile.device_type == Source.IMPORTED.value
+
+
+def rescaled(profile: Profile, topology: Topology) -> tuple[str, ...]:
+    """The device types of a topology for which the profile's times are rescaled."""
+    if fits_any_device(profile):
+        return ()
+    return tuple(k.name for k in topology.device_types if k.name != profile.device_type)
+
+
+def loss_times_s(profile: Profile) -> tuple[Floats, Floats]:
+    """(N,) times of the losses of each operator's outputs, forward and backward, in s."""
+    made_by, count = producers(profile.graph), len(profile.operators)
+    known = [one for one in profile.loss_costs if one.output in made_by]
+    at = np.array([made_by[one.output] for one in known], dtype=int)
+    sides = ([one.forward_s for one in known], [one.backward_s for one in known])
+    forward, backward = (np.bincount(at, side, count).astype(float) for side in sides)
+    return forward, backward
+
+
+@derived(kept=64)
+def operator_times(
+    profile: Profile, kind: DeviceType, measured_on: DeviceType | None
+) -> OperatorTimes:
+    """Times of the operators on a type of device: the profile's own, or, on another type, times
+    the ratio of the rooflines. Where the profile's device is unknown for good, its own everywhere.
+
+    Args:
+        kind: the type of device to know the times of.
+        measured_on: the profile's type of device, if it is known.
+
+    Raises:
+        OptionError: if the times must be rescaled and the profile's device is not known.
+    """
+    forward = np.array([o.forward_s for o in profile.operators])
+    backward = np.array([o.backward_s for o in profile.operators])
+    lost = loss_times_s(profile)
+    if kind.name == profile.device_type or fits_any_device(profile):
+        return OperatorTimes(forward + lost[0], backward + lost[1])
+    if measured_on is None:
+        raise OptionError(
+            f"the profile was made on {profile.device_type!r}, whose speed is not known, so it"
+            f" cannot be rescaled to {kind.name}; describe it under `device_types` of the topology"
+        )
+    here = np.array([roofline_s(o, measured_on, profile.dtype) for o in profile.operators])
+    there = np.array([roofline_s(o, kind, profile.dtype) for o in profile.operators])
+    unknown = (here == 0) & (forward > 0)
+    if unknown.any():
+        name = profile.operators[int(np.flatnonzero(unknown)[0])].name
+        raise OptionError(
+            f"the profile says neither FLOPs nor bytes of {int(unknown.sum())} operators, such as"
+            f" {name}, so their times cannot be rescaled from {profile.device_type} to"
+            f" {kind.name}; use a topology of {profile.device_type} devices"
+        )
+    # An operator that does nothing forward is a view, whose backward pass moves bytes.
+    slower = measured_on.memory_bandwidth_bytes_per_s / kind.memory_bandwidth_bytes_per_s
+    ratio = np.divide(there, here, out=np.full_like(here, slower), where=here > 0)
+    # A loss moves bytes, too.
+    return OperatorTimes(forward * ratio + lost[0] * slower, backward * ratio + lost[1] * slower)

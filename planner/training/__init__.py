@@ -1,0 +1,1 @@
+"""What people train with, above the launcher."""

@@ -1,0 +1,1 @@
+"""What a training has learned, kept, and put back into an ONNX file."""
