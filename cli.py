@@ -10,7 +10,7 @@ with ended_at_once():  # until `start` takes over, a moment later
     from planner.commands.compare import compare
     from planner.commands.compare_trace import compare_trace
     from planner.commands.convert import convert
-    from planner.commands.ends import Commands, ranks_leave_at_once
+    from planner.commands.errors import Commands, ranks_leave_at_once
     from planner.commands.export import export
     from planner.commands.inspect import inspect
     from planner.commands.launch import launch

@@ -17,7 +17,7 @@ PACKAGE = ROOT / "planner"
 ORDER = (
     "support", "artefacts", "splitting", "model", "clusters",
     "operators", "graphs", "schedules", "costs", "profilers", "simulator", "solvers",
-    "judging", "traces", "peers", "drawing", "launcher", "training",
+    "judging", "traces", "peers", "launcher", "training",
     "reports", "api", "commands",
 )  # fmt: skip
 MAX_FILES_AT_THE_ROOT, MAX_FILES_IN_A_FOLDER = 16, 24
@@ -140,7 +140,7 @@ def test_heavy_packages_load_only_where_they_are_needed(path):
 
 def test_planning_loads_no_torch():
     code = (
-        "import sys, planner.judging.portfolio, planner.reports.solve, planner.model.annotated\n"
+        "import sys, planner.judging.portfolio, planner.reports.plans, planner.model.annotated\n"
         "import planner.solvers.antichain.solve, planner.launcher.processes, planner.model\n"
         "import planner.artefacts.files\n"
         "print('torch' in sys.modules)"

@@ -16,7 +16,7 @@ from planner.artefacts.files import (
 )
 from planner.model import load
 from planner.model.annotated import STAGE_MODULES, check_agreement, write_partition
-from planner.reports.solve import plan_json, stage_table
+from planner.reports.plans import plan_json, stage_table
 from tests.support.builders import cluster, graph_of, profile_of, unit_type
 from tests.test_partition import plan_for, small_model
 

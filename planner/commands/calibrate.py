@@ -8,7 +8,7 @@ import click
 from planner import api
 from planner.commands.option_types import ProfileFile
 from planner.commands.outputs import check_output
-from planner.commands.printing import say, show
+from planner.commands.terminal import say, show
 
 
 @click.command()

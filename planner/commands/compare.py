@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from planner import api
-from planner.commands.ends import NO_PLAN
+from planner.commands.errors import NO_PLAN
 from planner.commands.inputs import InputNames, Inputs, planned
 from planner.commands.option_types import TIME
 from planner.commands.options import (
@@ -24,7 +24,7 @@ from planner.commands.options import (
     solver_list,
 )
 from planner.commands.outputs import check_output
-from planner.commands.printing import bar, say, show
+from planner.commands.terminal import bar, say, show
 from planner.support.errors import OptionError
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def model_to_run(inputs: Inputs, model_path: Path | None) -> "Model":
 def print_plans(plans: "Plans") -> None:
     """The table, bars and the winner."""
     from planner.reports.compare import compare_bars, winner_line
-    from planner.reports.solve import comparison_table, reason_lines, unfit_lines
+    from planner.reports.plans import comparison_table, reason_lines, unfit_lines
 
     comparison = plans.comparison
     show(comparison_table(comparison))
@@ -139,7 +139,7 @@ def write_rows(plans: "Plans", csv_path: Path) -> None:
 
 def finish(plans: "Plans", csv_path: Path | None, as_json: bool) -> None:
     """What is said of plans that are not launched."""
-    from planner.reports.solve import comparison_json
+    from planner.reports.plans import comparison_json
 
     if as_json:
         plain = comparison_json(plans.comparison, plans.num_devices, None, None)

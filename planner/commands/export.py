@@ -9,7 +9,7 @@ from planner import api
 from planner.commands.option_types import Dynamic
 from planner.commands.options import OPERATORS
 from planner.commands.outputs import check_output
-from planner.commands.printing import say
+from planner.commands.terminal import say
 from planner.support.errors import OptionError
 
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 import click
 
 from planner import api
-from planner.commands.ends import NO_PLAN
+from planner.commands.errors import NO_PLAN
 from planner.commands.inputs import InputNames, say_if_compiling
-from planner.commands.printing import say, show, spinner
+from planner.commands.terminal import say, show, spinner
 
 if TYPE_CHECKING:
     from planner.api import Search, Training
@@ -27,7 +27,7 @@ def solve_foreign(
     as_json: bool,
 ) -> int:
     """Plans under the cost model, shows the plans, and returns the exit code."""
-    from planner.reports.foreign import (
+    from planner.reports.published import (
         foreign_json,
         foreign_lines,
         foreign_stage_table,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner import api
-from planner.commands.printing import say, spinner
+from planner.commands.terminal import say, spinner
 
 if TYPE_CHECKING:
     from planner.api import Calibration, Plans, Profile, Topology

@@ -9,7 +9,7 @@ import click
 from planner import api
 from planner.commands.option_types import Dimension, distinct
 from planner.commands.options import OPERATORS
-from planner.commands.printing import say, show
+from planner.commands.terminal import say, show
 
 if TYPE_CHECKING:
     from planner.api import Inspection
@@ -49,7 +49,7 @@ def inspect(
     for warning in found.warnings:
         say(f"warning: {warning}" if not warning.startswith("note: ") else warning, err=True)
     if as_json:
-        from planner.reports.inspect import inspect_json
+        from planner.reports.model import inspect_json
 
         click.echo(json.dumps(inspect_json(found)))
     else:
@@ -58,7 +58,7 @@ def inspect(
 
 def print_inspection(found: "Inspection") -> None:
     """Everything for people."""
-    from planner.reports.inspect import inspect_lines, module_table, parameter_table, type_table
+    from planner.reports.model import inspect_lines, module_table, parameter_table, type_table
 
     show(type_table(found))
     if found.parts:

@@ -16,11 +16,11 @@ from planner.commands.config import (
     with_origin,
     without_replaced,
 )
-from planner.commands.ends import one_of_several
+from planner.commands.errors import one_of_several
 from planner.commands.option_types import loss_options
 from planner.commands.options import OPERATORS, packed
 from planner.commands.outputs import check_output
-from planner.commands.printing import bar, say, show
+from planner.commands.terminal import bar, say, show
 from planner.commands.training_options import LOOP
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner import api
-from planner.commands.printing import say
+from planner.commands.terminal import say
 from planner.support.errors import OptionError
 
 if TYPE_CHECKING:

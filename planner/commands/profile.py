@@ -14,7 +14,7 @@ from planner import api
 from planner.commands.option_types import TIME, Batches, Dimension, distinct, loss_options
 from planner.commands.options import OPERATORS, packed
 from planner.commands.outputs import check_output, say_overwritten
-from planner.commands.printing import bar, say, show
+from planner.commands.terminal import bar, say, show
 from planner.support.errors import OptionError
 
 if TYPE_CHECKING:

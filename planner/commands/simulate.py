@@ -9,11 +9,11 @@ import click
 from click.core import ParameterSource
 
 from planner import api
-from planner.commands.ends import NO_PLAN
+from planner.commands.errors import NO_PLAN
 from planner.commands.inputs import InputNames, say_if_compiling
 from planner.commands.options import CALIBRATION, INPUTS, OWN_STAGES, TRAINING, WHAT_IF
 from planner.commands.outputs import check_output
-from planner.commands.printing import say, show, show_chart
+from planner.commands.terminal import say, show, show_chart
 from planner.support.errors import OptionError
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def print_json(
     simulation: "Simulation", plan: "Plan", trace_path: Path | None, svg_path: Path | None
 ) -> None:
     """One object: the prediction, the timeline, the critical path, and the files written."""
-    from planner.reports.simulate import simulation_json
+    from planner.reports.simulation import simulation_json
 
     trace, svg = (None if path is None else str(path) for path in (trace_path, svg_path))
     num_devices = len(simulation.problem.topology.devices)
@@ -167,8 +167,8 @@ def print_simulation(simulation: "Simulation", plan: "Plan", drawn: bool) -> Non
     Args:
         drawn: whether the activity of every device is drawn.
     """
-    from planner.reports.simulate import device_table
-    from planner.reports.solve import certificate_lines, parameter_table, stage_table, times_line
+    from planner.reports.plans import certificate_lines, parameter_table, stage_table, times_line
+    from planner.reports.simulation import device_table
 
     show(stage_table(plan))
     if (split := parameter_table(plan)) is not None:
@@ -185,7 +185,7 @@ def print_simulation(simulation: "Simulation", plan: "Plan", drawn: bool) -> Non
 def print_account(account: "Account", names: dict[int, str], drawn: bool) -> None:
     """Why devices idle, and the actions that the length of the iteration is made of."""
     from planner.reports.charts import gantt_lines
-    from planner.reports.simulate import idle_table, path_table
+    from planner.reports.simulation import idle_table, path_table
 
     show(idle_table(account.idle, names))
     show(path_table(account.path, names))

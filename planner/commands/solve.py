@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from planner import api
-from planner.commands.ends import NO_PLAN
+from planner.commands.errors import NO_PLAN
 from planner.commands.foreign import FOREIGN, solve_foreign
 from planner.commands.inputs import InputNames, Inputs, planned
 from planner.commands.option_types import RATE, TIME
@@ -25,7 +25,7 @@ from planner.commands.options import (
     solver_list,
 )
 from planner.commands.outputs import check_strategy_output, say_overwritten
-from planner.commands.printing import say, show
+from planner.commands.terminal import say, show
 from planner.support.errors import OptionError
 
 if TYPE_CHECKING:
@@ -184,10 +184,10 @@ def print_json(
         report: PipeDream's, if it was asked by name.
         gains: of --sensitivity.
     """
+    from planner.reports.changes import what_if_json
     from planner.reports.pipedream import pipedream_json, plan_of, under_foreign_model
+    from planner.reports.plans import comparison_json
     from planner.reports.refine import refinement_json
-    from planner.reports.solve import comparison_json
-    from planner.reports.what_if import what_if_json
 
     strategy, partition, *_ = (*map(str, written), None, None)
     plain = comparison_json(plans.comparison, plans.num_devices, strategy, partition)
@@ -213,9 +213,9 @@ def print_plans(
     gains: "Sequence[Gain] | None",
 ) -> None:
     """Tables for people; the arguments are those of `print_json`."""
+    from planner.reports.changes import sensitivity_line, sensitivity_table
+    from planner.reports.plans import comparison_table, no_plan_lines, reason_lines
     from planner.reports.refine import refinement_lines
-    from planner.reports.solve import comparison_table, no_plan_lines, reason_lines
-    from planner.reports.what_if import sensitivity_line, sensitivity_table
 
     judged = plans.cost_model == "planner"
     if judged:
@@ -256,7 +256,7 @@ def print_plan(plan: "Plan", comparison: "SolverComparison", judged: bool) -> No
         judged: whether it was chosen by the planner's own cost model.
     """
     from planner.reports.compare import winner_line
-    from planner.reports.solve import (
+    from planner.reports.plans import (
         certificate_lines,
         parameter_table,
         reason_lines,
@@ -290,7 +290,7 @@ def print_written(written: Sequence[Path], num_ranks: int) -> None:
 
 def print_what_if(plans: "Plans", before: "Plans") -> None:
     """What is different, and what that brings."""
-    from planner.reports.what_if import changes_without_effect, what_if_table
+    from planner.reports.changes import changes_without_effect, what_if_table
 
     counts = (before.num_devices, plans.num_devices)
     show(what_if_table(before.comparison, plans.comparison, counts))

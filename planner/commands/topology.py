@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import click
 
 from planner import api
-from planner.commands.ends import one_of_several
+from planner.commands.errors import one_of_several
 from planner.commands.option_types import RATE, SIZE
 from planner.commands.outputs import check_output
-from planner.commands.printing import bar, say, show
+from planner.commands.terminal import bar, say, show
 from planner.support.errors import OptionError
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def list_topologies(as_json: bool) -> None:
     planner topology list
     planner topology list --json
     """
-    from planner.reports.clusters import presets, presets_table
+    from planner.reports.topology import presets, presets_table
 
     shipped = presets()
     if as_json:
@@ -118,7 +118,7 @@ def show_topology(name: str, gpus: int | None, picture: Path | None, as_json: bo
     planner topology show p3
     planner topology show cluster.yaml --gpus 12 --svg cluster.svg
     """
-    from planner.reports.clusters import topology_json
+    from planner.reports.topology import topology_json
 
     path = api.find_topology(name)
     cluster = api.read_topology(path, gpus, pruned=True)
@@ -136,7 +136,7 @@ def show_topology(name: str, gpus: int | None, picture: Path | None, as_json: bo
 
 def print_cluster(cluster: "Topology") -> None:
     """Devices, the tree of links, and what transfers and all-reduces take."""
-    from planner.reports import clusters as report
+    from planner.reports import topology as report
     from planner.reports.charts import cluster_tree
 
     show(report.devices_table(cluster))

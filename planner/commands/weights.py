@@ -7,7 +7,7 @@ import click
 
 from planner import api
 from planner.commands.outputs import check_output
-from planner.commands.printing import say
+from planner.commands.terminal import say
 
 
 @click.command()

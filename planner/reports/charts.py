@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from planner.artefacts.topology import Topology
-from planner.drawing.gantt import SIGNS, Activity, gantt
-from planner.drawing.tree import tree
+from planner.reports.drawing.gantt import SIGNS, Activity, gantt
+from planner.reports.drawing.tree import tree
 from planner.simulator.timeline import Timeline
 from planner.support.printable import printable
 

@@ -4,9 +4,9 @@ import csv
 import io
 from collections.abc import Iterable, Iterator, Sequence
 
-from planner.drawing.bars import bars
 from planner.judging.judge import comparable_s, objective_s
 from planner.judging.portfolio import SolverComparison
+from planner.reports.drawing.bars import bars
 from planner.reports.tables import percent
 from planner.support.outputs import Kind, head_of
 from planner.support.printable import printable_lines

@@ -14,7 +14,7 @@ from planner.reports.compare import (
     compare_rows,
     csv_text,
 )
-from planner.reports.solve import comparison_json, samples_per_s
+from planner.reports.plans import comparison_json, samples_per_s
 from planner.reports.tables import Table, count, printable_lines
 
 STOPPED = "the command was stopped before its turn"

@@ -16,6 +16,7 @@ from planner.artefacts.graph import (
     parameters_by_name,
     tensors_by_name,
 )
+from planner.artefacts.plan import Plan
 from planner.artefacts.sharding import (
     AT_REST,
     Sharding,
@@ -27,6 +28,7 @@ from planner.artefacts.sharding import (
     tiles,
 )
 from planner.artefacts.strategy import Stage, Strategy, indices_of, violations
+from planner.support.errors import FileError
 
 _Described = Mapping[str, Tensor | Parameter]
 
@@ -194,3 +196,21 @@ def _lies(stage: Stage, name: str) -> tuple[tuple[int, ...], Spec]:
     lies = sharding.parameters.get(name, whole)
     gradient = sharding.gradients.get(name, lies)
     return sharding.mesh, (*lies, *sharding.states.get(name, gradient))
+
+
+def check_fits(plan: Plan, strategy_name: str, graph: Graph) -> None:
+    """Whether the strategy of a plan is one of the operators of a graph.
+
+    Args:
+        strategy_name: the plan's, for messages.
+        graph: of its profile.
+
+    Raises:
+        FileError: if it is not.
+    """
+    wrong = all_violations(plan.strategy, graph, max(plan.ranks) + 1)
+    if wrong:
+        raise FileError(
+            f"{strategy_name}: the strategy does not fit its profile: {'; '.join(wrong)}; run:"
+            " planner solve"
+        )

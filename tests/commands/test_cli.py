@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import cli
 from planner.artefacts.files import read_plan, shipped
-from planner.commands import printing
+from planner.commands import terminal as printing
 from planner.reports.tables import Table
 from planner.solvers.registry import SOLVERS, portfolio
 from tests.support.commands import run
@@ -509,7 +509,7 @@ def test_a_table_without_room_leaves_out_what_matters_least(capsys, monkeypatch)
 def test_a_rank_leaves_without_pythons_clean_up_and_with_all_its_output(rank):
     code = (
         "import atexit, sys\n"
-        "from planner.commands.ends import ranks_leave_at_once\n"
+        "from planner.commands.errors import ranks_leave_at_once\n"
         "atexit.register(print, 'cleaned up')\n"
         "with ranks_leave_at_once():\n"
         "    print('said')\n"

@@ -18,9 +18,9 @@ from rich.console import Console
 
 from planner.artefacts.topology import Device, Host, Link, Topology
 from planner.clusters.yaml.write import topology_yaml
-from planner.commands import printing
-from planner.drawing.topology_svg import svg
-from planner.drawing.tree import tree
+from planner.commands import terminal as printing
+from planner.reports.drawing.topology_svg import svg
+from planner.reports.drawing.tree import tree
 from planner.reports.tables import Table
 from planner.support.printable import printable
 from tests.commands.test_cli import ROOT

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from planner.api.lookup import profile_of
 from planner.artefacts.files import read_plan
 from planner.artefacts.formats.any import read_any_profiles
-from planner.judging.origins import profile_of
 from tests.support import split_models
 from tests.support.commands import run
 

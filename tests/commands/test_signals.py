@@ -289,7 +289,7 @@ def test_a_full_disk_for_the_cache_is_said_once_and_nothing_stops(folder, small_
     (small_disk / "full").write_bytes(bytes(12 * 1024))
     cache = {"XDG_CACHE_HOME": str(small_disk)}
     code = (
-        "from planner.commands.ends import warnings_of_caches\n"
+        "from planner.commands.errors import warnings_of_caches\n"
         "from planner.support.jit import njit\n"
         "from planner.profilers.cache import Cache\n"
         "from planner.support.caches import cache_root\n"

@@ -8,7 +8,7 @@ import pytest
 import cli
 from planner.artefacts.files import read_plan, shipped
 from planner.clusters.yaml.read import find_topology, read_topology
-from planner.commands.printing import PIPED_WIDTH
+from planner.commands.terminal import PIPED_WIDTH
 from planner.reports.tables import Table
 from tests.support.commands import chain_on_two_hosts, run
 
@@ -211,7 +211,7 @@ def test_sensitivity_says_what_bounds_the_plan(folder):
 
 
 def test_tables_of_the_library_are_tables_of_the_report():
-    from planner.reports.clusters import devices_table
+    from planner.reports.topology import devices_table
 
     table = devices_table(read_topology(find_topology("mixed-a100-t4")))
     assert isinstance(table, Table)

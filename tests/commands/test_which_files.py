@@ -14,7 +14,7 @@ import pytest
 from onnx import numpy_helper
 
 from planner.artefacts.files import read_plan, read_profile, shipped, write_profile
-from planner.commands import printing
+from planner.commands import terminal as printing
 from planner.reports.tables import Table
 from tests.commands.test_cli import ROOT, TOPOLOGY, mlp
 from tests.support.commands import run

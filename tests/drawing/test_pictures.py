@@ -9,9 +9,9 @@ import pytest
 from planner.artefacts.files import shipped
 from planner.artefacts.topology import Device, Host, Link, Topology
 from planner.clusters.yaml.read import find_topology, read_topology
-from planner.drawing.topology_layout import layout
-from planner.drawing.topology_svg import svg
-from planner.drawing.tree import tree
+from planner.reports.drawing.topology_layout import layout
+from planner.reports.drawing.topology_svg import svg
+from planner.reports.drawing.tree import tree
 from tests.support.builders import cluster, unit_type
 
 PRESETS = sorted(p.stem for p in shipped("topologies").glob("*.yaml") if p.stem != "devices")

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planner.api.conversion import convert
 from planner.artefacts.files import write_profile
 from planner.artefacts.formats.any import READERS, detect
 from planner.artefacts.formats.graph_txt import (
@@ -30,7 +31,6 @@ from planner.artefacts.graph import predecessors
 from planner.artefacts.profile import Profile, Source
 from planner.artefacts.roofline import operator_times
 from planner.costs.bounds import longest_path_s
-from planner.peers.convert import convert
 from planner.support.errors import FileError
 from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type
 from tests.support.profiles import read_any_profile

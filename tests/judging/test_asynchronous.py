@@ -14,7 +14,7 @@ from planner.costs.bounds import lower_bound_s
 from planner.costs.evaluate import evaluate
 from planner.judging.judge import judge, judge_unchanged, one_more_in_flight
 from planner.judging.portfolio import under_pipedream
-from planner.reports.solve import stage_table
+from planner.reports.plans import stage_table
 from planner.schedules.versions import alive
 from planner.solvers import SOLVERS
 from tests.support.builders import (

@@ -16,7 +16,7 @@ from planner.judging import portfolio as judging
 from planner.judging.portfolio import comparison
 from planner.judging.sizes import compare_between
 from planner.reports.compare import TABLE_HEAD, compare_rows
-from planner.reports.solve import comparison_table, row_json
+from planner.reports.plans import comparison_table, row_json
 from planner.solvers import SOLVERS
 from planner.solvers.engines.watch import SearchWatch, interruptible
 from planner.solvers.netsplit.solve import log

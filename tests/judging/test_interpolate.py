@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import cli
+from planner.api.conversion import convert
 from planner.artefacts.files import artefact_hash, read_plan, write_profiles
 from planner.artefacts.formats.any import read_any_profiles
 from planner.artefacts.graph import Graph, Operator, Parameter, Tensor
@@ -17,7 +18,6 @@ from planner.artefacts.problem import Objective
 from planner.artefacts.profile import BatchNorm, OperatorCost, Profile, Source, View, WholeStep
 from planner.judging.portfolio import compare
 from planner.judging.sizes import MAX_BETWEEN, compare_between
-from planner.peers.convert import convert
 from planner.profilers.interpolate import interpolated
 from planner.support.errors import OptionError
 from tests.support.builders import cluster, problem_of, unit_type

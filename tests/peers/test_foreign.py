@@ -43,7 +43,7 @@ from planner.peers.dnn_partitioning.solve import split
 from planner.peers.piper import costs as piper
 from planner.peers.piper.equal import equal_stages
 from planner.peers.piper.solve import PiperOptions, allowed, plan
-from planner.reports.foreign import foreign_json
+from planner.reports.published import foreign_json
 from planner.support.errors import FileError, OptionError
 from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type
 from tests.support.profiles import read_any_profile

@@ -16,7 +16,7 @@ from planner.peers.compare import ForeignOptions, solve_foreign
 from planner.peers.dnn_partitioning import costs as dnn_partitioning
 from planner.peers.dnn_partitioning.placement import bottleneck_of, place
 from planner.peers.dnn_partitioning.solve import split
-from planner.reports.foreign import foreign_json
+from planner.reports.published import foreign_json
 from planner.solvers.bottleneck import search as bottleneck
 from planner.solvers.bottleneck.kernels import annealed
 from planner.solvers.bottleneck.model import (

@@ -13,7 +13,7 @@ from planner.clusters.yaml.read import device_table, read_topology
 from planner.costs.evaluate import evaluate, evaluation_work_s
 from planner.judging import judge as judging
 from planner.judging.judge import as_plan, judge
-from planner.reports.solve import MAX_ROWS, stage_table
+from planner.reports.plans import MAX_ROWS, stage_table
 from planner.solvers import SOLVERS
 from planner.solvers.fit import pipeline
 from tests.support.scale import deep_profile, regular_cluster

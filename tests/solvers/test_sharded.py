@@ -24,7 +24,7 @@ from planner.costs.split import conversion_times
 from planner.judging.portfolio import compare
 from planner.judging.problems import type_of
 from planner.model import load
-from planner.reports.solve import parameter_table, stage_table
+from planner.reports.plans import parameter_table, stage_table
 from planner.simulator.collectives import collectives as collectives_of
 from planner.simulator.events import run
 from planner.simulator.timeline import timeline_of

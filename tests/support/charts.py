@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, floor, log10
 
-from planner.drawing.svg import INK, document, element, text_width, words
+from planner.reports.drawing.svg import INK, document, element, text_width, words
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 380, 250, 58, 14, 32, 42
 GRID, SIZE, LEGEND = "#dddddd", 11, 22

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from planner.commands.ends import ranks_leave_at_once
+from planner.commands.errors import ranks_leave_at_once
 from planner.launcher import run
 from planner.launcher.checkpoints.folder import find
 from planner.launcher.checkpoints.keeping import Keeping

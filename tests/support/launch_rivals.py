@@ -31,7 +31,7 @@ from planner.artefacts.files import read_plan, write_plan
 from planner.artefacts.losses import NO_OPTIONS
 from planner.artefacts.problem import Options, Problem
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy
-from planner.commands.ends import ranks_leave_at_once
+from planner.commands.errors import ranks_leave_at_once
 from planner.launcher import world
 from planner.launcher.job import prepare as job_of
 from planner.launcher.settings import Settings

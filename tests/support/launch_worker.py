@@ -37,7 +37,7 @@ from planner.artefacts.strategy import (
     used_devices,
     violations,
 )
-from planner.commands.ends import ranks_leave_at_once
+from planner.commands.errors import ranks_leave_at_once
 from planner.launcher.gradients import GradientBuffers
 from planner.launcher.job import TrainingJob
 from planner.launcher.part import as_it_crosses, make_part

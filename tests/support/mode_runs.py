@@ -28,7 +28,7 @@ from planner.artefacts.losses import losses as model_losses
 from planner.artefacts.problem import Optimizer as OptimizerName
 from planner.artefacts.problem import Options, Problem
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy
-from planner.commands.ends import ranks_leave_at_once
+from planner.commands.errors import ranks_leave_at_once
 from planner.launcher import run, trainer
 from planner.launcher.gradients import make_optimizer
 from planner.model import load

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from planner.artefacts.files import read_plan
-from planner.commands.ends import ranks_leave_at_once
+from planner.commands.errors import ranks_leave_at_once
 from planner.launcher import run, trainer
 from planner.launcher.part import Part
 from planner.reports.launch import launch_json

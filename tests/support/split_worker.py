@@ -22,7 +22,7 @@ import torch
 from planner.artefacts.losses import losses
 from planner.artefacts.problem import Optimizer
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy, crossings, violations
-from planner.commands.ends import ranks_leave_at_once
+from planner.commands.errors import ranks_leave_at_once
 from planner.costs.edges import gathered
 from planner.launcher.gradients import make_optimizer
 from planner.launcher.job import TrainingJob

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.costs.evaluate import evaluate
-from planner.drawing.gantt import Activity, gantt
-from planner.drawing.gantt_svg import gantt_svg
+from planner.reports.drawing.gantt import Activity, gantt
+from planner.reports.drawing.gantt_svg import gantt_svg
 from planner.schedules.actions import AllReduce, Compute, Direction, Step
 from planner.simulator.account import account
 from planner.simulator.timeline import Event, Timeline, Transfer

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 import planner
-from planner.commands.ends import ranks_leave_at_once
+from planner.commands.errors import ranks_leave_at_once
 from planner.launcher import world
 
 LIMIT = timedelta(minutes=5)  # that a rank waits for one that has failed

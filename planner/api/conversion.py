@@ -4,6 +4,7 @@ PipeDream's graph.txt with the stage of every node.
 
 from pathlib import Path
 
+from planner.api.lookup import profile_of
 from planner.artefacts.files import (
     PROFILE_FILE,
     STRATEGY_FORMAT,
@@ -26,8 +27,8 @@ from planner.artefacts.formats.graph_txt import (
 )
 from planner.artefacts.plan import Plan
 from planner.artefacts.profile import Profile
-from planner.judging.origins import check_fits, profile_of
 from planner.model import load
+from planner.splitting.checks import check_fits
 from planner.support.caches import LOGGER
 from planner.support.errors import OptionError
 from planner.support.outputs import check_outputs, same_file

@@ -13,8 +13,8 @@ from typing import IO, Any, NoReturn
 import click
 
 from planner import api
-from planner.commands.printing import say, say_lines, shortened
 from planner.commands.signals import STOPPED, TERMINATED, WORDS, Terminated, tidying_up
+from planner.commands.terminal import say, say_lines, shortened
 from planner.support.errors import PlannerError, Stopped
 
 NO_PLAN = 3

@@ -13,9 +13,17 @@ from itertools import pairwise
 
 from planner.artefacts.topology import Topology
 from planner.clusters.places import homes
-from planner.drawing.svg import PLAIN, document, element, escape, rectangle, text_width, words
-from planner.drawing.topology_layout import GAP, Box, Layout, layout
-from planner.drawing.tree import Connection, connections, heights, upward
+from planner.reports.drawing.svg import (
+    PLAIN,
+    document,
+    element,
+    escape,
+    rectangle,
+    text_width,
+    words,
+)
+from planner.reports.drawing.topology_layout import GAP, Box, Layout, layout
+from planner.reports.drawing.tree import Connection, connections, heights, upward
 from planner.support.units import format_bytes
 
 # For people who see colours differently: Okabe and Ito, 2008; the widest links first.

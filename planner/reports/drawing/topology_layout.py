@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from planner.artefacts.topology import Host, Topology
 from planner.clusters.places import homes, neighbours
 from planner.clusters.routes import chain
-from planner.drawing.svg import text_width
-from planner.drawing.tree import heights, upward
+from planner.reports.drawing.svg import text_width
+from planner.reports.drawing.tree import heights, upward
 from planner.support.derived import derived
 
 # Devices in a row of a host.

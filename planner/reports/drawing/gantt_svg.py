@@ -4,8 +4,8 @@ right. Bars narrower than half a pixel are drawn together with their neighbours 
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from planner.drawing.gantt import Activity, kind_of
-from planner.drawing.svg import INK, PAPER, document, element, rectangle, text_width, words
+from planner.reports.drawing.gantt import Activity, kind_of
+from planner.reports.drawing.svg import INK, PAPER, document, element, rectangle, text_width, words
 from planner.schedules.actions import Compute
 from planner.simulator.timeline import Timeline
 from planner.support.units import format_seconds

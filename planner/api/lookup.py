@@ -9,13 +9,11 @@ from pathlib import Path
 
 from planner.artefacts.files import artefact_hash, newest_profile
 from planner.artefacts.formats.any import read_any_profiles
-from planner.artefacts.graph import Graph
 from planner.artefacts.plan import Plan
 from planner.artefacts.profile import Profile
 from planner.artefacts.topology import Topology, take
 from planner.clusters.yaml.read import find_topology, read_topology
 from planner.profilers.interpolate import interpolated
-from planner.splitting.checks import all_violations
 from planner.support.errors import FileError, OptionError
 from planner.support.paths import relative
 
@@ -82,24 +80,6 @@ def profile_of(
             f" {digests}; give the one it was made for with --profile"
         )
     return by_hash[plan.profile_hash]
-
-
-def check_fits(plan: Plan, strategy_name: str, graph: Graph) -> None:
-    """Whether the strategy of a plan is one of the operators of a graph.
-
-    Args:
-        strategy_name: the plan's, for messages.
-        graph: of its profile.
-
-    Raises:
-        FileError: if it is not.
-    """
-    wrong = all_violations(plan.strategy, graph, max(plan.ranks) + 1)
-    if wrong:
-        raise FileError(
-            f"{strategy_name}: the strategy does not fit its profile: {'; '.join(wrong)}; run:"
-            " planner solve"
-        )
 
 
 def topology_of(

@@ -249,7 +249,7 @@ def _supported() -> frozenset[str]:
     if "planner.operators.table" in sys.modules:
         return frozenset(sys.modules["planner.operators.table"].OPERATORS)
     # The table itself loads torch, which takes seconds.
-    return keys_of(Path(__file__).parent.parent / "planner/operators/table.py", "OPERATORS")
+    return keys_of(Path(__file__).parents[1] / "operators/table.py", "OPERATORS")
 
 
 def profile(
@@ -484,9 +484,9 @@ def check_outputs(
         OptionError: if a file would be overwritten that must not be.
         FileError: if a path cannot be written, or the strategy or checkpoint cannot be read.
     """
-    from planner.judging.origins import files_named
+    from planner.api.lookup import files_named
+    from planner.api.outputs import kind_called
     from planner.launcher.checkpoints.folder import find
-    from planner.reports.outputs import kind_called
     from planner.support import outputs
 
     inputs = {what: Path(path) for what, path in read.items() if path is not None}
@@ -666,8 +666,8 @@ def write_strategy(
         FileError: if a file cannot be written, or the model is not the plan's.
         OptionError: if the annotated model would replace a file that is none.
     """
+    from planner.api.lookup import with_paths
     from planner.artefacts.files import plan_bytes, write_plan
-    from planner.judging.origins import with_paths
 
     target = Path(path)
     plan = with_paths(plan, target.parent, None if profile is None else Path(profile), None)
@@ -1166,8 +1166,9 @@ def simulate(
             strategy's.
         OptionError: if a change of the topology makes no sense.
     """
-    from planner.judging.origins import check_fits, find_profiles, profile_of, topology_of
+    from planner.api.lookup import find_profiles, profile_of, topology_of
     from planner.judging.problems import replayed
+    from planner.splitting.checks import check_fits
 
     if isinstance(strategy, str | os.PathLike):
         plan, name = read_strategy(strategy), os.fspath(strategy)
@@ -1271,11 +1272,11 @@ def write_svg(artefact: "Simulation | Topology", path: File) -> None:
         FileError: if the file cannot be written.
     """
     if isinstance(artefact, Simulation):
-        from planner.drawing.gantt_svg import gantt_svg
+        from planner.reports.drawing.gantt_svg import gantt_svg
 
         picture = gantt_svg(artefact.described().timeline, artefact.names)
     else:
-        from planner.drawing.topology_svg import svg
+        from planner.reports.drawing.topology_svg import svg
 
         picture = svg(artefact)
     write_text(picture, path)
@@ -1678,7 +1679,7 @@ def convert(
         FileError: if a file is missing or malformed, or the profile is not the strategy's.
         OptionError: if the arguments contradict each other.
     """
-    from planner.peers import convert as formats
+    from planner.api import conversion as formats
 
     own = None if profile is None else Path(profile)
     return formats.convert(Path(source), Path(target), to, own)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from planner.artefacts.plan import Plan
-from planner.reports.solve import plan_json
+from planner.reports.plans import plan_json
 from planner.reports.tables import Table, count, percent
 from planner.schedules.actions import AllReduce, Compute, Receive, Step, text
 from planner.simulator.account import Account

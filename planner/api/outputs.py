@@ -23,7 +23,7 @@ def kind_called(name: str) -> Kind:
         case "trace":
             from planner.traces.write import TRACE_FILE as KIND
         case "picture":
-            from planner.drawing.svg import PICTURE_FILE as KIND
+            from planner.reports.drawing.svg import PICTURE_FILE as KIND
         case "topology":
             from planner.clusters.yaml.write import TOPOLOGY_FILE as KIND
         case "table":
