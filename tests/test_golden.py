@@ -7,7 +7,7 @@ import pytest
 from planner.artefacts.files import read_plan, write_plan
 from planner.artefacts.problem import Optimizer
 from planner.artefacts.strategy import ScheduleName
-from planner.judging.portfolio import compare
+from planner.planning.portfolio import compare
 from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type
 
 #     0 - 1 - 2 - 3 - 4 - 5, where 5 also reads what 1 makes

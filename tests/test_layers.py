@@ -15,9 +15,9 @@ PACKAGE = ROOT / "planner"
 
 # Files and folders right under the package, from the lowest layer to the highest.
 ORDER = (
-    "support", "artefacts", "splitting", "model", "clusters",
-    "operators", "graphs", "schedules", "costs", "profilers", "simulator", "solvers",
-    "judging", "traces", "peers", "launcher", "training",
+    "support", "artefacts", "resharding", "model", "clusters",
+    "operators", "schedules", "costs", "profilers", "simulator", "solvers",
+    "planning", "launcher", "training",
     "reports", "api", "commands",
 )  # fmt: skip
 MAX_FILES_AT_THE_ROOT, MAX_FILES_IN_A_FOLDER = 16, 24
@@ -36,7 +36,7 @@ HEAVY = {
     "onnxruntime": (),
     "ortools": (),
     "gurobipy": (),
-    "numba": ("planner/support/jit.py", "planner/peers/clock.py"),
+    "numba": ("planner/support/jit.py", "planner/solvers/clock.py"),
     "scipy": (),
     "rich": (),
     "click": ("cli.py", "planner/commands"),
@@ -140,7 +140,7 @@ def test_heavy_packages_load_only_where_they_are_needed(path):
 
 def test_planning_loads_no_torch():
     code = (
-        "import sys, planner.judging.portfolio, planner.reports.plans, planner.model.annotated\n"
+        "import sys, planner.planning.portfolio, planner.reports.plans, planner.model.annotated\n"
         "import planner.solvers.antichain.solve, planner.launcher.processes, planner.model\n"
         "import planner.artefacts.files\n"
         "print('torch' in sys.modules)"

@@ -54,12 +54,6 @@ if TYPE_CHECKING:
     from planner.artefacts.problem import Result as Result
     from planner.artefacts.profile import Profile as Profile
     from planner.artefacts.topology import Topology as Topology
-    from planner.judging.portfolio import Attempts
-    from planner.judging.portfolio import SolverComparison as SolverComparison
-    from planner.judging.portfolio import SolverRow as SolverRow
-    from planner.judging.refine import Refinement as Refinement
-    from planner.judging.refine import Wanted
-    from planner.judging.sensitivity import Gain as Gain
     from planner.launcher.probe import Probed as Probed
     from planner.launcher.report import LaunchReport as LaunchReport
     from planner.launcher.settings import LoopOptions, TrainingOptions
@@ -69,16 +63,22 @@ if TYPE_CHECKING:
     from planner.model import Model as Model
     from planner.model.export.export import Exported as Exported
     from planner.model.inspection import Inspection as Inspection
-    from planner.peers.compare import ForeignComparison as ForeignComparison
+    from planner.planning.other_cost_models import ForeignComparison as ForeignComparison
+    from planner.planning.portfolio import Attempts
+    from planner.planning.portfolio import SolverComparison as SolverComparison
+    from planner.planning.portfolio import SolverRow as SolverRow
+    from planner.planning.refine import Refinement as Refinement
+    from planner.planning.refine import Wanted
+    from planner.planning.sensitivity import Gain as Gain
     from planner.profilers.analytic import RooflineFit as RooflineFit
     from planner.profilers.compare import EngineComparison as EngineComparison
     from planner.profilers.measured import Effort as Effort
     from planner.profilers.parts import MeasuredParts
     from planner.simulator.account import Account as Account
+    from planner.simulator.traces.calibrate import CheckedCalibration as CheckedCalibration
+    from planner.simulator.traces.comparison import TraceComparison as TraceComparison
+    from planner.simulator.traces.read import Trace as Trace
     from planner.solvers.pipedream.costs import PipeDreamReport as PipeDreamReport
-    from planner.traces.calibrate import CheckedCalibration as CheckedCalibration
-    from planner.traces.comparison import TraceComparison as TraceComparison
-    from planner.traces.read import Trace as Trace
     from planner.training.checkpoints.into_onnx import Weights as Weights
 
 File = str | os.PathLike[str]
@@ -816,9 +816,9 @@ def solve(
         TopologyError: if the topology has fewer devices.
     """
     from planner.artefacts.profile import has_rules
-    from planner.judging.portfolio import under_pipedream
-    from planner.judging.problems import changed_cluster, problems_for, sized
-    from planner.judging.sizes import compare_between
+    from planner.planning.portfolio import under_pipedream
+    from planner.planning.problems import changed_cluster, problems_for, sized
+    from planner.planning.sizes import compare_between
 
     if cost_model not in ("planner", "pipedream"):
         raise OptionError(f"unknown cost model {cost_model!r}; known: planner, pipedream")
@@ -885,7 +885,7 @@ class _Refining:
 
     def refined(self, of_sizes: "Sequence[Attempts]") -> "Sequence[Attempts]":
         """The attempts, judged again with measured times; `done` has what came of it."""
-        from planner.judging.refine import nothing, refine
+        from planner.planning.refine import nothing, refine
 
         if self._reason is not None:
             self.done = nothing(self._reason)
@@ -933,8 +933,8 @@ def compare(
         TopologyError: if the topology has fewer devices.
     """
     from planner.artefacts.profile import has_rules
-    from planner.judging import portfolio as judging
-    from planner.judging.problems import changed_cluster, problems_for, sized
+    from planner.planning import portfolio as judging
+    from planner.planning.problems import changed_cluster, problems_for, sized
 
     profiles, path = _profiles(profile)
     known = _calibration(calibration, path, profiles)
@@ -983,8 +983,13 @@ def solve_under(
     from planner.artefacts.formats.dnn_partitioning import read_dnn_partitioning
     from planner.artefacts.formats.piper import read_piper
     from planner.artefacts.problem import switches_of
-    from planner.judging.problems import choice, options_of, problems_for
-    from planner.peers.compare import ForeignModel, ForeignOptions, solve_foreign, solve_profile
+    from planner.planning.other_cost_models import (
+        ForeignModel,
+        ForeignOptions,
+        solve_foreign,
+        solve_profile,
+    )
+    from planner.planning.problems import choice, options_of, problems_for
     from planner.solvers.netsplit.options import NetSplit
 
     model, own = choice(ForeignModel, "cost model", cost_model), options_of(training, search)
@@ -1062,7 +1067,7 @@ def sensitivity(plans: Plans) -> "tuple[Gain, ...]":
     """How much faster the best plan is if a kind of link or a type of device is twice as fast, the
     most first; nothing without a plan.
     """
-    from planner.judging import sensitivity as gains
+    from planner.planning import sensitivity as gains
 
     if plans.best is None or plans.plan is None:
         return ()
@@ -1167,8 +1172,8 @@ def simulate(
         OptionError: if a change of the topology makes no sense.
     """
     from planner.api.lookup import find_profiles, profile_of, topology_of
-    from planner.judging.problems import replayed
-    from planner.splitting.checks import check_fits
+    from planner.planning.problems import replayed
+    from planner.resharding.checks import check_fits
 
     if isinstance(strategy, str | os.PathLike):
         plan, name = read_strategy(strategy), os.fspath(strategy)
@@ -1218,7 +1223,7 @@ def simulate_stages(
         FileError: if a file is missing or malformed.
         OptionError: if an operator is unknown, or options contradict each other.
     """
-    from planner.judging.problems import problems_for, sized
+    from planner.planning.problems import problems_for, sized
     from planner.solvers.manual import Manual
     from planner.solvers.manual import solve as solve_stages
 
@@ -1233,8 +1238,8 @@ def simulate_stages(
 def _simulated(problem: "Problem", solver: str, result: "Result", what_if: WhatIf) -> Simulation:
     """The strategy of a result, simulated as it is."""
     from planner.costs.bounds import lower_bound_s
-    from planner.judging.judge import as_plan, judge_unchanged
-    from planner.judging.problems import changed_cluster
+    from planner.planning.judge import as_plan, judge_unchanged
+    from planner.planning.problems import changed_cluster
     from planner.simulator.account import account
 
     if what_if != WhatIf():
@@ -1255,7 +1260,7 @@ def write_trace(simulation: Simulation, path: File) -> None:
         FileError: if the file cannot be written.
     """
     from planner.simulator.collectives import collectives
-    from planner.traces import write
+    from planner.simulator.traces import write
 
     timeline = simulation.described().timeline
     assert simulation.plan is not None, "what is described has a plan"
@@ -1546,7 +1551,7 @@ def start_launch(strategy: File, nproc: int, arguments: Sequence[str] = ()) -> i
 
 def read_trace(path: File) -> "Trace":
     """The iteration in a trace file of the planner, predicted or measured."""
-    from planner.traces import read
+    from planner.simulator.traces import read
 
     return read.read_trace(Path(path))
 
@@ -1558,7 +1563,7 @@ def compare_traces(predicted: "File | Trace", measured: "File | Trace") -> "Trac
         FileError: if a file is missing, malformed, or no trace of the planner.
         OptionError: if they are traces of different strategies.
     """
-    from planner.traces import comparison
+    from planner.simulator.traces import comparison
 
     return comparison.compare_traces(_trace(predicted), _trace(measured))
 
@@ -1569,7 +1574,7 @@ def write_overlay(predicted: "File | Trace", measured: "File | Trace", path: Fil
     Raises:
         FileError: if a file is missing, malformed, or no trace, or cannot be written.
     """
-    from planner.traces import comparison, write
+    from planner.simulator.traces import comparison, write
 
     write.write_trace(*comparison.overlay(_trace(predicted), _trace(measured)), Path(path))
 
@@ -1592,8 +1597,8 @@ def calibrate(
         OptionError: if the profile or topology of a run is missing.
     """
     from planner.clusters.yaml.read import device_table
-    from planner.traces import calibrate as calibration
-    from planner.traces.runs import read_runs
+    from planner.simulator.traces import calibrate as calibration
+    from planner.simulator.traces.runs import read_runs
 
     if not traces:
         raise OptionError("no trace is given; expected at least one")

@@ -21,7 +21,7 @@ def kind_called(name: str) -> Kind:
         case "state dict":
             from planner.training.checkpoints.into_onnx import STATE_DICT_FILE as KIND
         case "trace":
-            from planner.traces.write import TRACE_FILE as KIND
+            from planner.simulator.traces.write import TRACE_FILE as KIND
         case "picture":
             from planner.reports.drawing.svg import PICTURE_FILE as KIND
         case "topology":

@@ -9,7 +9,7 @@ import numpy as np
 
 from planner.artefacts.topology import CollectiveKind, CollectiveTable, Topology, table_of
 from planner.clusters.routes import bandwidth_bytes_per_s, chain, latency_s, pair_widths
-from planner.splitting.conversion import LOCAL, Kind, Step
+from planner.resharding.conversion import LOCAL, Kind, Step
 from planner.support.derived import derived
 
 

@@ -11,8 +11,8 @@ from typing import NamedTuple
 from planner.artefacts.graph import Graph, Parameter, parameters_by_name
 from planner.artefacts.sharding import Spec, blocks_of, dim_of, local_shape
 from planner.artefacts.strategy import Stage
-from planner.splitting.conversion import Kind, Step
-from planner.splitting.sums import (
+from planner.resharding.conversion import Kind, Step
+from planner.resharding.sums import (
     gathered_together,
     lies_in,
     scattered_buckets,
@@ -43,7 +43,7 @@ def conversion_bytes(
         item_bytes: of one element.
         mesh: size of each axis.
 
-    >>> from planner.splitting.conversion import conversion
+    >>> from planner.resharding.conversion import conversion
     >>> gather = conversion((8, 6), 4, (2,), ("S1",), ("R",))
     >>> conversion_bytes((8, 3), 4, (2,), gather)  # the buffer and, in another order, the result
     Taken(most=384, result=192)

@@ -10,7 +10,7 @@ from math import prod
 from planner.artefacts.graph import ITEM_BYTES, Graph, loss_outputs, tensors_by_name
 from planner.artefacts.sharding import dim_of, local_shape
 from planner.artefacts.strategy import Stage
-from planner.splitting.conversion import Kind, Step
+from planner.resharding.conversion import Kind, Step
 
 _LEAST_BYTES = 4
 """Of a score while it is compared: shorter floats become float32."""

@@ -37,11 +37,11 @@ from planner.artefacts.strategy import (
 from planner.artefacts.topology import Topology
 from planner.clusters.routes import latency_s, routes
 from planner.costs.split import stage_collectives_s
+from planner.resharding import Piece, pieces
+from planner.resharding.conversion import conversion
+from planner.resharding.gradients import gradient_spec
+from planner.resharding.reshardings import homes
 from planner.schedules.pipelines import mesh_end
-from planner.splitting import Piece, pieces
-from planner.splitting.conversion import conversion
-from planner.splitting.gradients import gradient_spec
-from planner.splitting.reshardings import homes
 
 
 def gathered(problem: Problem, strategy: Strategy) -> Strategy:

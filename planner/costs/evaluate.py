@@ -1,5 +1,5 @@
 """The evaluator: times and memory of one strategy, by the primitives of this folder. The judge
-(`judging/judge.py`) adds the simulated times.
+(`planning/judge.py`) adds the simulated times.
 """
 
 from collections import Counter
@@ -33,14 +33,14 @@ from planner.costs.memory import (
 from planner.costs.overlap import runs_beside
 from planner.costs.pricing import ActionCosts, action_costs, all_busy, stage_price, sum_factor
 from planner.costs.shared import shared_stage_costs, stage_transfers
+from planner.resharding import Piece, pieces
+from planner.resharding.checks import all_violations
+from planner.resharding.sums import gradient_sums
 from planner.schedules.actions import Code, Kind, Program
 from planner.schedules.dry_run import dry_run, meshes_of
 from planner.schedules.flows import flow, steady_minibatches
 from planner.schedules.pipelines import mesh_end
 from planner.schedules.program import program
-from planner.splitting import Piece, pieces
-from planner.splitting.checks import all_violations
-from planner.splitting.sums import gradient_sums
 from planner.support.derived import derived
 from planner.support.units import format_bytes
 

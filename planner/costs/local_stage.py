@@ -1,9 +1,9 @@
 """A stage that is split over a mesh, as one of its devices sees it: a profile of the local
 operators and tensors, which the rest of this folder prices and measures like any other one.
 
-Operators run at their local shapes. A resharding (`splitting/reshardings.py`) is an operator of its
-own in front of the first that reads the copy, or, of a tensor that leaves the stage, at the end.
-The copy is a tensor that its readers stash, unless they gather it again, and its gradient is
+Operators run at their local shapes. A resharding (`resharding/reshardings.py`) is an operator of
+its own in front of the first that reads the copy, or, of a tensor that leaves the stage, at the
+end. The copy is a tensor that its readers stash, unless they gather it again, and its gradient is
 another. Such an operator takes no time here; `split.py` has that of its collectives, which depends
 on the devices.
 """
@@ -31,11 +31,11 @@ from planner.artefacts.sharding import Rule, Spec, blocks_of, dim_of, local_shap
 from planner.artefacts.strategy import Stage, indices_of
 from planner.costs.conversion_memory import conversion_bytes, gather_bytes, scatter_bytes
 from planner.costs.cut_losses import loss_steps
-from planner.splitting import Resharding, reshardings
-from planner.splitting.conversion import Kind, Step
-from planner.splitting.gradients import is_split
-from planner.splitting.reshardings import homes, leaving, reads_back
-from planner.splitting.sums import lies_in
+from planner.resharding import Resharding, reshardings
+from planner.resharding.conversion import Kind, Step
+from planner.resharding.gradients import is_split
+from planner.resharding.reshardings import homes, leaving, reads_back
+from planner.resharding.sums import lies_in
 from planner.support.derived import derived
 
 ROWS = "@rows"

@@ -26,8 +26,8 @@ from planner.artefacts.topology import DeviceType, device_type
 from planner.costs.collectives import conversion_s
 from planner.costs.compute import times_on
 from planner.costs.local_stage import LocalStage, local_stage
-from planner.splitting.conversion import LOCAL, Step
-from planner.splitting.sums import gathered_together, state_steps
+from planner.resharding.conversion import LOCAL, Step
+from planner.resharding.sums import gathered_together, state_steps
 from planner.support.arrays import Floats
 from planner.support.derived import derived
 

@@ -17,11 +17,11 @@ from planner.model import Model
 from planner.operators.losses import criterion
 from planner.profilers.devices import autocast_dtype
 from planner.profilers.facts import facts
+from planner.resharding.checks import all_violations
 from planner.schedules.actions import Program
 from planner.schedules.dry_run import dry_run, meshes_of
 from planner.schedules.flows import flow, steady_minibatches
 from planner.schedules.program import program
-from planner.splitting.checks import all_violations
 from planner.support.errors import FileError, LaunchError, OptionError
 from planner.support.units import format_bytes
 

@@ -20,7 +20,7 @@ from planner.launcher.split.states import States, connect_sinks
 from planner.operators import parameters, to_torch
 from planner.operators.losses import Criterion, criterion
 from planner.operators.running import autocast
-from planner.splitting.sums import state_steps
+from planner.resharding.sums import state_steps
 
 
 @dataclass(frozen=True, slots=True)

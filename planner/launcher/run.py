@@ -31,8 +31,8 @@ from planner.launcher.trainer import Trainer
 from planner.launcher.training.following import Follower
 from planner.launcher.world import ProcessRank, process_rank
 from planner.profilers.storages import watching
-from planner.traces.read import measured_by
-from planner.traces.write import write_trace
+from planner.simulator.traces.read import measured_by
+from planner.simulator.traces.write import write_trace
 
 Progress = Callable[[int, int, float | None], None]
 KEPT_STEPS = 50  # the last ones, whose actions are kept

@@ -41,8 +41,8 @@ from planner.launcher.training.samples import Reader
 from planner.launcher.training.updates import Rules, Updates, loss_scale, owned
 from planner.launcher.world import World
 from planner.profilers.storages import MemoryWatch
+from planner.resharding.sums import owns, silent
 from planner.schedules.actions import Compute, waiting_for_sends
-from planner.splitting.sums import owns, silent
 from planner.support.errors import LaunchError
 
 

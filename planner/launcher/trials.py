@@ -15,8 +15,8 @@ from tempfile import TemporaryDirectory
 from planner.artefacts.files import write_plan
 from planner.artefacts.plan import Plan
 from planner.clusters.yaml.schema import available_cores
-from planner.judging.portfolio import SolverRow
 from planner.launcher.processes import start_launch
+from planner.planning.portfolio import SolverRow
 from planner.profilers.devices import gpu_names, is_of_type
 from planner.support.errors import LaunchError
 

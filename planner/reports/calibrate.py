@@ -6,7 +6,7 @@ from planner.reports.tables import Table, count, percent
 from planner.support.units import format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:
-    from planner.traces.calibrate import CheckedCalibration
+    from planner.simulator.traces.calibrate import CheckedCalibration
 
 SHOWN_DEVIATION = 0.05
 

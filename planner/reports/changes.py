@@ -6,8 +6,8 @@ from typing import Any
 from planner.artefacts.plan import Plan
 from planner.artefacts.problem import Problem
 from planner.artefacts.roofline import fits_any_device
-from planner.judging.portfolio import SolverComparison
-from planner.judging.sensitivity import Gain
+from planner.planning.portfolio import SolverComparison
+from planner.planning.sensitivity import Gain
 from planner.reports.plans import comparison_json
 from planner.reports.tables import Table
 from planner.support.units import format_bytes, format_seconds

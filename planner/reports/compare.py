@@ -4,8 +4,8 @@ import csv
 import io
 from collections.abc import Iterable, Iterator, Sequence
 
-from planner.judging.judge import comparable_s, objective_s
-from planner.judging.portfolio import SolverComparison
+from planner.planning.judge import comparable_s, objective_s
+from planner.planning.portfolio import SolverComparison
 from planner.reports.drawing.bars import bars
 from planner.reports.tables import percent
 from planner.support.outputs import Kind, head_of

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from planner.artefacts.plan import Plan
-from planner.judging.portfolio import SolverComparison
+from planner.planning.portfolio import SolverComparison
 from planner.reports.tables import Table, count, device_runs
 from planner.support.units import format_seconds
 

@@ -9,8 +9,8 @@ from planner.artefacts.plan import Plan, Prediction, said_times
 from planner.artefacts.problem import Objective, Status
 from planner.artefacts.profile import Source
 from planner.artefacts.strategy import Stage
-from planner.judging.judge import predicted_s
-from planner.judging.portfolio import SolverComparison, SolverRow
+from planner.planning.judge import predicted_s
+from planner.planning.portfolio import SolverComparison, SolverRow
 from planner.reports.tables import Table, device_runs, percent
 from planner.schedules.versions import alive
 from planner.support.units import format_bytes, format_seconds

@@ -6,7 +6,7 @@ from planner.reports.tables import Table, device_runs
 from planner.support.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from planner.peers.compare import ForeignComparison, ForeignRow
+    from planner.planning.other_cost_models import ForeignComparison, ForeignRow
 
 
 def foreign_table(comparison: "ForeignComparison") -> Table:

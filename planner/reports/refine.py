@@ -3,8 +3,8 @@
 from typing import Any
 
 from planner.artefacts.problem import Objective
-from planner.judging.judge import objective_s
-from planner.judging.refine import Refinement
+from planner.planning.judge import objective_s
+from planner.planning.refine import Refinement
 from planner.support.units import format_seconds
 
 _FIGURE = {

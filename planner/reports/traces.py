@@ -7,7 +7,7 @@ from planner.reports.tables import Table
 from planner.support.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from planner.traces.comparison import ComparedTime, TraceComparison
+    from planner.simulator.traces.comparison import ComparedTime, TraceComparison
 
 
 def trace_tables(comparison: "TraceComparison") -> tuple[Table, ...]:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from planner.judging.portfolio import SolverComparison
 from planner.launcher.trials import Trial
+from planner.planning.portfolio import SolverComparison
 from planner.reports.compare import (
     MEASURED_HEAD,
     NOTICEABLE,

@@ -17,9 +17,9 @@ import numpy as np
 from planner.artefacts.graph import Graph, tensors_by_name
 from planner.artefacts.sharding import Spec
 from planner.artefacts.strategy import Crossing, GradientSum, ScheduleName, Stage, Strategy
+from planner.resharding import pieces as pieces_between
 from planner.schedules.actions import Code, Direction, Kind, Piece
 from planner.schedules.orders import SCHEDULES
-from planner.splitting import pieces as pieces_between
 from planner.support.arrays import Bools, Ints, Kinds
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from planner.artefacts.graph import Graph
 from planner.artefacts.plan import StagePrediction
 from planner.artefacts.strategy import Strategy, crossings, shares_devices
+from planner.resharding.sums import gradient_sums
 from planner.schedules import shared
 from planner.schedules.actions import Lists, Program, encode
 from planner.schedules.pipelines import (
@@ -16,7 +17,6 @@ from planner.schedules.pipelines import (
     stage_blocks,
     stage_sums,
 )
-from planner.splitting.sums import gradient_sums
 
 
 def program(strategy: Strategy, graph: Graph, times: Sequence[StagePrediction] = ()) -> Program:

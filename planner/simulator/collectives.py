@@ -11,10 +11,10 @@ from planner.artefacts.problem import Problem
 from planner.artefacts.strategy import Stage, Strategy
 from planner.costs.local_stage import local_stage
 from planner.costs.split import conversion_times, local_times, stage_collectives_s
+from planner.resharding import Resharding
+from planner.resharding.conversion import LOCAL
 from planner.schedules.actions import Compute, Direction
 from planner.simulator.timeline import Timeline
-from planner.splitting import Resharding
-from planner.splitting.conversion import LOCAL
 from planner.support.arrays import Floats
 
 # Of a computation: the share of its time before a collective, that with it, and the collective.

@@ -38,6 +38,8 @@ from planner.artefacts.strategy import (
     stage_of,
 )
 from planner.costs.pricing import ActionCosts, StagePrice, action_costs, stage_price
+from planner.resharding.checks import all_violations
+from planner.resharding.sums import gradient_sums
 from planner.schedules.actions import Lists, Piece, Program
 from planner.schedules.pipelines import (
     Block,
@@ -53,8 +55,6 @@ from planner.schedules.pipelines import (
 )
 from planner.simulator.events import Prepared, Workload, prepared, run_prepared, workload
 from planner.simulator.timeline import Times
-from planner.splitting.checks import all_violations
-from planner.splitting.sums import gradient_sums
 from planner.support.derived import derived
 
 # A chain of strategies that remembers more patterns forgets them all.

@@ -49,8 +49,14 @@ from planner.profilers.origin import profiled_model
 from planner.profilers.parts import measure_parts
 from planner.reports.calibrate import calibrate_lines
 from planner.reports.tables import percent
-from planner.traces.calibrate import CheckedCalibration, MeasuredRun, calibrate, fit, predicted_s
-from planner.traces.read import read_trace
+from planner.simulator.traces.calibrate import (
+    CheckedCalibration,
+    MeasuredRun,
+    calibrate,
+    fit,
+    predicted_s,
+)
+from planner.simulator.traces.read import read_trace
 from tests.bench.solvers import put
 from tests.support.accuracy_plans import SUBJECTS, Drawn, draw, draw_split
 from tests.support.models import cached

@@ -12,7 +12,7 @@ compilation.
 import argparse
 import time
 
-from planner.peers.compare import ForeignOptions, solve_foreign
+from planner.planning.other_cost_models import ForeignOptions, solve_foreign
 from tests.support import reference
 
 

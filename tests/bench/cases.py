@@ -25,16 +25,16 @@ from planner.artefacts.problem import Objective, Options, Problem, Recompute
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy
 from planner.clusters.yaml.read import device_table, find_topology, read_topology
 from planner.costs.evaluate import evaluate
-from planner.graphs.downsets import count_downsets
-from planner.judging.judge import judge
-from planner.peers.compare import ForeignModel, ForeignOptions, solve_profile
-from planner.peers.dnn_partitioning import costs as dnn_partitioning
-from planner.peers.dnn_partitioning.solve import split
-from planner.peers.piper import costs as piper
-from planner.peers.piper.equal import equal_stages
-from planner.peers.piper.solve import plan
+from planner.planning.judge import judge
+from planner.planning.other_cost_models import ForeignModel, ForeignOptions, solve_profile
 from planner.solvers import SOLVERS
+from planner.solvers.dnn_partitioning import costs as dnn_partitioning
+from planner.solvers.dnn_partitioning.solve import split
+from planner.solvers.graphs.downsets import count_downsets
 from planner.solvers.pipedream.solve import optimum
+from planner.solvers.piper import costs as piper
+from planner.solvers.piper.equal import equal_stages
+from planner.solvers.piper.solve import plan
 from tests.support import reference
 from tests.support.builders import graph_of, hierarchy, problem_of, profile_of
 from tests.support.scale import deep_profile, regular_cluster

@@ -25,8 +25,8 @@ from planner.artefacts.problem import Objective, Problem, Result
 from planner.artefacts.strategy import Strategy
 from planner.costs.bounds import fractional_s, lower_bound_s
 from planner.costs.compute import times_on
-from planner.judging.judge import judge, judge_unchanged
-from planner.judging.portfolio import compare
+from planner.planning.judge import judge, judge_unchanged
+from planner.planning.portfolio import compare
 from planner.solvers import SOLVERS
 from planner.solvers.netsplit.options import NetSplit, Pesto
 from tests.bench.placement_cases import CASES, CLUSTERS, NETWORKS, PUBLISHED, Case, megabytes

@@ -21,7 +21,7 @@ from planner.costs.collectives import (
     ring_links,
 )
 from planner.costs.evaluate import closed_form_s, evaluate
-from planner.judging.portfolio import compare
+from planner.planning.portfolio import compare
 from planner.solvers import SOLVERS
 from planner.support.errors import FileError
 from tests.support.brute_force import least_objective_s

@@ -18,7 +18,7 @@ from planner.clusters.routes import bandwidth_bytes_per_s, pair_widths, routes
 from planner.clusters.yaml.read import device_table, find_topology, preset_names, read_topology
 from planner.costs.collectives import allreduce_s
 from planner.costs.pricing import ActionCosts
-from planner.judging.portfolio import compare
+from planner.planning.portfolio import compare
 from planner.simulator.events import simulate
 from tests.bench import preset_table
 from tests.support.builders import graph_of, profile_of

@@ -401,7 +401,7 @@ def test_no_output_overwrites_what_is_read(folder, monkeypatch, arguments, said)
     run("profile", "model.onnx")
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     monkeypatch.setattr("planner.profilers.engines.measure", lambda *_, **__: pytest.fail())
-    monkeypatch.setattr("planner.judging.portfolio.compare", lambda *_: pytest.fail())
+    monkeypatch.setattr("planner.planning.portfolio.compare", lambda *_: pytest.fail())
     more = ["--topology", "pair.yaml"] if arguments[0] == "solve" else []
     assert said in run(*arguments, *more, code=1).output
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before

@@ -11,8 +11,8 @@ import pytest
 from planner.artefacts.files import write_profile
 from planner.artefacts.problem import Objective
 from planner.commands.terminal import listening
-from planner.judging.judge import objective_s
-from planner.judging.portfolio import GOOD_ENOUGH, compare
+from planner.planning.judge import objective_s
+from planner.planning.portfolio import GOOD_ENOUGH, compare
 from planner.reports.compare import compare_bars, compare_csv, winner_line
 from planner.reports.drawing.bars import bars
 from planner.solvers.registry import automatic

@@ -18,8 +18,8 @@ import pytest
 from planner.artefacts.files import read_plan, read_profile, write_profile
 from planner.clusters.yaml.write import write_topology
 from planner.model.load import read_proto
+from planner.simulator.traces.write import write_trace
 from planner.support.caches import unsealed
-from planner.traces.write import write_trace
 from tests.commands.test_cli import TOPOLOGY, mlp
 from tests.support.builders import cluster, unit_type
 from tests.traces.test_calibrate import TRUE, measured_by, problem_with, run_of

@@ -14,10 +14,10 @@ from planner.artefacts.strategy import asynchronous_violations
 from planner.costs.bounds import lower_bound_s
 from planner.costs.closed_form import bottleneck_s, latency_s
 from planner.costs.evaluate import evaluate
-from planner.graphs.downsets import downsets, members
-from planner.judging.judge import one_more_in_flight
+from planner.planning.judge import one_more_in_flight
 from planner.simulator.steady import iterate
 from planner.solvers.fit import pipeline
+from planner.solvers.graphs.downsets import downsets, members
 from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type
 from tests.support.strategies import problems
 

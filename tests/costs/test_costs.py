@@ -29,7 +29,7 @@ from planner.costs.memory import (
 )
 from planner.costs.pricing import stage_price
 from planner.costs.waiting import gradients_waiting, outputs_waiting
-from planner.judging.judge import judge
+from planner.planning.judge import judge
 from planner.schedules.actions import Compute, Direction, Kind, Receive, Send, text, waits
 from planner.schedules.dry_run import dry_run
 from planner.schedules.orders import default_warmups

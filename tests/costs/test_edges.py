@@ -8,13 +8,13 @@ import pytest
 from planner.artefacts.problem import Result, Status
 from planner.costs.edges import gathered, transfers_s
 from planner.costs.evaluate import evaluate
-from planner.judging.judge import judge
+from planner.planning.judge import judge
+from planner.resharding import Piece
+from planner.resharding.checks import all_violations
 from planner.schedules.dry_run import dry_run, meshes_of
 from planner.simulator.account import account
 from planner.simulator.collectives import collectives
 from planner.simulator.steady import iterate
-from planner.splitting import Piece
-from planner.splitting.checks import all_violations
 from tests.support.builders import cluster, islands, problem_of, unit_type
 from tests.support.split import MEGATRON, mlp, sharding, two_stages
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from planner.artefacts.problem import Objective
 from planner.costs.pins import broken, pinned
-from planner.judging.portfolio import compare
+from planner.planning.portfolio import compare
 from planner.solvers.registry import automatic
 from planner.support.errors import OptionError
 from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type

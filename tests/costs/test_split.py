@@ -26,10 +26,10 @@ from planner.costs.evaluate import evaluate
 from planner.costs.local_stage import local_stage, work_share
 from planner.costs.memory import stage_memory
 from planner.costs.split import local_times
+from planner.resharding import conversion
+from planner.resharding.sums import gradient_sums
 from planner.schedules.actions import Receive, Send
 from planner.simulator.steady import iterate
-from planner.splitting import conversion
-from planner.splitting.sums import gradient_sums
 from tests.support.builders import cluster, problem_of, unit_type
 from tests.support.split import (
     HIDDEN,

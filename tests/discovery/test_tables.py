@@ -70,7 +70,7 @@ def test_the_product_in_batches_is_that_of_alpas_table_3():
 
 def test_the_sums_of_table_3_are_the_collectives_that_are_priced():
     """Row 2: an all-reduce of M / n0 over axis 1."""
-    from planner.splitting import Kind, conversion
+    from planner.resharding import Kind, conversion
 
     m = prod(SIZES[loop] for loop in "bij") * 4
     (step,) = conversion(

@@ -15,10 +15,10 @@ from planner.artefacts.graph import (
     predecessors,
     producers,
 )
-from planner.graphs.coarsen import coarsen, summary
-from planner.graphs.contraction import MergeRule, blocks_after, contract
-from planner.graphs.downsets import count_downsets, downsets, members
-from planner.graphs.repeats import Repeat, repeats, representatives
+from planner.solvers.graphs.coarsen import coarsen, summary
+from planner.solvers.graphs.contraction import MergeRule, blocks_after, contract
+from planner.solvers.graphs.downsets import count_downsets, downsets, members
+from planner.solvers.graphs.repeats import Repeat, repeats, representatives
 from tests.support.builders import graph_of
 from tests.support.strategies import dags
 

@@ -3,7 +3,7 @@
 import networkx as nx
 from hypothesis import given
 
-from planner.graphs.downsets import count_downsets, downsets, members, pack
+from planner.solvers.graphs.downsets import count_downsets, downsets, members, pack
 from tests.support.strategies import dags
 
 

@@ -12,8 +12,8 @@ from planner.artefacts.problem import Objective, Optimizer, Result, Status
 from planner.artefacts.strategy import ScheduleName, asynchronous_violations
 from planner.costs.bounds import lower_bound_s
 from planner.costs.evaluate import evaluate
-from planner.judging.judge import judge, judge_unchanged, one_more_in_flight
-from planner.judging.portfolio import under_pipedream
+from planner.planning.judge import judge, judge_unchanged, one_more_in_flight
+from planner.planning.portfolio import under_pipedream
 from planner.reports.plans import stage_table
 from planner.schedules.versions import alive
 from planner.solvers import SOLVERS

@@ -11,10 +11,10 @@ from dataclasses import replace
 import pytest
 
 from planner.artefacts.problem import Status
-from planner.judging import beside as processes
-from planner.judging import portfolio as judging
-from planner.judging.portfolio import comparison
-from planner.judging.sizes import compare_between
+from planner.planning import beside as processes
+from planner.planning import portfolio as judging
+from planner.planning.portfolio import comparison
+from planner.planning.sizes import compare_between
 from planner.reports.compare import TABLE_HEAD, compare_rows
 from planner.reports.plans import comparison_table, row_json
 from planner.solvers import SOLVERS

@@ -16,8 +16,8 @@ from planner.artefacts.formats.any import read_any_profiles
 from planner.artefacts.graph import Graph, Operator, Parameter, Tensor
 from planner.artefacts.problem import Objective
 from planner.artefacts.profile import BatchNorm, OperatorCost, Profile, Source, View, WholeStep
-from planner.judging.portfolio import compare
-from planner.judging.sizes import MAX_BETWEEN, compare_between
+from planner.planning.portfolio import compare
+from planner.planning.sizes import MAX_BETWEEN, compare_between
 from planner.profilers.interpolate import interpolated
 from planner.support.errors import OptionError
 from tests.support.builders import cluster, problem_of, unit_type

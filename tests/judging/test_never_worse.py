@@ -9,8 +9,8 @@ from planner.artefacts.formats.any import read_any_profiles
 from planner.artefacts.problem import Objective, Options, Problem
 from planner.artefacts.topology import take
 from planner.clusters.yaml.read import device_table, find_topology, preset_names, read_topology
-from planner.judging.judge import judge_unchanged, objective_s, predicted_s
-from planner.judging.portfolio import compare
+from planner.planning.judge import judge_unchanged, objective_s, predicted_s
+from planner.planning.portfolio import compare
 
 COUNTS = (2, 4, 8, 16)
 PROFILES = sorted(path.stem for path in shipped("profiles").glob("*.json"))

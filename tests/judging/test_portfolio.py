@@ -9,7 +9,7 @@ from planner.artefacts.files import read_plan
 from planner.artefacts.problem import Objective
 from planner.artefacts.strategy import ScheduleName
 from planner.costs import evaluate as evaluator
-from planner.judging.portfolio import attempts, compare
+from planner.planning.portfolio import attempts, compare
 from planner.solvers import SOLVERS, baselines
 from planner.solvers.netsplit.options import NetSplit, Pesto
 from planner.solvers.pipedream import solve as pipedream

@@ -4,7 +4,7 @@ import pytest
 
 from planner.artefacts.options import Training
 from planner.artefacts.topology import MAX_DEVICES
-from planner.judging.problems import MAX_MICROBATCHES, nums_microbatches
+from planner.planning.problems import MAX_MICROBATCHES, nums_microbatches
 from planner.support.errors import OptionError
 from tests.support.builders import graph_of, profile_of
 

@@ -11,10 +11,10 @@ from planner.artefacts.graph import parameters_by_name, tensors_by_name
 from planner.artefacts.problem import Result, Status
 from planner.artefacts.profile import PartTime, Source
 from planner.costs.bounds import lower_bound_s
-from planner.judging import refine as refining
-from planner.judging.judge import judge, judge_unchanged
-from planner.judging.portfolio import Attempt, Attempts, comparison
-from planner.judging.refine import refine
+from planner.planning import refine as refining
+from planner.planning.judge import judge, judge_unchanged
+from planner.planning.portfolio import Attempt, Attempts, comparison
+from planner.planning.refine import refine
 from planner.profilers.parts import MeasuredParts
 from planner.profilers.parts.measure import local_shapes
 from planner.reports.refine import refinement_json, refinement_lines

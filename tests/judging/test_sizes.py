@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from planner.artefacts.problem import Optimizer
-from planner.judging.portfolio import portfolio
-from planner.judging.sizes import compare_between
+from planner.planning.portfolio import portfolio
+from planner.planning.sizes import compare_between
 from planner.solvers.sharded.layout import NOTHING_TO_SPLIT
 from tests.costs.test_split_bounds import with_rules
 from tests.support.builders import cluster, problem_of, unit_type

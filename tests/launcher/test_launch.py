@@ -22,8 +22,8 @@ from planner.operators import to_torch
 from planner.operators.losses import criterion
 from planner.reports.launch import launch_json, launch_tables, loss_lines
 from planner.schedules.actions import Compute, Direction
+from planner.simulator.traces.read import read_trace
 from planner.support.errors import FileError, LaunchError, OptionError
-from planner.traces.read import read_trace
 from tests.support.launch_worker import (
     CASES,
     LENGTH,

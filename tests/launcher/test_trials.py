@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from planner.judging.portfolio import compare
 from planner.launcher.trials import Host, Trial, obstacle
+from planner.planning.portfolio import compare
 from planner.reports.trials import complete, order_line, order_of, trials_table
 from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type
 

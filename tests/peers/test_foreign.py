@@ -35,15 +35,20 @@ from planner.artefacts.formats.piper import (
     read_piper,
 )
 from planner.artefacts.problem import Recompute, Status
-from planner.graphs.downsets import windowed
-from planner.peers import windows
-from planner.peers.compare import ForeignModel, ForeignOptions, solve_foreign, solve_profile
-from planner.peers.dnn_partitioning import costs as dnn_partitioning
-from planner.peers.dnn_partitioning.solve import split
-from planner.peers.piper import costs as piper
-from planner.peers.piper.equal import equal_stages
-from planner.peers.piper.solve import PiperOptions, allowed, plan
+from planner.planning.other_cost_models import (
+    ForeignModel,
+    ForeignOptions,
+    solve_foreign,
+    solve_profile,
+)
 from planner.reports.published import foreign_json
+from planner.solvers.dnn_partitioning import costs as dnn_partitioning
+from planner.solvers.dnn_partitioning.solve import split
+from planner.solvers.graphs import windows
+from planner.solvers.graphs.downsets import windowed
+from planner.solvers.piper import costs as piper
+from planner.solvers.piper.equal import equal_stages
+from planner.solvers.piper.solve import PiperOptions, allowed, plan
 from planner.support.errors import FileError, OptionError
 from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type
 from tests.support.profiles import read_any_profile

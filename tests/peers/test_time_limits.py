@@ -9,10 +9,10 @@ import pytest
 from planner.artefacts.formats.dnn_partitioning import DnnEdge, DnnGraph, DnnNode, colocated
 from planner.artefacts.formats.piper import VANILLA, PiperEdge, PiperGraph, PiperNode, Tmpc
 from planner.artefacts.problem import Status
-from planner.peers.compare import ForeignOptions, solve_foreign
-from planner.peers.dnn_partitioning.joining import joined
-from planner.peers.dnn_partitioning.solve import _items
-from planner.peers.piper.solve import PiperOptions, plan
+from planner.planning.other_cost_models import ForeignOptions, solve_foreign
+from planner.solvers.dnn_partitioning.joining import joined
+from planner.solvers.dnn_partitioning.solve import _items
+from planner.solvers.piper.solve import PiperOptions, plan
 from planner.support.errors import OptionError
 
 GIB = 1024**3

@@ -25,7 +25,7 @@ from planner.simulator.timeline import (
     idle_s,
     shares_s,
 )
-from planner.traces.write import chrome_trace, write_trace
+from planner.simulator.traces.write import chrome_trace, write_trace
 from tests.support import slow_simulator
 from tests.support.often import often
 from tests.support.programs import (

@@ -12,10 +12,10 @@ from planner.artefacts.problem import Recompute, Status
 from planner.artefacts.profile import View
 from planner.artefacts.strategy import ScheduleName, shares_devices
 from planner.costs.evaluate import closed_form_s, evaluate
-from planner.graphs.coarsen import coarsen
 from planner.solvers import SOLVERS
 from planner.solvers.antichain.blocks import in_parameters, sets_of
 from planner.solvers.antichain.devices import orders_of
+from planner.solvers.graphs.coarsen import coarsen
 from planner.solvers.placement.stages import strategy_of
 from planner.support.errors import OptionError
 from tests.costs.test_bounds import all_strategies

@@ -12,10 +12,7 @@ from hypothesis import strategies as st
 
 from planner.artefacts.formats.dnn_partitioning import DnnEdge, DnnGraph, DnnNode
 from planner.artefacts.problem import Status
-from planner.peers.compare import ForeignOptions, solve_foreign
-from planner.peers.dnn_partitioning import costs as dnn_partitioning
-from planner.peers.dnn_partitioning.placement import bottleneck_of, place
-from planner.peers.dnn_partitioning.solve import split
+from planner.planning.other_cost_models import ForeignOptions, solve_foreign
 from planner.reports.published import foreign_json
 from planner.solvers.bottleneck import search as bottleneck
 from planner.solvers.bottleneck.kernels import annealed
@@ -29,6 +26,9 @@ from planner.solvers.bottleneck.model import (
     works_s,
 )
 from planner.solvers.bottleneck.program import TIDY, canonical, neighbourhood, program_of
+from planner.solvers.dnn_partitioning import costs as dnn_partitioning
+from planner.solvers.dnn_partitioning.placement import bottleneck_of, place
+from planner.solvers.dnn_partitioning.solve import split
 from planner.solvers.engines import mip
 from planner.solvers.engines.engine import Engine
 from planner.solvers.engines.gurobi import EngineUnavailableError

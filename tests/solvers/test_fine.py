@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from planner.artefacts.problem import Objective
 from planner.artefacts.topology import Sharing
-from planner.judging.judge import judge, predicted_s
+from planner.planning.judge import judge, predicted_s
 from planner.simulator.objective import objective_s
 from planner.solvers import SOLVERS
 from planner.solvers.engines.watch import SearchWatch

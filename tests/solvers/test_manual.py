@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from planner.artefacts.files import write_profile
 from planner.artefacts.graph import predecessors
 from planner.artefacts.strategy import violations
-from planner.judging.portfolio import compare
+from planner.planning.portfolio import compare
 from planner.solvers.manual import Manual, solve, stages_of
 from planner.support.errors import OptionError
 from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type

@@ -16,7 +16,7 @@ from planner.artefacts.graph import predecessors
 from planner.artefacts.problem import Options, Problem, Status, switches_of
 from planner.artefacts.strategy import violations
 from planner.costs.evaluate import evaluate
-from planner.judging.portfolio import under_pipedream
+from planner.planning.portfolio import under_pipedream
 from planner.schedules.orders import default_warmups
 from planner.solvers import SOLVERS
 from planner.solvers.pipedream import solve as solver

@@ -12,7 +12,7 @@ import pytest
 import cli
 from planner.artefacts.files import write_profile
 from planner.artefacts.problem import Options, Status, switches_of
-from planner.judging.portfolio import compare
+from planner.planning.portfolio import compare
 from planner.solvers.manual import Manual
 from planner.solvers.netsplit.options import NetSplit
 from planner.solvers.pipedream.options import PipeDream

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from planner.artefacts.problem import Status
 from planner.costs.evaluate import evaluate
-from planner.judging.portfolio import compare
+from planner.planning.portfolio import compare
 from planner.solvers.netsplit import pesto
 from planner.solvers.placement import heft
 from planner.solvers.placement.baechi import (

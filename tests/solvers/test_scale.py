@@ -11,8 +11,8 @@ from planner.artefacts.problem import Options, Problem, Result, Status
 from planner.artefacts.strategy import MAX_BUCKETS, gradient_sums
 from planner.clusters.yaml.read import device_table, read_topology
 from planner.costs.evaluate import evaluate, evaluation_work_s
-from planner.judging import judge as judging
-from planner.judging.judge import as_plan, judge
+from planner.planning import judge as judging
+from planner.planning.judge import as_plan, judge
 from planner.reports.plans import MAX_ROWS, stage_table
 from planner.solvers import SOLVERS
 from planner.solvers.fit import pipeline

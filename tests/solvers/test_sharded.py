@@ -21,22 +21,22 @@ from planner.costs.collectives import allreduce_s, conversion_s
 from planner.costs.evaluate import closed_form_s, evaluate
 from planner.costs.memory import memory_of
 from planner.costs.split import conversion_times
-from planner.judging.portfolio import compare
-from planner.judging.problems import type_of
 from planner.model import load
+from planner.planning.portfolio import compare
+from planner.planning.problems import type_of
 from planner.reports.plans import parameter_table, stage_table
+from planner.resharding import reshardings
 from planner.simulator.collectives import collectives as collectives_of
 from planner.simulator.events import run
 from planner.simulator.timeline import timeline_of
+from planner.simulator.traces.write import chrome_trace
 from planner.solvers.registry import SOLVERS, portfolio
 from planner.solvers.sharded import megatron
 from planner.solvers.sharded.complete import may_leave, shardings
 from planner.solvers.sharded.options import Megatron, Zero
 from planner.solvers.sharded.promise import Promise, promises
 from planner.solvers.sharded.rules import axis_rule, rules_of
-from planner.splitting import reshardings
 from planner.support.errors import OptionError
-from planner.traces.write import chrome_trace
 from tests.costs.test_split_bounds import with_rules
 from tests.support.split import MEGATRON, mlp
 from tests.support.split_models import BATCH, WIDTH, WORDS, Net, cnn, gpt

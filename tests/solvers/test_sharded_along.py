@@ -7,10 +7,10 @@ import pytest
 
 from planner.artefacts.profile import PartTime
 from planner.costs.collectives import conversion_s
+from planner.resharding.conversion import conversion
 from planner.solvers.sharded.along import Policy
 from planner.solvers.sharded.layout import axis_of, chosen
 from planner.solvers.sharded.rules import named
-from planner.splitting.conversion import conversion
 from tests.costs.test_split_bounds import with_rules
 from tests.support.builders import cluster, unit_type
 from tests.support.split import mlp

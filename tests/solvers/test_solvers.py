@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from planner.artefacts.problem import Recompute, Status
 from planner.costs.bounds import lower_bound_s
 from planner.costs.evaluate import evaluate
-from planner.judging.judge import objective_s
-from planner.judging.portfolio import OUT_OF_TIME, compare
+from planner.planning.judge import objective_s
+from planner.planning.portfolio import OUT_OF_TIME, compare
 from planner.solvers.registry import SOLVERS, automatic, portfolio
 from tests.support.builders import cluster, graph_of, hierarchy, problem_of, profile_of, unit_type
 from tests.support.often import often

@@ -23,7 +23,7 @@ from planner.artefacts.strategy import (
 )
 from planner.costs.closed_form import bottleneck_s, iteration_s, latency_s
 from planner.costs.evaluate import closed_form_s, evaluate
-from planner.judging.judge import judge
+from planner.planning.judge import judge
 from planner.schedules import shared as schedules_shared
 from planner.schedules.actions import Compute, Direction, Receive, Send, text
 from planner.schedules.dry_run import dry_run

@@ -10,8 +10,8 @@ from ortools.sat.python import cp_model
 from planner.artefacts.problem import Status
 from planner.artefacts.strategy import ScheduleName
 from planner.costs.evaluate import evaluate
-from planner.judging import judge as judging
-from planner.judging.portfolio import attempts, comparison
+from planner.planning import judge as judging
+from planner.planning.portfolio import attempts, comparison
 from planner.solvers import baselines
 from planner.solvers.fit import surely_short
 from planner.solvers.netsplit import cpsat as netsplit_cpsat

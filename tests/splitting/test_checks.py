@@ -6,7 +6,7 @@ import pytest
 
 from planner.artefacts.sharding import rule_of
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy
-from planner.splitting.checks import all_violations, sharding_violations
+from planner.resharding.checks import all_violations, sharding_violations
 from tests.support.blocks import block, megatron
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.splitting import Kind, conversion
-from planner.splitting.conversion import LOCAL, spec_after
+from planner.resharding import Kind, conversion
+from planner.resharding.conversion import LOCAL, spec_after
 from tests.support.meshes import done, put, taken
 
 MESHES = [(2,), (4,), (2, 2), (3, 2), (2, 2, 2)]

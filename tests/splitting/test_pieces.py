@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.artefacts.sharding import tile
-from planner.splitting import pieces
+from planner.resharding import pieces
 from tests.support.meshes import put
 
 SHAPE = (12, 12)

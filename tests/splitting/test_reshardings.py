@@ -7,9 +7,9 @@ import pytest
 
 from planner.artefacts.sharding import Sharding, rule_of
 from planner.artefacts.strategy import Stage
-from planner.splitting import Kind, reshardings
-from planner.splitting.conversion import LOCAL
-from planner.splitting.reshardings import homes
+from planner.resharding import Kind, reshardings
+from planner.resharding.conversion import LOCAL
+from planner.resharding.reshardings import homes
 from tests.support.blocks import block, megatron
 
 

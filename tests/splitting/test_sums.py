@@ -7,7 +7,7 @@ import pytest
 from planner.artefacts.graph import Graph, Operator, Parameter, Tensor
 from planner.artefacts.sharding import Sharding, rule_of
 from planner.artefacts.strategy import GradientSum, ScheduleName, Stage, Strategy
-from planner.splitting.sums import gradient_sums, owns, silent, state_steps
+from planner.resharding.sums import gradient_sums, owns, silent, state_steps
 
 BYTES = 4 * 4 * 4
 

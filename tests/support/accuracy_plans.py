@@ -15,7 +15,7 @@ from planner.artefacts.problem import Options, Problem, Result, Status
 from planner.artefacts.profile import Profile
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy
 from planner.artefacts.topology import Topology, take
-from planner.judging.judge import as_plan, judge_unchanged
+from planner.planning.judge import as_plan, judge_unchanged
 from planner.schedules.orders import default_warmups
 from tests.support.models import bert, gpt2, light, llama
 from tests.support.split_kinds import KINDS, split_plan

@@ -23,8 +23,8 @@ from planner.costs.memory import (
 )
 from planner.costs.overlap import runs_beside
 from planner.costs.passes import block_workspace_bytes
-from planner.graphs.downsets import downsets, members
 from planner.solvers.antichain.devices import numbers_of_devices, orders_of
+from planner.solvers.graphs.downsets import downsets, members
 
 
 def asynchronous(options):

@@ -7,7 +7,7 @@ from math import prod
 import numpy as np
 
 from planner.artefacts.sharding import blocks_of, dim_of, local_shape, tiles
-from planner.splitting import Kind
+from planner.resharding import Kind
 
 
 def lines(mesh, axis):

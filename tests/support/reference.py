@@ -11,8 +11,8 @@ from pathlib import Path
 from planner.artefacts.formats.dnn_partitioning import read_dnn_partitioning
 from planner.artefacts.formats.piper import read_piper
 from planner.artefacts.problem import Options, Problem, Recompute
-from planner.peers.piper.solve import PiperOptions
 from planner.solvers.pipedream.options import PipeDream
+from planner.solvers.piper.solve import PiperOptions
 from tests.support.builders import hierarchy
 from tests.support.profiles import read_any_profile
 

@@ -17,8 +17,8 @@ from planner.launcher.split.part import local_parameters, split_losses
 from planner.operators import parameters, synthetic, to_torch
 from planner.operators.convert import input_names, output_names
 from planner.operators.losses import criterion
-from planner.splitting.reshardings import homes
-from planner.splitting.sums import coordinates
+from planner.resharding.reshardings import homes
+from planner.resharding.sums import coordinates
 from tests.support.launch_worker import Case, make_plan
 from tests.support.split_models import lines, whole_line
 from tests.support.threads import on_all

@@ -1,8 +1,8 @@
 """Rules checked on real parts in one process: forward and backward beside the whole operator.
 
 Each device is a thread, and what devices tell each other goes over a board that all of them see.
-Gradients follow the calculus of `planner.splitting.gradients`, and nothing here asks how a rule was
-found.
+Gradients follow the calculus of `planner.resharding.gradients`, and nothing here asks how a rule
+was found.
 """
 
 import threading
@@ -13,7 +13,7 @@ import torch
 
 from planner.artefacts.sharding import blocks_of, dim_of, rule_of
 from planner.operators.parts import MARKED, Cut, localized
-from planner.splitting import gradient_spec
+from planner.resharding import gradient_spec
 
 
 class Board:

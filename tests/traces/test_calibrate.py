@@ -31,11 +31,11 @@ from planner.costs.compute import times_on
 from planner.costs.evaluate import evaluate
 from planner.schedules.actions import AllReduce, Compute
 from planner.simulator.events import simulate
+from planner.simulator.traces.calibrate import MeasuredRun, calibrate, fit, predicted_s, regression
+from planner.simulator.traces.read import measured_by
+from planner.simulator.traces.runs import read_runs
+from planner.simulator.traces.write import write_trace
 from planner.support.errors import FileError, OptionError
-from planner.traces.calibrate import MeasuredRun, calibrate, fit, predicted_s, regression
-from planner.traces.read import measured_by
-from planner.traces.runs import read_runs
-from planner.traces.write import write_trace
 from tests.support.accuracy_plans import planned
 from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type
 from tests.support.commands import run

@@ -13,10 +13,10 @@ from planner.reports.drawing.gantt_svg import gantt_svg
 from planner.schedules.actions import AllReduce, Compute, Direction, Step
 from planner.simulator.account import account
 from planner.simulator.timeline import Event, Timeline, Transfer
+from planner.simulator.traces.write import TRACE_FILE, chrome_trace
 from planner.support.errors import OptionError
 from planner.support.outputs import check_outputs
 from planner.support.reading import MAX_TEXT_BYTES
-from planner.traces.write import TRACE_FILE, chrome_trace
 from tests.simulator.test_account import pipeline
 from tests.simulator.test_delta import problems_and_strategies
 from tests.simulator.test_events import or_error, simulate, timed_cases, traced

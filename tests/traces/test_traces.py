@@ -10,10 +10,10 @@ from planner.launcher.clocks import Clock, Reading, read_clock
 from planner.reports.traces import trace_tables
 from planner.schedules.actions import AllReduce, Compute, Direction, Step
 from planner.simulator.timeline import Event, Timeline, Transfer
+from planner.simulator.traces.comparison import compare_traces, overlay
+from planner.simulator.traces.read import Trace, read_trace
+from planner.simulator.traces.write import chrome_trace, write_trace
 from planner.support.errors import FileError, OptionError
-from planner.traces.comparison import compare_traces, overlay
-from planner.traces.read import Trace, read_trace
-from planner.traces.write import chrome_trace, write_trace
 from tests.support.commands import run
 
 NAMES = {0: "gpu0", 2: "gpu2"}

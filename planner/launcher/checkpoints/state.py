@@ -37,7 +37,7 @@ from planner.launcher.job import TrainingJob
 from planner.launcher.part import Part
 from planner.launcher.split.part import spec_in
 from planner.launcher.trainer import Trainer
-from planner.splitting.sums import lies_in
+from planner.resharding.sums import lies_in
 from planner.support.errors import FileError, LaunchError
 
 

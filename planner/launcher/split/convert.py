@@ -1,7 +1,7 @@
 """The steps of `splitting.conversion` on the local tensors of one device, with their gradients.
 
 A conversion is one function of autograd, with steps forward and steps of its own backward: what a
-gradient needs does not follow from the forward steps alone (`splitting/gradients.py`).
+gradient needs does not follow from the forward steps alone (`resharding/gradients.py`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from planner.artefacts.sharding import Spec, blocks_of, dim_of
 from planner.launcher.split.mesh import Line, Mesh
-from planner.splitting.conversion import Kind, Step
+from planner.resharding.conversion import Kind, Step
 
 
 def converted(tensor: Tensor, steps: Sequence[Step], mesh: Mesh) -> Tensor:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from planner.artefacts.strategy import Stage, Strategy
-from planner.splitting.sums import coordinates
+from planner.resharding.sums import coordinates
 from planner.support.errors import LaunchError
 
 # Since 2.13 under other names.

@@ -36,7 +36,7 @@ from planner.operators.parts.calls import (
     values_of,
 )
 from planner.operators.running import REFUSALS
-from planner.splitting.reshardings import Resharding, has_gradient, reshardings
+from planner.resharding.reshardings import Resharding, has_gradient, reshardings
 from planner.support.errors import LaunchError, words_of
 
 _PRODUCTS = frozenset({"Gemm", "MatMul", "Conv", "ConvTranspose"})

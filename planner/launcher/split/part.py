@@ -18,7 +18,7 @@ from planner.launcher.world import World
 from planner.model import Model
 from planner.operators import parameters
 from planner.operators.losses import Criterion
-from planner.splitting.conversion import conversion
+from planner.resharding.conversion import conversion
 
 
 def place_of(stage: Stage, device: int) -> tuple[int, int]:

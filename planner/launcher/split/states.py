@@ -17,8 +17,8 @@ from planner.artefacts.sharding import Spec
 from planner.launcher.split.convert import joined, local_part, part_of, views_of_parts
 from planner.launcher.split.module import conversions_of
 from planner.launcher.split.part import SplitPlace
-from planner.splitting.conversion import Kind, Step
-from planner.splitting.sums import gathered_together, lies_in, state_steps, steps_key
+from planner.resharding.conversion import Kind, Step
+from planner.resharding.sums import gathered_together, lies_in, state_steps, steps_key
 
 
 class States:

@@ -21,10 +21,10 @@ from planner.artefacts.problem import Problem
 from planner.artefacts.profile import Profile, storage_owner
 from planner.costs.compute import times_on
 from planner.costs.passes import block_workspace_bytes, operator_workspaces
-from planner.graphs.coarsen import Coarsening
-from planner.graphs.downsets import Downsets, csr, pack, sums_over
 from planner.solvers.antichain import kernels
 from planner.solvers.antichain.devices import first_of_each_type
+from planner.solvers.graphs.coarsen import Coarsening
+from planner.solvers.graphs.downsets import Downsets, csr, pack, sums_over
 from planner.support.arrays import Floats
 
 

@@ -20,8 +20,8 @@ from planner.costs.collectives import ring_links, slowest_link
 from planner.costs.compute import slowdowns, step_s
 from planner.costs.memory import limit_bytes
 from planner.costs.overlap import runs_beside
-from planner.graphs.downsets import csr
 from planner.solvers.antichain import kernels
+from planner.solvers.graphs.downsets import csr
 from planner.support.arrays import Floats, Ints
 
 # On more devices than this, see `rounds`.

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.costs import closed_form, collectives, memory
-from planner.graphs.downsets import Downsets
+from planner.solvers.graphs.downsets import Downsets
 from planner.support.arrays import Bools, Floats, Ints, Masks
 from planner.support.jit import inlined, inner, njit
 

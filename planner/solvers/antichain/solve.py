@@ -43,8 +43,6 @@ from planner.artefacts.strategy import ScheduleName, Stage, Strategy, shares_dev
 from planner.clusters.routes import bandwidth_bytes_per_s
 from planner.costs.evaluate import closed_form_s, evaluate, evaluation_work_s
 from planner.costs.memory import limit_bytes
-from planner.graphs.coarsen import Coarsening, coarsen, summary
-from planner.graphs.downsets import Downsets, count_downsets, downsets, members
 from planner.solvers.antichain import kernels
 from planner.solvers.antichain.blocks import sets_of, times_of
 from planner.solvers.antichain.devices import (
@@ -56,6 +54,8 @@ from planner.solvers.antichain.devices import (
     stage_devices,
     with_less_memory,
 )
+from planner.solvers.graphs.coarsen import Coarsening, coarsen, summary
+from planner.solvers.graphs.downsets import Downsets, count_downsets, downsets, members
 from planner.support.arrays import Ints
 from planner.support.errors import OptionError
 

@@ -15,7 +15,7 @@ q. All in s.
 
 Two cost models are of this form. Where transfers overlap with computation
 (`solvers/netsplit/bottleneck.py`), c is 0. Where they are part of a device's load
-(`peers/dnn_partitioning/placement.py`), m is 0.
+(`solvers/dnn_partitioning/placement.py`), m is 0.
 """
 
 from collections.abc import Sequence

@@ -25,7 +25,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner.artefacts.problem import Status
-from planner.graphs.downsets import csr
 from planner.solvers.bottleneck.kernels import BottleneckArrays, annealed
 from planner.solvers.bottleneck.model import (
     SAME,
@@ -46,6 +45,7 @@ from planner.solvers.bottleneck.program import (
 from planner.solvers.engines.engine import Engine
 from planner.solvers.engines.gurobi import EngineUnavailableError
 from planner.solvers.engines.mip import GAP, Mip, MipAnswer, MipLimits, Terms, gurobi, highs
+from planner.solvers.graphs.downsets import csr
 from planner.support.brake import Brake, braked
 
 log = logging.getLogger(__name__)

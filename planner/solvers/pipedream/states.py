@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.graphs.downsets import successors
+from planner.solvers.graphs.downsets import successors
 from planner.support.arrays import Bools
 
 

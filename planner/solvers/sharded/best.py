@@ -15,10 +15,10 @@ from planner.costs.evaluate import (
     pricing_work_s,
 )
 from planner.costs.memory import limit_bytes
+from planner.resharding.checks import all_violations
 from planner.schedules.orders import default_warmups
 from planner.solvers.fit import recompute_choices
 from planner.solvers.sharded.layout import Layout
-from planner.splitting.checks import all_violations
 
 OTHERS = 9
 """Strategies besides the best that the judge may choose among: closed forms of layouts are some

@@ -23,8 +23,8 @@ from planner.artefacts.sharding import (
     tiles,
 )
 from planner.artefacts.strategy import Stage
+from planner.resharding.reshardings import leaving
 from planner.solvers.sharded.rules import AxisRule
-from planner.splitting.reshardings import leaving
 from planner.support.derived import derived
 
 if TYPE_CHECKING:

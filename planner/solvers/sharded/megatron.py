@@ -35,6 +35,7 @@ from planner.artefacts.strategy import Stage, Strategy
 from planner.costs.collectives import slowest_link
 from planner.costs.compute import times_on
 from planner.costs.split import operator_times
+from planner.resharding.checks import all_violations
 from planner.solvers.sharded.along import Policy, cut_by
 from planner.solvers.sharded.best import best_of
 from planner.solvers.sharded.complete import may_leave, shardings
@@ -56,7 +57,6 @@ from planner.solvers.sharded.options import Megatron
 from planner.solvers.sharded.promise import promises
 from planner.solvers.sharded.rules import AxisRule, named
 from planner.solvers.sharded.zero import data_policy
-from planner.splitting.checks import all_violations
 from planner.support.arrays import Floats
 
 # Work per second of an ordinary core: operators whose rules are searched for along the axes of a

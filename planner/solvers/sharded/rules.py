@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from planner.artefacts.graph import ITEM_BYTES, Graph
 from planner.artefacts.profile import Profile
 from planner.artefacts.sharding import blocks_of, dim_of, reads, rule_of
-from planner.splitting.gradients import gradient_spec
+from planner.resharding.gradients import gradient_spec
 from planner.support.derived import derived
 
 

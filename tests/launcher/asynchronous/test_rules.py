@@ -18,8 +18,8 @@ from planner.operators import randomness
 from planner.reports.launch import launch_json, launch_tables
 from planner.schedules.actions import Compute, Direction, Step
 from planner.simulator.timeline import Event, Timeline
+from planner.simulator.traces.read import read_trace
 from planner.support.errors import LaunchError, OptionError
-from planner.traces.read import read_trace
 from tests.launcher.training.test_own_loop import Quiet
 from tests.support.mode_runs import SEED, net, profile_of, write_strategy
 from tests.support.own_loops import batches

@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from planner.launcher.split.again import GatheredAgain
 from planner.launcher.split.convert import Conversion
-from planner.splitting import conversion
+from planner.resharding import conversion
 from tests.support.threads import on_all
 
 IN, OUT = 8, 6

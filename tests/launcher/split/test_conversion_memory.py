@@ -16,8 +16,8 @@ from planner.launcher.split.mesh import GroupLine, Mesh, line_of
 from planner.launcher.split.part import SplitPlace
 from planner.launcher.split.states import States
 from planner.profilers.storages import StorageTracker
-from planner.splitting import conversion
-from planner.splitting.sums import gradient_sums, lies_in, scattered_buckets
+from planner.resharding import conversion
+from planner.resharding.sums import gradient_sums, lies_in, scattered_buckets
 from tests.support.split import HIDDEN, WIDTH, mlp, one_stage, sharding, zero
 from tests.support.split_plans import fits
 

@@ -22,8 +22,8 @@ from planner.launcher.split.part import local_parameters
 from planner.model.export.export import export_module
 from planner.operators import parameters
 from planner.profilers.rules import split_rules
-from planner.splitting import reshardings
-from planner.splitting.conversion import Kind
+from planner.resharding import reshardings
+from planner.resharding.conversion import Kind
 from planner.support.errors import LaunchError
 from tests.support.doubles import doubled
 from tests.support.split_models import (

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from planner.graphs.downsets import Downsets, downsets_within, windowed
+from planner.solvers.graphs.downsets import Downsets, downsets_within, windowed
 
 # The first enumeration gives up at FIRST_DOWNSETS, each other one at MORE_DOWNSETS times the last
 # number: only if PATIENCE times the last one's time is left, because to choose a window takes about

@@ -17,9 +17,9 @@ from planner.artefacts.plan import Plan
 from planner.artefacts.profile import MAX_SECONDS
 from planner.schedules.actions import AllReduce, Direction, parse
 from planner.simulator.timeline import Event, Timeline, Transfer
+from planner.simulator.traces.write import COMPUTE, SUMS, TRACE_FORMAT, TRANSFER
 from planner.support.errors import FileError
 from planner.support.reading import MAX_TRACE_BYTES
-from planner.traces.write import COMPUTE, SUMS, TRACE_FORMAT, TRANSFER
 
 ADVICE = (
     "make one with: planner launch strategy.json --trace trace.json, or"

@@ -34,11 +34,11 @@ from planner.artefacts.formats.piper import (
     layer_predecessors,
 )
 from planner.artefacts.problem import Recompute, Status
-from planner.graphs.downsets import Downsets, csr, members
-from planner.peers.clock import clock
-from planner.peers.piper import costs, kernels
-from planner.peers.piper.kernels import Degrees, Layers, Stages
-from planner.peers.windows import enumerated
+from planner.solvers.clock import clock
+from planner.solvers.graphs.downsets import Downsets, csr, members
+from planner.solvers.graphs.windows import enumerated
+from planner.solvers.piper import costs, kernels
+from planner.solvers.piper.kernels import Degrees, Layers, Stages
 from planner.support.arrays import Floats, Ints
 
 # More would be some millions of stages.

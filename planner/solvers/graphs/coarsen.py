@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.artefacts.graph import Graph, consumers, predecessors, producers
-from planner.graphs.contraction import (
+from planner.solvers.graphs.contraction import (
     Blocks,
     Merger,
     MergeRule,
@@ -31,8 +31,8 @@ from planner.graphs.contraction import (
     contract,
     crossing_bytes,
 )
-from planner.graphs.downsets import count_downsets, downsets, waiting, widest
-from planner.graphs.repeats import Repeat, repeats, representatives
+from planner.solvers.graphs.downsets import count_downsets, downsets, waiting, widest
+from planner.solvers.graphs.repeats import Repeat, repeats, representatives
 from planner.support.arrays import Floats
 from planner.support.derived import derived
 

@@ -19,8 +19,8 @@ from planner.artefacts.strategy import Strategy
 from planner.artefacts.topology import Topology
 from planner.costs.bounds import lower_bound_s
 from planner.costs.split import split_parts
-from planner.judging.judge import judge, judge_unchanged, predicted_s
-from planner.judging.portfolio import Attempt, Attempts, comparison
+from planner.planning.judge import judge, judge_unchanged, predicted_s
+from planner.planning.portfolio import Attempt, Attempts, comparison
 from planner.profilers.parts import MeasuredParts, obstacle
 
 MAX_ROUNDS = 20

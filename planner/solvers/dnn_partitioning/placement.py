@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.artefacts.formats.dnn_partitioning import MILLI, DnnGraph, colors
-from planner.peers.dnn_partitioning.costs import outputs
-from planner.peers.dnn_partitioning.solve import DnnSplit, DnnStage
 from planner.solvers.bottleneck import search as bottleneck
 from planner.solvers.bottleneck.model import BottleneckNet, BottleneckProblem
+from planner.solvers.dnn_partitioning.costs import outputs
+from planner.solvers.dnn_partitioning.solve import DnnSplit, DnnStage
 from planner.solvers.engines.engine import Engine
 
 

@@ -18,8 +18,8 @@ from itertools import pairwise
 
 from planner.artefacts.formats.piper import PiperGraph, layer_predecessors
 from planner.artefacts.problem import Status
-from planner.peers.piper.costs import StageFigures, stage_figures
-from planner.peers.piper.solve import PiperOptions, PiperPlan, PiperStage, allowed
+from planner.solvers.piper.costs import StageFigures, stage_figures
+from planner.solvers.piper.solve import PiperOptions, PiperPlan, PiperStage, allowed
 
 Cut = list[list[int]]
 

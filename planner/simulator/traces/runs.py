@@ -9,12 +9,12 @@ from planner.artefacts.plan import Plan
 from planner.artefacts.problem import Optimizer, Options, Problem
 from planner.artefacts.profile import Profile
 from planner.artefacts.topology import DeviceType, Topology, take
+from planner.resharding.checks import check_fits
 from planner.schedules.actions import Compute, Receive, Send, text
 from planner.schedules.program import program
-from planner.splitting.checks import check_fits
+from planner.simulator.traces.calibrate import MeasuredRun
+from planner.simulator.traces.read import Trace, read_trace
 from planner.support.errors import FileError, OptionError
-from planner.traces.calibrate import MeasuredRun
-from planner.traces.read import Trace, read_trace
 
 
 def read_runs(

@@ -8,8 +8,8 @@ from typing import TypeVar
 
 from planner.schedules.actions import AllReduce, Compute, Direction, Receive, Send, Step, text
 from planner.simulator.timeline import Event, Timeline, Transfer, communication_s, compute_s, idle_s
+from planner.simulator.traces.read import Trace
 from planner.support.errors import OptionError
-from planner.traces.read import Trace
 
 T = TypeVar("T", int, tuple[int, bool])
 

@@ -26,18 +26,10 @@ import numpy as np
 
 from planner.artefacts.formats.dnn_partitioning import MILLI, ColorBlocks, DnnGraph, colocated
 from planner.artefacts.problem import Status
-from planner.graphs.downsets import (
-    Downsets,
-    csr,
-    downsets,
-    members,
-    sums_behind,
-    windowed,
-)
-from planner.peers.clock import clock
-from planner.peers.dnn_partitioning.costs import outputs
-from planner.peers.dnn_partitioning.joining import Items, joined
-from planner.peers.dnn_partitioning.kernels import (
+from planner.solvers.clock import clock
+from planner.solvers.dnn_partitioning.costs import outputs
+from planner.solvers.dnn_partitioning.joining import Items, joined
+from planner.solvers.dnn_partitioning.kernels import (
     DeviceLimits,
     Loads,
     Rest,
@@ -46,7 +38,8 @@ from planner.peers.dnn_partitioning.kernels import (
     open_cost,
     walk,
 )
-from planner.peers.windows import enumerated
+from planner.solvers.graphs.downsets import Downsets, csr, downsets, members, sums_behind, windowed
+from planner.solvers.graphs.windows import enumerated
 
 # Seconds, mostly.
 DEFAULT_MAX_DOWNSETS = 200_000

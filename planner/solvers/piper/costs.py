@@ -31,12 +31,12 @@ from planner.artefacts.formats.piper import (
 from planner.artefacts.graph import consumers, producers, tensors_by_name
 from planner.artefacts.problem import Problem
 from planner.costs.memory import memory_of
-from planner.graphs.coarsen import coarsen
-from planner.peers.dnn_partitioning.costs import (
+from planner.solvers.dnn_partitioning.costs import (
     held_bytes,
     slowest_bandwidth_bytes_per_s,
     slowest_times,
 )
+from planner.solvers.graphs.coarsen import coarsen
 
 # Number of downsets, roughly, of the blocks that a profile's operators are merged into.
 _DOWNSETS = 64

@@ -26,8 +26,8 @@ from planner.artefacts.graph import (
 )
 from planner.artefacts.sharding import Sharding, Spec, reads, rule_by
 from planner.artefacts.strategy import Stage, indices_of, operator_indices
-from planner.splitting.conversion import LOCAL, Step, conversion
-from planner.splitting.gradients import gradient_spec
+from planner.resharding.conversion import LOCAL, Step, conversion
+from planner.resharding.gradients import gradient_spec
 from planner.support.derived import derived
 
 # These use no value of what they read in their backward.

@@ -16,8 +16,8 @@ from planner.artefacts.profile import Source, has_rules
 from planner.artefacts.strategy import Strategy
 from planner.costs.bounds import lower_bound_s, memory_shortage, unreplicated_s
 from planner.costs.pins import broken, separated
-from planner.judging.beside import beside
-from planner.judging.judge import (
+from planner.planning.beside import beside
+from planner.planning.judge import (
     Verdict,
     as_plan,
     gap_to,

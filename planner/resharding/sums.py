@@ -22,8 +22,8 @@ from planner.artefacts.graph import Graph, Parameter, holders, parameters_by_nam
 from planner.artefacts.sharding import Spec, local_shape
 from planner.artefacts.strategy import GradientSum, Stage, Strategy, buckets, stage_of
 from planner.artefacts.strategy import gradient_sums as unsplit_sums
-from planner.splitting.conversion import Step, conversion
-from planner.splitting.reshardings import homes
+from planner.resharding.conversion import Step, conversion
+from planner.resharding.reshardings import homes
 from planner.support.derived import derived
 
 

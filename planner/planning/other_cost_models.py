@@ -16,13 +16,13 @@ from planner.artefacts.formats.piper import RECOMPUTED, PiperGraph
 from planner.artefacts.problem import Problem, Recompute, Status
 from planner.artefacts.topology import too_many
 from planner.costs.memory import own_limit_bytes
-from planner.peers.dnn_partitioning import costs as dnn_partitioning
-from planner.peers.dnn_partitioning.placement import place
-from planner.peers.dnn_partitioning.solve import DEFAULT_MAX_DOWNSETS, DnnStage, split
-from planner.peers.piper import costs as piper
-from planner.peers.piper.equal import equal_stages
-from planner.peers.piper.solve import PiperOptions, PiperPlan, plan
+from planner.solvers.dnn_partitioning import costs as dnn_partitioning
+from planner.solvers.dnn_partitioning.placement import place
+from planner.solvers.dnn_partitioning.solve import DEFAULT_MAX_DOWNSETS, DnnStage, split
 from planner.solvers.engines.engine import Engine
+from planner.solvers.piper import costs as piper
+from planner.solvers.piper.equal import equal_stages
+from planner.solvers.piper.solve import PiperOptions, PiperPlan, plan
 from planner.support.errors import OptionError
 from planner.support.units import format_bytes, format_seconds
 

@@ -17,9 +17,9 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from planner.graphs.downsets import Downsets
-from planner.peers.clock import is_over
-from planner.peers.piper import costs as piper
+from planner.solvers.clock import is_over
+from planner.solvers.graphs.downsets import Downsets
+from planner.solvers.piper import costs as piper
 from planner.support.arrays import Bools, Floats, Ints
 from planner.support.jit import inner, njit
 

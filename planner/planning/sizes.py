@@ -13,8 +13,8 @@ from dataclasses import replace
 from planner.artefacts.problem import Problem
 from planner.artefacts.profile import Profile, has_rules
 from planner.costs.bounds import lower_bound_s
-from planner.judging.judge import samples_in
-from planner.judging.portfolio import Attempts, Rank, Search, SolverComparison, comparison
+from planner.planning.judge import samples_in
+from planner.planning.portfolio import Attempts, Rank, Search, SolverComparison, comparison
 from planner.profilers.interpolate import interpolated
 from planner.solvers.registry import SOLVERS, portfolio
 from planner.support.brake import braked

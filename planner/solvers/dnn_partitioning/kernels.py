@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planner.graphs.downsets import Downsets
+from planner.solvers.graphs.downsets import Downsets
 from planner.support.arrays import Floats, Ints
 from planner.support.jit import inlined, inner, njit
 

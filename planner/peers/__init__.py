@@ -1,1 +1,0 @@
-"""Other planners' problems under their own cost models, solved exactly."""
