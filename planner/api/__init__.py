@@ -55,10 +55,7 @@ if TYPE_CHECKING:
     from planner.artefacts.profile import Profile as Profile
     from planner.artefacts.topology import Topology as Topology
     from planner.launcher.probe import Probed as Probed
-    from planner.launcher.report import LaunchReport as LaunchReport
     from planner.launcher.settings import LoopOptions, TrainingOptions
-    from planner.launcher.training.own_loop import LoopTrainer as LoopTrainer
-    from planner.launcher.trials import Trial as Trial
     from planner.model import Choice as Choice
     from planner.model import Model as Model
     from planner.model.export.export import Exported as Exported
@@ -80,6 +77,9 @@ if TYPE_CHECKING:
     from planner.simulator.traces.read import Trace as Trace
     from planner.solvers.pipedream.costs import PipeDreamReport as PipeDreamReport
     from planner.training.checkpoints.into_onnx import Weights as Weights
+    from planner.training.own_loop import LoopTrainer as LoopTrainer
+    from planner.training.report import LaunchReport as LaunchReport
+    from planner.training.trials import Trial as Trial
 
 File = str | os.PathLike[str]
 """The path of a file."""
@@ -486,8 +486,8 @@ def check_outputs(
     """
     from planner.api.lookup import files_named
     from planner.api.outputs import kind_called
-    from planner.launcher.checkpoints.folder import find
     from planner.support import outputs
+    from planner.training.checkpoints.folder import find
 
     inputs = {what: Path(path) for what, path in read.items() if path is not None}
     if strategy is not None:
@@ -1348,8 +1348,8 @@ def launch(
         Stopped: on a rank that has lost another one.
     """
     from planner.artefacts.losses import LossOptions
-    from planner.launcher import run
-    from planner.launcher.checkpoints.keeping import Keeping
+    from planner.training import run
+    from planner.training.checkpoints.keeping import Keeping
 
     return run.launch(
         Path(strategy),
@@ -1382,7 +1382,7 @@ def read_config(path: File) -> dict[str, Any]:
     Raises:
         FileError: if the file is missing, no YAML, or has unknown options or wrong values.
     """
-    from planner.launcher.training import config
+    from planner.training import config
 
     return config.read_config(Path(path))
 
@@ -1425,10 +1425,10 @@ def trainer(
         Stopped: on a rank that has lost another one.
     """
     from planner.artefacts.losses import LossOptions
-    from planner.launcher.checkpoints.keeping import Keeping
-    from planner.launcher.joining import Asked
     from planner.launcher.settings import Settings
-    from planner.launcher.training import own_loop
+    from planner.training import own_loop
+    from planner.training.checkpoints.keeping import Keeping
+    from planner.training.joining import Asked
 
     plan, path = _plan_and_path(strategy, model)
     keeping = Keeping(
@@ -1481,12 +1481,17 @@ def measure(
     Raises:
         OptionError: if there are no steps.
     """
-    from planner.launcher.trials import trials
+    from planner.training.trials import Candidate, trials
 
     if steps < 1:
         raise OptionError(f"steps: expected 1 or more, got {steps}")
     path = Path(model) if isinstance(model, str | os.PathLike) else model.path
-    return trials(plans.comparison.rows, path.absolute(), steps, progress)
+    candidates = [
+        Candidate(row.solver, row.plan, row.shortage is None)
+        for row in plans.comparison.rows
+        if row.plan is not None
+    ]
+    return trials(candidates, path.absolute(), steps, progress)
 
 
 def write_weights(
@@ -1514,8 +1519,8 @@ def write_weights(
             cannot be written.
         ModelError: if the model cannot hold the weights, or has no evaluation form.
     """
-    from planner.launcher.checkpoints.folder import find
     from planner.training.checkpoints import into_onnx as weights
+    from planner.training.checkpoints.folder import find
 
     if form not in tuple(weights.Form):
         raise OptionError(f"form: expected {' or '.join(weights.Form)}, got {form!r}")

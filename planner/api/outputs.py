@@ -29,7 +29,7 @@ def kind_called(name: str) -> Kind:
         case "table":
             from planner.reports.compare import TABLE_FILE as KIND
         case "log":
-            from planner.launcher.training.log import LOG_FILE as KIND
+            from planner.training.log import LOG_FILE as KIND
         case _:
             raise ValueError(f"{name} is no kind of file that a command writes")
     return KIND

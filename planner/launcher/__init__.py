@@ -1,16 +1,12 @@
 """Running a strategy with PyTorch: one process per device, each with its own action list.
 
     processes.py  starting the processes, and ending them
-    trials.py     the plans of several solvers, launched one after the other
     ending.py     which rank says why a launch ends; no rank outlives the launcher
     failures/     ranks that die, hang or raise
-    run.py        the steps, and the report
     settings.py   what a user says besides the strategy
     source.py     which file the model is read from, and whether it is the plan's
     job.py        strategy.json -> what is trained, known before the ranks meet
-    joining.py    how a rank comes to that, whoever writes the loop
     part.py       -> the stages and parameters of this device
-    trainer.py    one step of this device after the other
     store.py      what all ranks read and write before they are connected
     handshake.py  whether all ranks are of one launch
     greeting.py   what a rank says of itself in the handshake
@@ -19,14 +15,14 @@
     exchange.py   tensors sent with the order of their dimensions
     runtime.py    the loop over the actions
     gradients.py  flat gradient buffers, optimizers
+    rates.py      the learning rate of each step
+    updates.py    scaling, clipping and skipping, which all ranks decide together
     feed.py       synthetic data and the user's own
     sums.py       sums of gradients, started within the backward that makes them
     split/        stages whose operators are split over the devices of a mesh
     clocks.py     times of all ranks on rank 0's clock
-    report.py     predicted beside measured
-    checkpoints/  what was learned, kept and gone on from
     probe.py      measured transfers and all-reduces of the cluster itself
 
-`planner.launcher.run.launch` runs inside every process; `planner.launcher.processes.start_launch`
+`planner.training.run.launch` runs inside every process; `planner.launcher.processes.start_launch`
 starts them. This file imports neither, because torch takes a second to import.
 """

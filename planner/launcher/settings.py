@@ -8,7 +8,7 @@ from typing import TypedDict
 
 from planner.artefacts.problem import Optimizer
 from planner.launcher.failures.page import HANG_TIMEOUT_S
-from planner.launcher.training.rates import rate_factor
+from planner.launcher.rates import rate_factor
 from planner.support.errors import LaunchError, OptionError
 from planner.support.named import function_named
 

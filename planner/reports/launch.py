@@ -13,7 +13,7 @@ from planner.reports.tables import Table, count
 from planner.support.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from planner.launcher.report import Evaluation, LaunchReport, MeasuredDevice
+    from planner.training.report import Evaluation, LaunchReport, MeasuredDevice
 
 
 PEAK_MEMORY = ">peak memory (without reserve / of the process)"

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from planner.launcher.trials import Trial
 from planner.planning.portfolio import SolverComparison
 from planner.reports.compare import (
     MEASURED_HEAD,
@@ -16,6 +15,7 @@ from planner.reports.compare import (
 )
 from planner.reports.plans import comparison_json, samples_per_s
 from planner.reports.tables import Table, count, printable_lines
+from planner.training.trials import Trial
 
 STOPPED = "the command was stopped before its turn"
 MAX_PAIRS = 3

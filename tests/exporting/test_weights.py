@@ -14,9 +14,6 @@ from onnx import TensorProto, helper, numpy_helper
 import planner
 from planner.artefacts.files import read_plan
 from planner.artefacts.profile import BatchNorm
-from planner.launcher import run
-from planner.launcher.checkpoints.folder import find
-from planner.launcher.checkpoints.keeping import Keeping
 from planner.model import load
 from planner.model.annotated import write_partition
 from planner.model.export.forms import remove_annotations, to_evaluation
@@ -24,7 +21,10 @@ from planner.model.metadata import metadata_of
 from planner.model.record import WEIGHTS_KEY
 from planner.operators import parameters, randomness, to_torch
 from planner.support.errors import FileError, ModelError, OptionError
+from planner.training import run
 from planner.training.checkpoints import into_onnx as weights
+from planner.training.checkpoints.folder import find
+from planner.training.checkpoints.keeping import Keeping
 from tests.support import exports
 from tests.support.checkpoint_runs import tensors_of
 from tests.support.commands import run as run_command

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from planner.launcher.checkpoints import folder as folders
-from planner.launcher.checkpoints.folder import Record, TensorPlace, find, latest
-from planner.launcher.checkpoints.keeping import RESTARTS, Keeping, check, start_of
 from planner.support.errors import FileError, OptionError
+from planner.training.checkpoints import folder as folders
+from planner.training.checkpoints.folder import Record, TensorPlace, find, latest
+from planner.training.checkpoints.keeping import RESTARTS, Keeping, check, start_of
 
 
 def make(folder, *steps, size=10, model="../net.onnx", index=b"y"):

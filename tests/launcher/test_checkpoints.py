@@ -8,12 +8,12 @@ from threading import Event
 import pytest
 import torch
 
-from planner.launcher import run
-from planner.launcher.checkpoints import saver, storage
-from planner.launcher.checkpoints.folder import find
-from planner.launcher.checkpoints.keeping import Keeping
-from planner.launcher.trainer import Trainer
 from planner.support.errors import FileError, LaunchError
+from planner.training import run
+from planner.training.checkpoints import saver, storage
+from planner.training.checkpoints.folder import find
+from planner.training.checkpoints.keeping import Keeping
+from planner.training.trainer import Trainer
 from tests.support.checkpoint_runs import tensors_of
 from tests.support.mode_runs import net, profile_of, write_strategy
 from tests.support.ranks import forked
@@ -230,7 +230,7 @@ def test_an_optimizer_whose_state_is_no_tensor_is_refused(alone, tmp_path, monke
                     self.state[parameter]["calls"] = 1
 
     monkeypatch.setattr(
-        "planner.launcher.trainer.make_optimizer",
+        "planner.training.trainer.make_optimizer",
         lambda name, parameters, rate, decay: Counting(parameters),
     )
     with pytest.raises(LaunchError, match=r"the state of Counting for .* has 'calls', a int"):

@@ -16,9 +16,9 @@ from planner.artefacts.plan import (
     StagePrediction,
 )
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy, crossings
-from planner.launcher.run import launch
 from planner.model import load
 from planner.model.annotated import check_agreement, write_partition
+from planner.training.run import launch
 from tests.support import exports
 
 STEPS, NUM_MICROBATCHES, LEARNING_RATE = 10, 2, 1e-3

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from planner.launcher.checkpoints.folder import latest, step_of
+from planner.training.checkpoints.folder import latest, step_of
 from tests.support.checkpoint_runs import tensors_of
 from tests.support.mode_runs import net, profile_of, write_strategy
 
@@ -27,9 +27,9 @@ from pathlib import Path
 from planner.support.errors import PlannerError
 from planner.launcher import ending
 ending.enter()
-from planner.launcher.checkpoints import storage
-from planner.launcher.checkpoints.keeping import Keeping
-from planner.launcher.run import launch
+from planner.training.checkpoints import storage
+from planner.training.checkpoints.keeping import Keeping
+from planner.training.run import launch
 Path("pid." + os.environ["RANK"]).write_text(str(os.getpid()))
 write_data = storage.FileSystemWriter.write_data
 

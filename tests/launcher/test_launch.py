@@ -12,10 +12,9 @@ from planner.artefacts.files import write_plan
 from planner.artefacts.losses import LossOptions, losses
 from planner.artefacts.problem import Optimizer
 from planner.artefacts.strategy import GradientSum
-from planner.launcher import job, part, processes, run, world
+from planner.launcher import job, part, processes, world
 from planner.launcher.gradients import GradientBuffers, make_optimizer
 from planner.launcher.handshake import Agreement
-from planner.launcher.run import launch
 from planner.launcher.runtime import StageRunner
 from planner.launcher.source import read_model
 from planner.operators import to_torch
@@ -24,6 +23,8 @@ from planner.reports.launch import launch_json, launch_tables, loss_lines
 from planner.schedules.actions import Compute, Direction
 from planner.simulator.traces.read import read_trace
 from planner.support.errors import FileError, LaunchError, OptionError
+from planner.training import run
+from planner.training.run import launch
 from tests.support.launch_worker import (
     CASES,
     LENGTH,
@@ -48,7 +49,7 @@ sys.path.insert(0, {str(ROOT)!r})
 from planner.support.errors import PlannerError
 from planner.launcher import clocks, ending
 ending.enter()
-from planner.launcher.run import launch
+from planner.training.run import launch
 from planner.launcher.runtime import StageRunner
 from planner.operators import to_torch
 say = lambda line: print(line, file=sys.stderr)
@@ -409,7 +410,7 @@ def test_one_gpu_trains_as_a_cpu_does(alone):
 def use_data(monkeypatch, tmp_path, function):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("planner.launcher.settings.function_named", lambda *_: function)
-    monkeypatch.setattr("planner.launcher.training.datasets.function_named", lambda *_: function)
+    monkeypatch.setattr("planner.training.datasets.function_named", lambda *_: function)
 
 
 def test_data_comes_from_a_function(alone, tmp_path, monkeypatch):

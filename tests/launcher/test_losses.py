@@ -13,11 +13,11 @@ from planner.artefacts.files import write_plan
 from planner.artefacts.graph import LossChoice, loss_outputs
 from planner.artefacts.losses import LossOptions, losses
 from planner.artefacts.strategy import ScheduleName
-from planner.launcher.run import launch
 from planner.model import load
 from planner.operators import synthetic
 from planner.reports.launch import launch_json, loss_lines
 from planner.support.errors import LaunchError, OptionError
+from planner.training.run import launch
 from tests.support.launch_worker import Case, make_plan
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the quick exporter

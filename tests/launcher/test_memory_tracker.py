@@ -12,12 +12,12 @@ from planner.artefacts.files import write_plan
 from planner.artefacts.problem import Optimizer, Options, Problem
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy
 from planner.launcher.gradients import make_optimizer
-from planner.launcher.run import launch
 from planner.model import load
 from planner.profilers.measured import measure
 from planner.profilers.storages import StorageTracker
 from planner.reports.launch import launch_json, launch_tables
 from planner.schedules.orders import default_warmups
+from planner.training.run import launch
 from tests.support.accuracy_plans import planned
 from tests.support.builders import cluster, unit_type
 from tests.support.memory_runs import SlowLinks, peaks_of, run

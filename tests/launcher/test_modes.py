@@ -7,8 +7,8 @@ import torch
 
 from planner.artefacts.files import read_plan
 from planner.artefacts.profile import BatchNorm
-from planner.launcher.run import launch
 from planner.reports.launch import launch_json
+from planner.training.run import launch
 from tests.support.memory_runs import peaks_of
 from tests.support.mode_runs import launched, loop, net, profile_of, run_all, write_strategy
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from planner.launcher.checkpoints.folder import latest, read
-from planner.launcher.checkpoints.storage import empty, fill
+from planner.training.checkpoints.folder import latest, read
+from planner.training.checkpoints.storage import empty, fill
 from tests.launcher.test_launch import write_case
 from tests.support.launch_worker import Case
 

@@ -9,7 +9,6 @@ from planner.artefacts.files import read_plan, write_plan
 from planner.artefacts.losses import NO_OPTIONS
 from planner.launcher.job import prepare
 from planner.launcher.part import make_part
-from planner.launcher.run import launch
 from planner.launcher.source import read_model
 from planner.launcher.world import ProcessRank
 from planner.model import weights
@@ -17,6 +16,7 @@ from planner.model.annotated import weights as carried
 from planner.model.annotated import write_partition
 from planner.model.weights import ModelFile
 from planner.support.errors import FileError, LaunchError
+from planner.training.run import launch
 from tests.support.launch_worker import Case, load_model, make_model, make_plan
 
 TWO_STAGES = Case((1, 1))

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from planner.launcher.trials import Host, Trial, obstacle
 from planner.planning.portfolio import compare
 from planner.reports.trials import complete, order_line, order_of, trials_table
+from planner.training.trials import Host, Trial, obstacle
 from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type
 
 TWO_CORES = Host(2, ())

@@ -16,10 +16,10 @@ import torch
 import torch.distributed as dist
 
 from planner.commands.errors import ranks_leave_at_once
-from planner.launcher import run
-from planner.launcher.checkpoints.folder import find
-from planner.launcher.checkpoints.keeping import Keeping
-from planner.launcher.checkpoints.storage import empty, fill
+from planner.training import run
+from planner.training.checkpoints.folder import find
+from planner.training.checkpoints.keeping import Keeping
+from planner.training.checkpoints.storage import empty, fill
 
 
 def tensors_of(path):

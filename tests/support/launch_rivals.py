@@ -36,11 +36,11 @@ from planner.launcher import world
 from planner.launcher.job import prepare as job_of
 from planner.launcher.settings import Settings
 from planner.launcher.sums import BucketSums
-from planner.launcher.trainer import Trainer
 from planner.launcher.world import ProcessRank
 from planner.model import load
 from planner.profilers.measured import measure
 from planner.schedules.orders import default_warmups
+from planner.training.trainer import Trainer
 from tests.support.accuracy_plans import planned
 from tests.support.builders import cluster, unit_type
 

@@ -45,7 +45,6 @@ from planner.launcher.runtime import Runtime
 from planner.launcher.settings import Settings
 from planner.launcher.split.boxes import boxes_of
 from planner.launcher.store import begin_generation
-from planner.launcher.trainer import make_feed
 from planner.launcher.world import World
 from planner.model import load
 from planner.operators import parameters, synthetic, to_torch
@@ -56,6 +55,7 @@ from planner.schedules.dry_run import dry_run
 from planner.schedules.orders import default_warmups
 from planner.schedules.program import program
 from planner.solvers.placement.stages import pieces, segments
+from planner.training.trainer import make_feed
 
 BATCH, LENGTH, WIDTH, WORDS = 2, 3, 4, 7
 

@@ -29,12 +29,12 @@ from planner.artefacts.problem import Optimizer as OptimizerName
 from planner.artefacts.problem import Options, Problem
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy
 from planner.commands.errors import ranks_leave_at_once
-from planner.launcher import run, trainer
 from planner.launcher.gradients import make_optimizer
 from planner.model import load
 from planner.operators import randomness, synthetic
 from planner.profilers.measured import measure
 from planner.schedules.orders import default_warmups
+from planner.training import run, trainer
 from tests.support.accuracy_plans import planned
 from tests.support.builders import cluster, unit_type
 from tests.support.ranks import forked

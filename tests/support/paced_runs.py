@@ -20,9 +20,9 @@ import torch.distributed as dist
 
 from planner.artefacts.files import read_plan
 from planner.commands.errors import ranks_leave_at_once
-from planner.launcher import run, trainer
 from planner.launcher.part import Part
 from planner.reports.launch import launch_json
+from planner.training import run, trainer
 from tests.support.ranks import under_torchrun
 
 ROOT = Path(__file__).parents[2]

@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 
 from planner.commands.errors import ranks_leave_at_once
-from planner.launcher import run
-from planner.launcher.checkpoints.keeping import Keeping
+from planner.training import run
+from planner.training.checkpoints.keeping import Keeping
 
 EVALS = """
 import torch

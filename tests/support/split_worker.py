@@ -29,12 +29,12 @@ from planner.launcher.job import TrainingJob
 from planner.launcher.settings import Settings
 from planner.launcher.split.convert import local_part
 from planner.launcher.store import begin_generation
-from planner.launcher.trainer import Trainer
 from planner.operators import parameters, synthetic, to_torch
 from planner.operators.losses import criterion
 from planner.schedules.dry_run import dry_run, meshes_of
 from planner.schedules.program import program
 from planner.solvers.sharded.options import Megatron
+from planner.training.trainer import Trainer
 from tests.support.builders import islands, problem_of, profile_of
 from tests.support.split_models import loaded, megatron
 from tests.support.split_plans import cut_further, error, plan_of, random_sharding

@@ -23,7 +23,7 @@ from planner.launcher.job import TrainingJob
 from planner.launcher.part import Part, as_it_crosses
 from planner.launcher.runtime import Record
 from planner.launcher.split.boxes import boxes_of
-from planner.launcher.training.updates import Rules, Update
+from planner.launcher.updates import Rules, Update
 from planner.launcher.world import World
 from planner.profilers.storages import MemoryWatch
 from planner.schedules.actions import Action, AllReduce, Program

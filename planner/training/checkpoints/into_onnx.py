@@ -9,13 +9,13 @@ from typing import BinaryIO
 import torch
 from onnx import TensorProto, helper
 
-from planner.launcher.checkpoints.folder import Checkpoint
 from planner.model.export.forms import remove_annotations, to_evaluation
 from planner.model.export.write import MAX_FILE_BYTES, check_data
 from planner.model.record import WEIGHTS_FILE, WEIGHTS_KEY, write_record
 from planner.support.errors import FileError
 from planner.support.outputs import Kind
 from planner.support.writing import explained, writing
+from planner.training.checkpoints.folder import Checkpoint
 from planner.training.checkpoints.learned import LearnedModel
 
 ALIGNED_BYTES = 4096

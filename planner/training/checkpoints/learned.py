@@ -7,8 +7,6 @@ import torch
 from onnx import GraphProto, ModelProto, TensorProto, helper, numpy_helper
 from torch import Tensor
 
-from planner.launcher.checkpoints.folder import PARAMETERS, STATISTICS, Checkpoint
-from planner.launcher.checkpoints.storage import empty, fill
 from planner.model import content_hash
 from planner.model.load import proto_of
 from planner.model.record import read_record
@@ -16,6 +14,8 @@ from planner.model.repair import Repaired, Ties, repaired
 from planner.model.values import Values, tensor_type
 from planner.model.weights import ModelFile, is_stored
 from planner.support.errors import FileError, ModelError
+from planner.training.checkpoints.folder import PARAMETERS, STATISTICS, Checkpoint
+from planner.training.checkpoints.storage import empty, fill
 
 _FLOATS = frozenset({
     TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16,

@@ -12,7 +12,6 @@ from planner.artefacts.losses import NO_OPTIONS
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy
 from planner.launcher.asynchronous.steady import cropped, steady_window
 from planner.launcher.job import prepare
-from planner.launcher.run import launch
 from planner.launcher.world import ProcessRank
 from planner.operators import randomness
 from planner.reports.launch import launch_json, launch_tables
@@ -20,6 +19,7 @@ from planner.schedules.actions import Compute, Direction, Step
 from planner.simulator.timeline import Event, Timeline
 from planner.simulator.traces.read import read_trace
 from planner.support.errors import LaunchError, OptionError
+from planner.training.run import launch
 from tests.launcher.training.test_own_loop import Quiet
 from tests.support.mode_runs import SEED, net, profile_of, write_strategy
 from tests.support.own_loops import batches

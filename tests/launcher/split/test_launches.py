@@ -10,7 +10,7 @@ import torch
 
 from planner.artefacts.files import read_plan, write_plan
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy
-from planner.launcher.checkpoints.folder import find
+from planner.training.checkpoints.folder import find
 from tests.support.checkpoint_runs import tensors_of
 from tests.support.ranks import ROOT, forked
 from tests.support.split_launches import EVALS, launched

@@ -16,9 +16,9 @@ from planner.commands.launch import launch as command
 from planner.launcher.greeting import _values
 from planner.launcher.handshake import Hello, differences
 from planner.launcher.settings import Settings, TrainingOptions
-from planner.launcher.training.config import ARGUMENTS, KINDS, OF_PROCESSES, read_config
 from planner.support.errors import FileError
 from planner.support.reading import MAX_OPTIONS_BYTES
+from planner.training.config import ARGUMENTS, KINDS, OF_PROCESSES, read_config
 from tests.support.commands import run
 from tests.support.mode_runs import net, profile_of, write_strategy
 

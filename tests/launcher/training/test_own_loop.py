@@ -10,10 +10,10 @@ import planner
 from planner.artefacts.problem import Optimizer
 from planner.launcher.gradients import make_optimizer
 from planner.launcher.settings import LoopOptions, Settings
-from planner.launcher.training.fingerprints import fingerprint
-from planner.launcher.training.samples import Named
 from planner.operators import randomness
 from planner.support.errors import FileError, LaunchError, OptionError
+from planner.training.fingerprints import fingerprint
+from planner.training.samples import Named
 from tests.support.mode_runs import MICROBATCHES, RATIO, SEED, net, profile_of, write_strategy
 from tests.support.own_loops import RATES, SAMPLES, STEPS, batches, run_all
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.optim import lr_scheduler as torch_rates
 
-from planner.launcher.training.rates import rate_factor
+from planner.launcher.rates import rate_factor
 from planner.support.errors import LaunchError, OptionError
 
 STEPS = 12

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from planner.artefacts.strategy import GradientSum
-from planner.launcher.run import launch
-from planner.launcher.training.updates import BACKOFF, FIRST_SCALE, LossScale, loss_scale, owned
+from planner.launcher.updates import BACKOFF, FIRST_SCALE, LossScale, loss_scale, owned
 from planner.support.errors import LaunchError, OptionError
+from planner.training.run import launch
 from tests.support.mode_runs import launched, loop, net, profile_of, run_all, write_strategy
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -219,7 +219,7 @@ def test_shorter_types_train_as_autocast_does(tmp_path, dtype):
 def test_float16_skips_steps_whose_gradients_overflow(tmp_path, monkeypatch):
     net(tmp_path / "net.onnx", dtype="float32")
     path = write_strategy(tmp_path / "s.json", profile_of(tmp_path / "net.onnx"), (1,))
-    monkeypatch.setattr("planner.launcher.training.updates.FIRST_SCALE", 2.0**40)
+    monkeypatch.setattr("planner.launcher.updates.FIRST_SCALE", 2.0**40)
     report, _, _ = launched(path, 30, dtype="float16")
     (note,) = [one for one in report.notes if "left out" in one]
     assert 10 < int(note.split()[0]) < 30

@@ -16,10 +16,10 @@ from planner.artefacts.plan import (
     StagePrediction,
 )
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy, crossings, used_devices
-from planner.launcher.run import launch
 from planner.model.modes import batch_norm_form
 from planner.schedules.orders import default_warmups
 from planner.solvers.manual import stages_of
+from planner.training.run import launch
 from tests.support.zoo import ZOO
 from tests.support.zoo.reference import LEARNING_RATE, NUM_MICROBATCHES, STEPS, batches
 

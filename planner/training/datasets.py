@@ -33,10 +33,10 @@ from torch.utils.data import (
 )
 
 from planner.launcher.feed import Batch
-from planner.launcher.training.dealing import Deal, History, Request, drawing, seed_of
-from planner.launcher.training.samples import Reader
 from planner.support.errors import LaunchError
 from planner.support.named import function_named
+from planner.training.dealing import Deal, History, Request, drawing, seed_of
+from planner.training.samples import Reader
 
 # ------------------------------------------------------------------------------ what is given
 

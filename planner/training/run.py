@@ -14,25 +14,25 @@ from planner.artefacts.losses import NO_OPTIONS, LossOptions
 from planner.artefacts.plan import Plan
 from planner.launcher.asynchronous.flows import flow_end
 from planner.launcher.asynchronous.rules import check_schedule
-from planner.launcher.checkpoints.folder import Checkpoint
-from planner.launcher.checkpoints.keeping import NOTHING_KEPT, Keeping, check_left
-from planner.launcher.checkpoints.saver import Saver, resume
 from planner.launcher.clocks import Clock
 from planner.launcher.failures.causes import introduce, with_causes
 from planner.launcher.failures.hosts import hosts_watched
 from planner.launcher.greeting import failure_told, meet_others
 from planner.launcher.job import TrainingJob, check_ranks
-from planner.launcher.joining import Asked, check_options, read_job, seated
 from planner.launcher.part import staying
-from planner.launcher.report import Evaluation, Findings, LaunchReport, make_report
 from planner.launcher.runtime import Record
 from planner.launcher.settings import Settings, TrainingOptions
-from planner.launcher.trainer import Trainer
-from planner.launcher.training.following import Follower
 from planner.launcher.world import ProcessRank, process_rank
 from planner.profilers.storages import watching
 from planner.simulator.traces.read import measured_by
 from planner.simulator.traces.write import write_trace
+from planner.training.checkpoints.folder import Checkpoint
+from planner.training.checkpoints.keeping import NOTHING_KEPT, Keeping, check_left
+from planner.training.checkpoints.saver import Saver, resume
+from planner.training.following import Follower
+from planner.training.joining import Asked, check_options, read_job, seated
+from planner.training.report import Evaluation, Findings, LaunchReport, make_report
+from planner.training.trainer import Trainer
 
 Progress = Callable[[int, int, float | None], None]
 KEPT_STEPS = 50  # the last ones, whose actions are kept

@@ -23,7 +23,12 @@ from torch.optim import Optimizer
 from planner.artefacts.graph import Graph, parameters_by_name
 from planner.artefacts.sharding import Spec, local_shape
 from planner.artefacts.strategy import operator_indices
-from planner.launcher.checkpoints.folder import (
+from planner.launcher.job import TrainingJob
+from planner.launcher.part import Part
+from planner.launcher.split.part import spec_in
+from planner.resharding.sums import lies_in
+from planner.support.errors import FileError, LaunchError
+from planner.training.checkpoints.folder import (
     OPTIMIZER,
     PARAMETERS,
     RANDOM,
@@ -32,13 +37,8 @@ from planner.launcher.checkpoints.folder import (
     Record,
     TensorPlace,
 )
-from planner.launcher.checkpoints.storage import empty, fill
-from planner.launcher.job import TrainingJob
-from planner.launcher.part import Part
-from planner.launcher.split.part import spec_in
-from planner.launcher.trainer import Trainer
-from planner.resharding.sums import lies_in
-from planner.support.errors import FileError, LaunchError
+from planner.training.checkpoints.storage import empty, fill
+from planner.training.trainer import Trainer
 
 
 def optimizer_name(optimizer: Optimizer | None) -> str | None:

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from planner.launcher.checkpoints.folder import Checkpoint, find, latest, name_of, read
 from planner.launcher.job import TrainingJob
 from planner.support.errors import FileError, LaunchError, OptionError
+from planner.training.checkpoints.folder import Checkpoint, find, latest, name_of, read
 
 KEPT = 3
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"

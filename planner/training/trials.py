@@ -11,18 +11,32 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 from planner.artefacts.files import write_plan
 from planner.artefacts.plan import Plan
 from planner.clusters.yaml.schema import available_cores
 from planner.launcher.processes import start_launch
-from planner.planning.portfolio import SolverRow
 from planner.profilers.devices import gpu_names, is_of_type
 from planner.support.errors import LaunchError
 
 CPU = "cpu"
 WARM_UP_STEPS = 1
 """Steps before the timed ones; the report of a launch leaves out as many."""
+
+
+class Candidate(NamedTuple):
+    """A plan to run.
+
+    Attributes:
+        solver: that made it.
+        plan: the plan.
+        fits: whether it fits by the planner's count.
+    """
+
+    solver: str
+    plan: Plan
+    fits: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +93,7 @@ class Host:
 
 
 def trials(
-    rows: Sequence[SolverRow],
+    candidates: Sequence[Candidate],
     model_path: Path,
     steps: int,
     progress: Callable[[int, str], None] = lambda done, solver: None,
@@ -87,24 +101,22 @@ def trials(
     """Runs the plans, and gives a trial for each as soon as it is there.
 
     Args:
-        rows: the solvers; those without a plan have no trial.
         model_path: the plans' ONNX file.
         steps: timed steps of each plan.
         progress: called before each plan with the number of plans before it and its solver.
     """
-    plans = [(row, row.plan) for row in rows if row.plan is not None]
-    host = this_host([plan for _, plan in plans])
+    host = this_host([one.plan for one in candidates])
     ran: dict[object, Trial] = {}
     with TemporaryDirectory(prefix="planner-") as folder:
-        for done, (row, plan) in enumerate(plans):
-            progress(done, row.solver)
-            trial, content = Trial(row.solver, plan), (plan.strategy, plan.ranks)
-            reason = "its plan does not fit" if row.shortage else obstacle(plan, host)
+        for done, (solver, plan, fits) in enumerate(candidates):
+            progress(done, solver)
+            trial, content = Trial(solver, plan), (plan.strategy, plan.ranks)
+            reason = obstacle(plan, host) if fits else "its plan does not fit"
             if reason is not None:
                 yield replace(trial, reason=reason)
             elif content in ran:
                 first = ran[content]
-                yield replace(first, solver=row.solver, plan=plan, same_as=first.solver)
+                yield replace(first, solver=solver, plan=plan, same_as=first.solver)
             else:
                 ran[content] = _run(trial, model_path, steps, Path(folder))
                 yield ran[content]

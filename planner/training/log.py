@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
-from planner.launcher.training.updates import Update
+from planner.launcher.updates import Update
 from planner.support.errors import FileError
 from planner.support.outputs import Kind, head_of
 

@@ -5,14 +5,14 @@ from pathlib import Path
 
 from planner.artefacts.losses import LossOptions
 from planner.artefacts.plan import Plan
-from planner.launcher.checkpoints.folder import Checkpoint
-from planner.launcher.checkpoints.keeping import Keeping, check_fits, start_of
-from planner.launcher.checkpoints.keeping import check as check_keeping
 from planner.launcher.greeting import compare_jobs
 from planner.launcher.handshake import Agreement
 from planner.launcher.job import TrainingJob, prepare, with_settings
 from planner.launcher.settings import Settings, check
 from planner.launcher.world import ProcessRank
+from planner.training.checkpoints.folder import Checkpoint
+from planner.training.checkpoints.keeping import Keeping, check_fits, start_of
+from planner.training.checkpoints.keeping import check as check_keeping
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,8 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from planner.launcher.checkpoints.folder import TensorPlace
 from planner.support.errors import FileError, LaunchError
+from planner.training.checkpoints.folder import TensorPlace
 
 _ALONE = "torch.distributed is disabled, unavailable or uninitialized"
 

@@ -26,15 +26,15 @@ from planner.launcher.part import Part
 from planner.launcher.runtime import LocalHandover
 from planner.launcher.split.boxes import Boxes, boxes_of
 from planner.launcher.split.part import place_of
-from planner.launcher.training.datasets import MapSource, given, is_dataset, told
-from planner.launcher.training.dealing import Deal, Request, seed_of
-from planner.launcher.training.metrics import Meter, metrics_of
-from planner.launcher.training.samples import Reader
 from planner.launcher.world import PostedTransfer, World
 from planner.operators.randomness import drawing
 from planner.operators.running import REFUSALS
 from planner.schedules.actions import Action, Compute, Direction, Receive, Send, text, waits
 from planner.support.errors import LaunchError, words_of
+from planner.training.datasets import MapSource, given, is_dataset, told
+from planner.training.dealing import Deal, Request, seed_of
+from planner.training.metrics import Meter, metrics_of
+from planner.training.samples import Reader
 
 Tensors = dict[str, Tensor]
 

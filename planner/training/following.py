@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from planner.launcher.report import Evaluation
 from planner.launcher.runtime import Record
 from planner.launcher.settings import Settings
-from planner.launcher.trainer import Trainer
-from planner.launcher.training.log import Log
+from planner.training.log import Log
+from planner.training.report import Evaluation
+from planner.training.trainer import Trainer
 
 
 class Follower:

@@ -15,19 +15,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from planner.launcher.checkpoints import folder as folders
-from planner.launcher.checkpoints.folder import Checkpoint, Record
-from planner.launcher.checkpoints.keeping import Keeping
-from planner.launcher.checkpoints.state import optimizer_name, restore, tensors_to_save
-from planner.launcher.checkpoints.storage import say_nothing_of_being_alone, write
 from planner.launcher.job import TrainingJob
 from planner.launcher.store import TIMEOUT
-from planner.launcher.trainer import Trainer
 from planner.model.metadata import metadata_of
 from planner.model.record import ANNOTATION_KEY
 from planner.support.errors import LaunchError, PlannerError, Stopped
 from planner.support.paths import relative
 from planner.support.version import __version__
+from planner.training.checkpoints import folder as folders
+from planner.training.checkpoints.folder import Checkpoint, Record
+from planner.training.checkpoints.keeping import Keeping
+from planner.training.checkpoints.state import optimizer_name, restore, tensors_to_save
+from planner.training.checkpoints.storage import say_nothing_of_being_alone, write
+from planner.training.trainer import Trainer
 
 
 def resume(trainer: Trainer, job: TrainingJob, start: Checkpoint) -> None:

@@ -22,28 +22,21 @@ from planner.launcher.gradients import (
 )
 from planner.launcher.job import TrainingJob
 from planner.launcher.part import Part, as_it_crosses, make_part, shorter_dtype
+from planner.launcher.rates import rate_factor
 from planner.launcher.runtime import Record, Runtime
 from planner.launcher.settings import USUAL_STEPS, Settings
 from planner.launcher.split.boxes import boxes_of
 from planner.launcher.split.mesh import all_lines
-from planner.launcher.training.datasets import (
-    MapFeed,
-    StreamFeed,
-    dataset_feed,
-    given,
-    is_dataset,
-    said,
-)
-from planner.launcher.training.dealing import Deal, History
-from planner.launcher.training.evaluation import EvalData, Evaluator
-from planner.launcher.training.rates import rate_factor
-from planner.launcher.training.samples import Reader
-from planner.launcher.training.updates import Rules, Updates, loss_scale, owned
+from planner.launcher.updates import Rules, Updates, loss_scale, owned
 from planner.launcher.world import World
 from planner.profilers.storages import MemoryWatch
 from planner.resharding.sums import owns, silent
 from planner.schedules.actions import Compute, waiting_for_sends
 from planner.support.errors import LaunchError
+from planner.training.datasets import MapFeed, StreamFeed, dataset_feed, given, is_dataset, said
+from planner.training.dealing import Deal, History
+from planner.training.evaluation import EvalData, Evaluator
+from planner.training.samples import Reader
 
 
 class Trainer:

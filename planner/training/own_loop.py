@@ -22,11 +22,6 @@ from torch import Tensor
 
 from planner.launcher import ending
 from planner.launcher.asynchronous.rules import check_schedule
-from planner.launcher.checkpoints.folder import PARAMETERS, STATISTICS, Checkpoint, name_of
-from planner.launcher.checkpoints.keeping import Keeping, check_later
-from planner.launcher.checkpoints.keeping import check as check_keeping
-from planner.launcher.checkpoints.saver import Saver, resume
-from planner.launcher.checkpoints.state import tensors_to_save
 from planner.launcher.failures.causes import introduce, with_causes
 from planner.launcher.failures.hosts import hosts_watched
 from planner.launcher.failures.page import Phase
@@ -34,17 +29,22 @@ from planner.launcher.failures.uncaught import become_a_rank, speak_last
 from planner.launcher.feed import Batch
 from planner.launcher.greeting import failure_told, meet_others
 from planner.launcher.job import TrainingJob
-from planner.launcher.joining import Asked, check_options, read_job
 from planner.launcher.part import as_it_crosses
-from planner.launcher.trainer import Trainer, needs_of
-from planner.launcher.training.evaluation import EvalData, Evaluator
-from planner.launcher.training.fingerprints import fingerprint
-from planner.launcher.training.rates import KNOWN
-from planner.launcher.training.rows import samples_of
-from planner.launcher.training.samples import Reader
+from planner.launcher.rates import KNOWN
 from planner.launcher.world import ProcessRank, process_rank
 from planner.support.errors import LaunchError, OptionError
 from planner.support.named import function_named
+from planner.training.checkpoints.folder import PARAMETERS, STATISTICS, Checkpoint, name_of
+from planner.training.checkpoints.keeping import Keeping, check_later
+from planner.training.checkpoints.keeping import check as check_keeping
+from planner.training.checkpoints.saver import Saver, resume
+from planner.training.checkpoints.state import tensors_to_save
+from planner.training.evaluation import EvalData, Evaluator
+from planner.training.fingerprints import fingerprint
+from planner.training.joining import Asked, check_options, read_job
+from planner.training.rows import samples_of
+from planner.training.samples import Reader
+from planner.training.trainer import Trainer, needs_of
 
 EVALUATE = "evaluate"
 """How messages call the data of an evaluation."""
