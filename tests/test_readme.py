@@ -17,7 +17,7 @@ from planner.artefacts.files import shipped
 from planner.artefacts.formats.any import read_any_profiles
 from planner.artefacts.formats.graph_txt import from_profile, to_text
 from tests.clusters.test_imports import CUBE
-from tests.peers.test_foreign import DNN_FILE, PIPER_FILE
+from tests.planning.test_other_cost_models import DNN_FILE, PIPER_FILE
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

@@ -16,9 +16,9 @@ from planner.model.record import METADATA_KEY
 from planner.reports.probe import probe_comments
 from planner.support.errors import FileError, OptionError
 from tests.commands.test_cli import mlp
-from tests.launcher.test_checkpoint_folder import make as make_checkpoint
 from tests.support.commands import run
 from tests.test_writing import SPECIAL, full_disk, make_special, names
+from tests.training.test_checkpoint_folder import make as make_checkpoint
 
 PAIR = """
 format: planner-topology/1

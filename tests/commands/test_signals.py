@@ -21,8 +21,8 @@ from planner.model.load import read_proto
 from planner.simulator.traces.write import write_trace
 from planner.support.caches import unsealed
 from tests.commands.test_cli import TOPOLOGY, mlp
+from tests.simulator.traces.test_calibrate import TRUE, measured_by, problem_with, run_of
 from tests.support.builders import cluster, unit_type
-from tests.traces.test_calibrate import TRUE, measured_by, problem_with, run_of
 
 ROOT = Path(__file__).parents[2]
 SAID = {signal.SIGINT: "stopped\n", signal.SIGTERM: "stopped by SIGTERM\n"}

@@ -12,8 +12,8 @@ import pytest
 from planner.artefacts.files import write_plan
 from planner.model import load
 from planner.model.annotated import write_partition
+from tests.model.annotated.test_annotated import plan_for
 from tests.support.large_models import MIB, load_part, name_of, write_chain
-from tests.test_partition import plan_for
 
 ROOT = Path(__file__).resolve().parents[2]
 ABOVE_BYTES = 300_000_000

@@ -14,12 +14,12 @@ from planner.artefacts.strategy import ScheduleName
 from planner.launcher.asynchronous.flows import flow_end
 from planner.model import load
 from planner.operators import randomness, synthetic
-from tests.launcher.test_checkpoints import assert_same
 from tests.support import datasets, mode_runs
 from tests.support.checkpoint_runs import tensors_of
 from tests.support.mode_runs import net, profile_of, run_all, write_strategy
 from tests.support.pipedream_replay import Replay, net_stages
 from tests.support.ranks import forked
+from tests.training.test_checkpoints import assert_same
 
 ROOT = Path(__file__).resolve().parents[3]
 STEPS, COUNT, SAME = 5, 4, 1e-12

@@ -20,9 +20,9 @@ from planner.simulator.timeline import Event, Timeline
 from planner.simulator.traces.read import read_trace
 from planner.support.errors import LaunchError, OptionError
 from planner.training.run import launch
-from tests.launcher.training.test_own_loop import Quiet
 from tests.support.mode_runs import SEED, net, profile_of, write_strategy
 from tests.support.own_loops import batches
+from tests.training.test_own_loop import Quiet
 
 
 @pytest.fixture(scope="module")

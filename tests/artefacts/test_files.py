@@ -286,7 +286,7 @@ def test_a_file_is_parsed_once_until_it_changes(tmp_path):
 
 def test_an_installed_package_has_its_presets(tmp_path):
     """Laid out as the `package-dir` of pyproject.toml has it."""
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     for source, target in (("planner", "planner"), ("topologies", "planner/data/topologies")):
         shutil.copytree(
             root / source, tmp_path / target, ignore=shutil.ignore_patterns("__pycache__")
@@ -302,7 +302,7 @@ def test_an_installed_package_has_its_presets(tmp_path):
 
 # ---------------------------------------------------------------------------------- strategies
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parents[1] / "golden"
 SPLIT = Strategy(
     (
         Stage.whole(("a",), (6,), 2, True),
@@ -381,7 +381,7 @@ def test_the_field_of_a_wrong_mesh_is_named(tmp_path, change, said):
 
 def strategy(folder, at, value):
     """A strategy file of the tests with one field replaced."""
-    plain = json.loads((Path(__file__).parent / "golden" / "skip-1f1b.json").read_text())
+    plain = json.loads((Path(__file__).parents[1] / "golden" / "skip-1f1b.json").read_text())
     part = plain
     for key in at[:-1]:
         part = part[key]

@@ -35,7 +35,7 @@ def checked(case, folder):
         known = {}
         for rule, sizes in one.discover(known):
             if any(name.startswith("@") for name in rule.local):
-                continue  # tests/discovery/test_parts.py
+                continue  # tests/profilers/rules/test_parts.py
             num_rules += 1
             line = " ".join((f"{','.join(rule.given)}->{','.join(rule.made)}", *rule.local))
             for n in (2, 3):

@@ -10,15 +10,15 @@ from torch import nn
 from planner.reports.launch import launch_json, loss_lines
 from planner.support.errors import LaunchError
 from planner.training.run import launch
-from tests.launcher.training.test_datasets import by_torch
 from tests.support import datasets
 from tests.support.mode_runs import launched, net, profile_of, run_all, write_strategy
+from tests.training.test_datasets import by_torch
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 HERE = "tests.support.datasets"
 HOW = {
     "data": f"{HERE}:samples", "shuffle": False, "epochs": 2, "eval_data": f"{HERE}:samples",
-    "eval_every": 3, "metrics": ["tests.launcher.training.test_evaluation:largest"],
+    "eval_every": 3, "metrics": ["tests.training.test_evaluation:largest"],
 }  # fmt: skip
 
 
@@ -199,7 +199,7 @@ def test_bad_data_is_told_before_the_first_step(made, name):
 def test_a_metric_that_fails_is_named(made, name, message):
     folder, profile = made
     path = write_strategy(folder / "metric.json", profile, (1,))
-    where = f"tests.launcher.training.test_evaluation:{name}"
+    where = f"tests.training.test_evaluation:{name}"
     with pytest.raises(LaunchError) as error:
         launch(path, steps=1, eval_data=f"{HERE}:samples", metrics=(where,))
     assert str(error.value) == f"--metric {where}: {message}"

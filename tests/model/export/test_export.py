@@ -611,7 +611,7 @@ def test_a_plain_call_of_torch_prints_nothing_through_the_command(factories):
     done = subprocess.run(
         [sys.executable, "-m", "cli", "export", f"{factories}:good", "--json"],
         capture_output=True, text=True, check=True,
-        env={"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": ""},
+        env={"PYTHONPATH": str(Path(__file__).parents[3]), "PATH": ""},
     )  # fmt: skip
     assert json.loads(done.stdout)["files"] == ["model.onnx"]
     assert done.stderr == ""

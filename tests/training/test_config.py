@@ -33,13 +33,13 @@ clip: 1
 shuffle: false
 loss: {{logits: cross-entropy}}
 eval_data: {HERE}:samples
-metric: [tests.launcher.training.test_evaluation:largest]
+metric: [tests.training.test_evaluation:largest]
 log: log.jsonl
 """
 OPTIONS = (
     "--data", f"{HERE}:samples", "--steps", "3", "--lr", "0.05", "--lr-schedule", "cosine",
     "--weight-decay", "0.01", "--clip", "1", "--no-shuffle", "--loss", "logits=cross-entropy",
-    "--eval-data", f"{HERE}:samples", "--metric", "tests.launcher.training.test_evaluation:largest",
+    "--eval-data", f"{HERE}:samples", "--metric", "tests.training.test_evaluation:largest",
 )  # fmt: skip
 
 

@@ -85,8 +85,8 @@ def test_the_asynchronous_schedule_is_refused():
 
 
 def test_a_tied_parameter_with_two_specs():
-    from tests.splitting.test_sums import BATCH, graph, stage
-    from tests.splitting.test_sums import strategy as of
+    from tests.resharding.test_sums import BATCH, graph, stage
+    from tests.resharding.test_sums import strategy as of
 
     cut = stage(("one",), ((0, 1),), (2,), ["R,S1->S1"], parameters={"w": ("S1",)})
     whole = stage(("two", "three"), ((2, 3),), (2,), BATCH)

@@ -25,7 +25,7 @@ from planner.profilers.rules.discover import _Trials, operators_of
 from planner.profilers.rules.search import Found
 from planner.support import forked
 from planner.support.caches import Shelf
-from tests.discovery.test_discovery import fused
+from tests.profilers.rules.test_discovery import fused
 from tests.support.commands import run
 from tests.support.one_operator import rules_of
 

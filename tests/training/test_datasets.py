@@ -21,7 +21,7 @@ from planner.training.samples import Reader
 from tests.support import datasets
 from tests.support.mode_runs import SEED, launched, net, profile_of, run_all, write_strategy
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 HERE = "tests.support.datasets"
 DEAL = Deal(size=4, count=4, seed=SEED, shuffle=True)
 ALL = BatchNeeds(frozenset({"x"}), frozenset({"logits"}))

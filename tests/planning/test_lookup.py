@@ -8,7 +8,7 @@ from planner.api import lookup as origins
 from planner.artefacts.files import artefact_hash, read_plan, read_profile, write_profile
 from planner.artefacts.topology import take
 from planner.planning.portfolio import compare
-from tests.judging.conftest import PAIR, chain_of_three
+from tests.planning.conftest import PAIR, chain_of_three
 from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type
 from tests.support.commands import run
 

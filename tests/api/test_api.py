@@ -23,7 +23,7 @@ from planner.support.units import format_seconds
 from tests.support.builders import cluster, graph_of, profile_of, unit_type
 from tests.support.commands import chain_on_two_hosts, run
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "api.md").read_text()
 FUNCTIONS = ("export", "profile", "solve", "compare", "simulate", "convert", "calibrate", "launch")
 

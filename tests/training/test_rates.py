@@ -64,7 +64,7 @@ def fails(step):
 
 
 def test_a_function_of_the_user():
-    factor = rate_factor("tests.launcher.training.test_rates:halves", STEPS)
+    factor = rate_factor("tests.training.test_rates:halves", STEPS)
     assert [factor(step) for step in range(3)] == [1.0, 0.5, 0.25]
 
 
@@ -73,10 +73,10 @@ def test_a_function_of_the_user():
     ("fails", "step 3: KeyError: 'no rate'"),
 ])  # fmt: skip
 def test_a_function_that_fails_is_named(name, message):
-    factor = rate_factor(f"tests.launcher.training.test_rates:{name}", STEPS)
+    factor = rate_factor(f"tests.training.test_rates:{name}", STEPS)
     with pytest.raises(LaunchError) as error:
         factor(3)
-    assert str(error.value) == f"--lr-schedule tests.launcher.training.test_rates:{name}: {message}"
+    assert str(error.value) == f"--lr-schedule tests.training.test_rates:{name}: {message}"
 
 
 @pytest.mark.parametrize(

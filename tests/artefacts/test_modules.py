@@ -17,8 +17,8 @@ from planner.artefacts.files import (
 from planner.model import load
 from planner.model.annotated import STAGE_MODULES, check_agreement, write_partition
 from planner.reports.plans import plan_json, stage_table
+from tests.model.annotated.test_annotated import plan_for, small_model
 from tests.support.builders import cluster, graph_of, profile_of, unit_type
-from tests.test_partition import plan_for, small_model
 
 PATHS = ("wte", "h.0.ln", "h.0.mlp", "h.1.mlp")
 

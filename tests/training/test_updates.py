@@ -13,7 +13,7 @@ from planner.support.errors import LaunchError, OptionError
 from planner.training.run import launch
 from tests.support.mode_runs import launched, loop, net, profile_of, run_all, write_strategy
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 STEPS = 6
 HOW = {
     "lr_schedule": "cosine:2:8", "weight_decay": 0.05, "clip": 1.0, "optimizer": "momentum",
@@ -150,7 +150,7 @@ def poisoned(step, microbatch, inputs):
     return {"x": x}, torch.arange(shape[0]) % 5
 
 
-DATA = "tests.launcher.training.test_updates:poisoned"
+DATA = "tests.training.test_updates:poisoned"
 
 
 def test_nan_stop_ends_before_the_weights_change(made):

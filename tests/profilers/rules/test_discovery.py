@@ -139,7 +139,9 @@ def test_rules_come_from_the_cache_the_second_time(tmp_path, monkeypatch):
         split_rules(model, cached=False)
 
 
-@pytest.mark.parametrize("file", ["profilers/rules/search.py", "operators/shape.py", "sharding.py"])
+@pytest.mark.parametrize(
+    "file", ["profilers/rules/search.py", "operators/shape.py", "artefacts/sharding.py"]
+)
 def test_other_sources_are_another_cache(file, monkeypatch):
     before, read = discover._sources.__wrapped__(), Path.read_bytes
     monkeypatch.setattr(
