@@ -7,15 +7,16 @@
     planner.write_strategy(plans.plan, "strategy.json", model="model.onnx")
 
 The functions are those of `planner.api`, which is loaded when one of them is first asked for;
-`planner.operators.register` adds an operator. The way from a model to a trained model, a folder or
-file for each step:
+`planner.operators.register` adds an operator. The way from a model to a trained model, a folder for
+each step:
 
-    exporting/ -> model.onnx                                            your module as a file
-    model/ -> graph.py -> profilers/ -> profiles.py                     costs of the operators
-    clusters/ -> topology.py                                            devices and links
-    request.py, problem.py -> costs/, solvers/ -> strategy.py           a device for every operator
-    schedules/ -> simulator/                                            the times of one iteration
-    judging/ -> plan.py -> reports/, partition/, launcher/              choose, show, write, run
+    model/export/ -> model.onnx                                  your module as a file
+    model/ -> operators/, profilers/ -> Profile                  the costs of the operators
+    clusters/ -> Topology                                        devices and links
+    costs/, resharding/ -> solvers/ -> Strategy                  a device for every operator
+    schedules/ -> simulator/                                     the times of one iteration
+    planning/ -> Plan -> reports/, model/annotated/              choose, show, write
+    launcher/ -> training/                                       run
 """
 
 from typing import TYPE_CHECKING
