@@ -162,3 +162,7 @@ def _silent(path: Path, opened: bool) -> FileError:
     what = "nobody has written to it" if opened else "nobody has opened it for writing"
     after = format_seconds(SILENT_FOR_S if opened else OPENED_WITHIN_S)
     return FileError(f"{path}: expected a file, got a pipe, and {what} within {after}; give a file")
+
+
+File = str | os.PathLike[str]
+"""The path of a file."""

@@ -78,7 +78,7 @@ def test_the_picture_has_a_row_for_every_device(folder):
 
 
 def test_too_many_actions_for_a_picture_are_said(folder, monkeypatch):
-    monkeypatch.setattr("planner.api.MAX_ACTIONS", 10)
+    monkeypatch.setattr("planner.planning.plans.MAX_ACTIONS", 10)
     solved()
     given = ["strategy.json", "--topology", "pair.yaml"]
     assert simulated(*given)["critical_path"] is None

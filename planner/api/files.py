@@ -1,0 +1,339 @@
+"""Names become files, and files artefacts; artefacts become files."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from planner.planning.plans import Simulation
+from planner.support.errors import OptionError
+from planner.support.reading import File
+
+if TYPE_CHECKING:
+    from planner.artefacts.calibration import Calibration
+    from planner.artefacts.plan import Plan
+    from planner.artefacts.profile import Profile
+    from planner.artefacts.topology import Topology
+    from planner.simulator.traces.calibrate import CheckedCalibration
+    from planner.simulator.traces.comparison import TraceComparison
+    from planner.simulator.traces.read import Trace
+
+
+def read_profile(path: File) -> "Profile":
+    """The profile in a file of any known format; of several that of the largest microbatch."""
+    return read_profiles(path)[-1]
+
+
+def read_profiles(path: File) -> "tuple[Profile, ...]":
+    """All profiles in a file of any known format, ascending by the size of the microbatch."""
+    from planner.artefacts.formats.any import read_any_profiles
+
+    return tuple(read_any_profiles(Path(path)))
+
+
+def newest_profile(folder: File = "profiles", *, model: File | None = None) -> Path:
+    """The profile in a folder that was modified last.
+
+    Args:
+        folder: with the profiles.
+        model: an ONNX file; the profile is one of this model.
+
+    Raises:
+        FileError: if there is none, or if there are several models to choose from.
+    """
+    from planner.artefacts import files
+
+    model_hash = None
+    if model is not None:
+        from planner.model import hash_of
+
+        model_hash = hash_of(Path(model))
+    return files.newest_profile(Path(folder), model_hash)
+
+
+def find_profile(name: File) -> Path:
+    """The file that a name of a profile stands for: itself, one in ./profiles, or one that ships.
+
+    Args:
+        name: such as "profiles/gpt2.json" or "gpt2".
+
+    Raises:
+        FileError: if there is none; it lists the profiles in ./profiles and those that ship.
+    """
+    from planner.artefacts import files
+
+    return files.find_profile(os.fspath(name))
+
+
+def write_profile(profile: "Profile", path: File) -> None:
+    """Writes a profile as JSON."""
+    write_profiles((profile,), path)
+
+
+def write_profiles(profiles: "Sequence[Profile]", path: File) -> None:
+    """Writes profiles of one model into one JSON file.
+
+    Args:
+        profiles: ascending by the size of the microbatch.
+    """
+    from planner.artefacts import files
+
+    files.write_profiles(profiles, Path(path))
+
+
+def read_topology(name: File, gpus: int | None = None, *, pruned: bool = False) -> "Topology":
+    """The topology in a file, in ./topologies, or among the presets.
+
+    Args:
+        name: such as "cluster.yaml" or "p3".
+        gpus: number of devices to take, the first ones; None takes all.
+        pruned: whether switches are left out that lead to none of the devices taken.
+
+    Raises:
+        FileError: if there is no such topology, or its file is malformed.
+        TopologyError: if it has fewer devices.
+    """
+    from planner.artefacts.topology import take
+    from planner.clusters.places import without_dead_ends
+    from planner.clusters.yaml import read
+
+    whole = read.read_topology(find_topology(name), gpus)
+    if gpus is None:
+        return whole
+    part = take(whole, gpus)
+    return without_dead_ends(part) if pruned else part
+
+
+def find_topology(name: File) -> Path:
+    """The file that a name of a topology stands for: itself, one in ./topologies, or a preset.
+
+    Raises:
+        FileError: if there is none; it lists the presets.
+    """
+    from planner.clusters.yaml import read
+
+    return read.find_topology(os.fspath(name))
+
+
+def write_topology(topology: "Topology", path: File, comments: Sequence[str] = ()) -> None:
+    """Writes a topology as YAML.
+
+    Args:
+        comments: lines at the top of the file.
+    """
+    from planner.clusters.yaml import write
+
+    write.write_topology(topology, Path(path), comments)
+
+
+def read_strategy(path: File) -> "Plan":
+    """The plan in a strategy file: the strategy, its prediction and its certificate."""
+    from planner.artefacts.files import read_plan
+
+    return read_plan(Path(path))
+
+
+def write_trace(simulation: Simulation, path: File) -> None:
+    """Writes a simulated iteration as a trace, to be opened with Perfetto.
+
+    Raises:
+        OptionError: if it has too many actions.
+        FileError: if the file cannot be written.
+    """
+    from planner.simulator.collectives import collectives
+    from planner.simulator.traces import write
+
+    timeline = simulation.described().timeline
+    assert simulation.plan is not None, "what is described has a plan"
+    inside = collectives(simulation.problem, simulation.plan.strategy, timeline)
+    write.write_trace(timeline, simulation.names, Path(path), inside=inside)
+
+
+def write_svg(artefact: "Simulation | Topology", path: File) -> None:
+    """Writes a picture: of a simulated iteration the actions of every device, of a topology its
+    devices and links.
+
+    Raises:
+        OptionError: if an iteration has too many actions.
+        FileError: if the file cannot be written.
+    """
+    if isinstance(artefact, Simulation):
+        from planner.reports.drawing.gantt_svg import gantt_svg
+
+        picture = gantt_svg(artefact.described().timeline, artefact.names)
+    else:
+        from planner.reports.drawing.topology_svg import svg
+
+        picture = svg(artefact)
+    write_text(picture, path)
+
+
+def write_text(text: str, path: File) -> None:
+    """Writes text so that nobody ever sees half of it."""
+    from planner.support.writing import write_atomically
+
+    write_atomically(Path(path), text.encode())
+
+
+def read_trace(path: File) -> "Trace":
+    """The iteration in a trace file of the planner, predicted or measured."""
+    from planner.simulator.traces import read
+
+    return read.read_trace(Path(path))
+
+
+def compare_traces(predicted: "File | Trace", measured: "File | Trace") -> "TraceComparison":
+    """Where two traces of one strategy differ.
+
+    Raises:
+        FileError: if a file is missing, malformed, or no trace of the planner.
+        OptionError: if they are traces of different strategies.
+    """
+    from planner.simulator.traces import comparison
+
+    return comparison.compare_traces(given_trace(predicted), given_trace(measured))
+
+
+def write_overlay(predicted: "File | Trace", measured: "File | Trace", path: File) -> None:
+    """Writes two traces of one strategy into one, each device twice, for Perfetto.
+
+    Raises:
+        FileError: if a file is missing, malformed, or no trace, or cannot be written.
+    """
+    from planner.simulator.traces import comparison, write
+
+    write.write_trace(
+        *comparison.overlay(given_trace(predicted), given_trace(measured)), Path(path)
+    )
+
+
+def read_calibration(profile: File, profiles: "Sequence[Profile]") -> "Calibration":
+    """The corrections that stand beside a profile; without any, those that change nothing.
+
+    Args:
+        profile: the profile's file.
+        profiles: that the file holds.
+
+    Raises:
+        FileError: if they are malformed, or were made for another profile.
+    """
+    from planner.artefacts import files
+    from planner.artefacts.calibration import Calibration
+
+    known = files.read_calibration(Path(profile), profiles)
+    return Calibration() if known is None else known.calibration
+
+
+def calibration_path(profile: File) -> Path:
+    """Where corrections of a profile stand.
+
+    Args:
+        profile: the profile's file.
+    """
+    from planner.artefacts import files
+
+    return files.calibration_path(Path(profile))
+
+
+def write_calibration(
+    fitted: "CheckedCalibration", profile: File, profiles: "Sequence[Profile]"
+) -> Path:
+    """Writes corrections beside a profile, where `solve`, `compare` and `simulate` find them.
+
+    Args:
+        profile: the profile's file.
+        profiles: that the file holds.
+
+    Returns:
+        The file written.
+    """
+    from planner.artefacts import files
+    from planner.artefacts.calibration import CalibrationFile
+
+    path = files.calibration_path(Path(profile))
+    written = CalibrationFile(
+        profiles=tuple(map(files.artefact_hash, profiles)),
+        calibration=fitted.calibration,
+        error_before=fitted.error_before,
+        error_after=fitted.error_after,
+        left_out=fitted.left_out,
+    )
+    files.write_calibration(written, path)
+    return path
+
+
+def convert(
+    source: File, target: File, *, to: str | None = None, profile: File | None = None
+) -> tuple[Path, ...]:
+    """Writes a profile in another format, or a strategy as PipeDream's graph.txt with the stage of
+    every node, and a picture of it for Graphviz.
+
+    Args:
+        source: a profile in any known format, or a strategy; its content decides.
+        target: the file to write.
+        to: "pipedream" or "planner"; None writes the planner's JSON where the target ends in .json.
+        profile: that a strategy was made for; None takes the target, if it is a graph.txt, else the
+            newest profile in ./profiles.
+
+    Returns:
+        The files written.
+
+    Raises:
+        FileError: if a file is missing or malformed, or the profile is not the strategy's.
+        OptionError: if the arguments contradict each other.
+    """
+    from planner.api import conversion as formats
+
+    own = None if profile is None else Path(profile)
+    return formats.convert(Path(source), Path(target), to, own)
+
+
+def rate_of(rate: float | str | None) -> float | None:
+    """A rate in bytes per s, from text with a unit or as it is."""
+    from planner.support.units import parse_rate
+
+    return parse_rate(rate) if isinstance(rate, str) else rate
+
+
+def given_profiles(
+    given: "File | Profile | Sequence[Profile]",
+) -> "tuple[tuple[Profile, ...], Path | None]":
+    """The profiles, and their file if they come from one."""
+    if isinstance(given, str | os.PathLike):
+        path = find_profile(given)
+        return read_profiles(path), path
+    from planner.artefacts.profile import Profile, ProfileSet
+
+    profiles = (given,) if isinstance(given, Profile) else tuple(given)
+    if not profiles:
+        raise OptionError("no profile is given; expected at least one")
+    ascending = sorted(profiles, key=lambda one: one.microbatch_size)
+    try:
+        return ProfileSet(tuple(ascending)).profiles, None
+    except ValueError as error:
+        raise OptionError(str(error)) from None
+
+
+def given_calibration(
+    choice: "bool | Calibration", path: Path | None, profiles: "Sequence[Profile]"
+) -> "Calibration":
+    """The corrections to apply."""
+    from planner.artefacts.calibration import Calibration
+
+    if isinstance(choice, Calibration):
+        return choice
+    return read_calibration(path, profiles) if choice and path is not None else Calibration()
+
+
+def given_topology(given: "File | Topology", gpus: int | None) -> "Topology":
+    """The topology, or its first devices."""
+    from planner.artefacts.topology import take
+
+    if isinstance(given, str | os.PathLike):
+        return read_topology(given, gpus)
+    return given if gpus is None else take(given, gpus)
+
+
+def given_trace(given: "File | Trace") -> "Trace":
+    """The trace, or that in a file."""
+    return read_trace(given) if isinstance(given, str | os.PathLike) else given

@@ -1,0 +1,257 @@
+"""A PyTorch module as an ONNX file, and what the file says."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from planner.support.errors import FileError, ModelError, OptionError
+from planner.support.literals import keys_of
+from planner.support.reading import File
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from planner.artefacts.profile import Profile
+    from planner.model import Model
+    from planner.model.export.export import Exported
+    from planner.model.inspection import Inspection
+    from planner.training.checkpoints.into_onnx import Weights
+
+
+def export(
+    module: "nn.Module",
+    inputs: object,
+    path: File,
+    dynamic_shapes: object = None,
+    *,
+    check: bool = True,
+    verbose: bool = False,
+) -> "Exported":
+    """Writes a PyTorch module as an ONNX file whose training is the module's training.
+
+    Every parameter is an initializer of its own with its name in the module; a parameter that
+    several submodules share is one. The module is exported in its own mode: in training mode,
+    BatchNormalization and Dropout are in training form. It is left as it was.
+
+    Args:
+        module: a torch module.
+        inputs: example inputs: a tensor, a tuple of tensors, or a dict of tensors by argument.
+            Their shapes become those of the file.
+        path: the file to write; weights of 2 GB or more are written to PATH.data beside it.
+        dynamic_shapes: as in torch.onnx.export; arguments that a dict leaves out are static.
+        check: whether the file is run on the example inputs, and its outputs and the gradients of
+            all parameters are compared with the module's own.
+        verbose: whether what torch prints is shown.
+
+    Raises:
+        ExportError: if torch cannot trace or translate the module, the inputs do not fit, or the
+            file computes something else than the module, or has other gradients.
+        FileError: if the file cannot be written.
+    """
+    from planner.model.export.export import export_module
+    from planner.operators.gradients.check import check_gradients
+
+    checker = check_gradients if check else None
+    return export_module(module, inputs, Path(path), dynamic_shapes, check=checker, verbose=verbose)
+
+
+def call_factory(name: str) -> "tuple[nn.Module, object]":
+    """The module and example inputs that a function of yours makes, for `export`.
+
+    Args:
+        name: "module:function" of a function without required arguments that returns both; the
+            module may be a .py file in the current folder.
+
+    Raises:
+        ExportError: if there is no such function, or it fails or returns something else.
+    """
+    from planner.model.export.factory import call_factory as called
+
+    return called(name)
+
+
+def load_operators(modules: Sequence[str]) -> None:
+    """Imports modules that register operators (`planner.operators.register`).
+
+    Args:
+        modules: their names; each may be a .py file in the current folder.
+
+    Raises:
+        OptionError: if one cannot be imported.
+    """
+    from planner.support.named import module_named
+
+    for name in modules:
+        module_named(name, "--operators", OptionError)
+
+
+def read_model(
+    path: File,
+    *,
+    batch: int | None = None,
+    dims: Mapping[str, int] | None = None,
+    train: Sequence[str] = (),
+    freeze: Sequence[str] = (),
+    tie: Sequence[str] = (),
+    untie: Sequence[str] = (),
+    output: str | Sequence[str] = (),
+    loss: str | Mapping[str, str] | None = None,
+    class_dim: int | Mapping[str, int] | None = None,
+    batch_norm: str | None = None,
+) -> "Model":
+    """The model in an ONNX file, its dimensions bound and its constants folded.
+
+    Args:
+        batch: samples per microbatch, for models whose first dimension is symbolic.
+        dims: sizes of other symbolic dimensions, by name.
+        train: initializers to train that the planner's rules would freeze.
+        freeze: initializers not to train.
+        tie: initializers that stay one parameter although the exporter's notes part them, or pairs
+            "A=B" of initializers of equal values that become one.
+        untie: initializers of which each module that reads them gets its own.
+        output: names of the outputs that have a loss; without, the first output of floats, or the
+            loss that the model computes itself.
+        loss: of all of them or by output: "auto", "cross-entropy", "nll", "mse", "l1",
+            "smooth-l1", "huber", "bce", "own", or "module:function".
+        class_dim: the dimension that classes lie on, of all of them or by output.
+        batch_norm: "training" normalises batches by their own statistics, "frozen" by the running
+            ones, which then stay as they are; None does as the file says.
+
+    Raises:
+        FileError: if the file is missing or no ONNX model.
+        OptionError: if an output cannot have the loss that was chosen.
+        ModelError: if the model cannot be bound or planned.
+        OptionError: if `batch_norm` is none of these.
+    """
+    from planner.artefacts.losses import LossOptions
+    from planner.artefacts.profile import BatchNorm
+    from planner.model import load
+
+    if batch_norm not in (None, BatchNorm.TRAINING, BatchNorm.FROZEN):
+        raise OptionError(f"batch_norm: expected training or frozen, got {batch_norm!r}")
+    choices = LossOptions((output,) if isinstance(output, str) else tuple(output), loss, class_dim)
+    return load(
+        Path(path),
+        batch=batch,
+        dimensions=dims or {},
+        train=train,
+        freeze=freeze,
+        tie=tie,
+        untie=untie,
+        batch_norm=None if batch_norm is None else BatchNorm(batch_norm),
+        loss=choices,
+    )
+
+
+def inspect(
+    path: File,
+    *,
+    batch: int | None = None,
+    dims: Mapping[str, int] | None = None,
+    tie: Sequence[str] = (),
+    untie: Sequence[str] = (),
+) -> "Inspection":
+    """What an ONNX file holds: operators, parameters, what is trained and why; torch is not loaded,
+    weights in external data are not read.
+
+    Args:
+        path: of the file.
+        batch, dims, tie, untie: see `read_model`; without sizes the structure alone is told.
+
+    Raises:
+        FileError: if the file is missing or no ONNX model.
+    """
+    from planner.model.inspection import inspect as inspected
+
+    return inspected(
+        Path(path), _supported(), batch=batch, dimensions=dims or {}, tie=tie, untie=untie
+    )
+
+
+def _supported() -> frozenset[str]:
+    """The operator types that plans can have."""
+    if "planner.operators.table" in sys.modules:
+        return frozenset(sys.modules["planner.operators.table"].OPERATORS)
+    # The table itself loads torch, which takes seconds.
+    return keys_of(Path(__file__).parents[1] / "operators/table.py", "OPERATORS")
+
+
+def find_model(
+    profile: "Profile", path: File | None = None, *, name: str = "the profile"
+) -> "Model | None":
+    """The model that a profile was made for; None if it is not where the profile says.
+
+    Args:
+        path: of the ONNX file; None takes the profile's, from the current folder.
+        name: of the profile, for messages.
+
+    Raises:
+        FileError: if the file is missing, or holds another model.
+    """
+    if path is None and (profile.model_path is None or not Path(profile.model_path).is_file()):
+        return None
+    place = Path(str(profile.model_path)) if path is None else Path(path)
+    try:
+        model = read_model(place, dims=profile.dimensions)
+    except ModelError as error:
+        raise FileError(
+            f"{name}: was not made for {place}, or with another version of it: {error}"
+        ) from error
+    check_model(model, profile.model_hash, name)
+    return model
+
+
+def check_model(model: "Model", expected_hash: str | None, name: str) -> None:
+    """Refuses a model that a profile or plan was not made for.
+
+    Args:
+        expected_hash: of the right one.
+        name: of the profile or plan, for the message.
+    """
+    if model.hash != expected_hash:
+        raise FileError(
+            f"{name}: made for model {str(expected_hash)[:12]}, but {model.path} is"
+            f" {model.hash[:12]}; run: planner profile {model.path}"
+        )
+
+
+def write_weights(
+    checkpoint: File,
+    path: File | None,
+    state_dict: File | None = None,
+    *,
+    model: File | None = None,
+    form: str = "evaluation",
+) -> "Weights":
+    """Writes the ONNX file that was trained, with the weights and running statistics of a
+    checkpoint, or a state dict, or both.
+
+    Args:
+        checkpoint: its folder, or a folder with several, of which the newest whole one is taken.
+        path: of the new ONNX file; weights of 1.8 GB or more are written to PATH.data beside it.
+        state_dict: file for a dict of tensors by names of initializers, by torch.save.
+        model: the ONNX file that was trained, if it is not where the checkpoint says.
+        form: "evaluation" normalises by running statistics and drops nothing; "training" keeps the
+            form of the file.
+
+    Raises:
+        OptionError: if the form is none of these, or no file is to be written.
+        FileError: if there is no whole checkpoint, the model is not there or another one, or a file
+            cannot be written.
+        ModelError: if the model cannot hold the weights, or has no evaluation form.
+    """
+    from planner.training.checkpoints import into_onnx as weights
+    from planner.training.checkpoints.folder import find
+
+    if form not in tuple(weights.Form):
+        raise OptionError(f"form: expected {' or '.join(weights.Form)}, got {form!r}")
+    if path is None and state_dict is None:
+        raise OptionError("expected a file to write, got none; give -o FILE.onnx, or --state-dict")
+    return weights.write_weights(
+        find(Path(checkpoint)),
+        None if path is None else Path(path),
+        None if state_dict is None else Path(state_dict),
+        model_path=None if model is None else Path(model),
+        form=weights.Form(form),
+    )

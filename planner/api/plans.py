@@ -1,0 +1,444 @@
+"""A plan, its bottlenecks, and one iteration of it."""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from planner.api.files import (
+    given_calibration,
+    given_profiles,
+    given_topology,
+    rate_of,
+    read_strategy,
+)
+from planner.api.models import check_model, read_model
+from planner.artefacts.options import Search, Training, WhatIf
+from planner.planning.plans import Plans, Refining, Simulation, simulated
+from planner.solvers.registry import SOLVERS, automatic, option_fields, portfolio, with_given
+from planner.support.errors import OptionError
+from planner.support.reading import File
+
+if TYPE_CHECKING:
+    from planner.artefacts.calibration import Calibration
+    from planner.artefacts.plan import Plan
+    from planner.artefacts.problem import Problem
+    from planner.artefacts.profile import Profile
+    from planner.artefacts.topology import Topology
+    from planner.model import Model
+    from planner.planning.other_cost_models import ForeignComparison
+    from planner.planning.sensitivity import Gain
+    from planner.solvers.pipedream.costs import PipeDreamReport
+
+
+def write_strategy(
+    plan: "Plan",
+    path: File,
+    model: "File | Model | None" = None,
+    *,
+    profile: File | None = None,
+) -> tuple[Path, ...]:
+    """Writes a plan as strategy JSON, and beside it the model with the stage of every operator.
+
+    Args:
+        path: ends in .json; the annotated model has the same name and ends in .onnx.
+        model: the plan's, read or not; None writes the strategy alone.
+        profile: the file of the plan's profile, which the strategy then names for `simulate`.
+
+    Returns:
+        The files written, the strategy first.
+
+    Raises:
+        FileError: if a file cannot be written, or the model is not the plan's.
+        OptionError: if the annotated model would replace a file that is none.
+    """
+    from planner.api.lookup import with_paths
+    from planner.artefacts.files import plan_bytes, write_plan
+
+    target = Path(path)
+    plan = with_paths(plan, target.parent, None if profile is None else Path(profile), None)
+    if model is None:
+        write_plan(plan, target)
+        return (target,)
+    from planner.model.annotated import ANNOTATED_FILE, write_partition
+    from planner.support.outputs import check_outputs
+
+    if isinstance(model, str | os.PathLike):
+        model = read_model(model, dims=plan.dimensions)
+    elif model.dimensions != plan.dimensions:
+        model = read_model(model.path, dims=plan.dimensions)
+    check_model(model, plan.model_hash, str(target))
+    plan = with_paths(plan, target.parent, None, model.path)
+    partition = target.with_suffix(".onnx")
+    # Its name is not the caller's, so it may be that of another file.
+    check_outputs([(partition, ANNOTATED_FILE)], {"model": model.path})
+    write_partition(model, plan, partition, {target: plan_bytes(plan)})
+    return target, partition
+
+
+def solve(
+    profile: "File | Profile | Sequence[Profile]",
+    *,
+    topology: "File | Topology" = "local.yaml",
+    gpus: int | None = None,
+    training: Training = Training(),
+    search: Search = Search(),
+    solvers: Sequence[str] = (),
+    cost_model: str = "planner",
+    what_if: WhatIf = WhatIf(),
+    calibration: "bool | Calibration" = True,
+    time_limit_s: float = 10.0,
+    refine: bool = False,
+    model: File | None = None,
+    progress: Callable[[str], None] = lambda solver: None,
+) -> Plans:
+    """Strategies for a profiled model on some devices, and how good the best one is at least.
+
+    Args:
+        profile: of several sizes of the microbatch of one model, or those of a file, the best is
+            chosen.
+        topology, gpus: see `read_topology`.
+        training: how the model is trained.
+        search: how strategies are searched for.
+        solvers: keys of `SOLVERS`; none asks `portfolio()`.
+        cost_model: "planner", or "pipedream", whose optimizer alone is asked then; its plan has
+            the schedule pipedream.
+        what_if: changes of the topology; the present one is planned for too.
+        calibration: see `simulate`.
+        time_limit_s: limit of work for all solvers together, in seconds of an ordinary core, so
+            plans do not depend on how busy this machine is. The present and the changed topology
+            get half each.
+        refine: whether split operators of the best plan are measured at their local shapes, until
+            no plan is better by these times. `Plans.refinement.into` gives the profiles with them.
+        model: the ONNX file that is measured then, if it is not where the profile says.
+        progress: called with the name of each solver before it starts.
+
+    Raises:
+        FileError: if a file is missing or malformed.
+        OptionError: if options contradict each other, the profile or the topology.
+        TopologyError: if the topology has fewer devices.
+    """
+    from planner.artefacts.profile import has_rules
+    from planner.planning.portfolio import under_pipedream
+    from planner.planning.problems import changed_cluster, problems_for, sized
+    from planner.planning.sizes import compare_between
+
+    if cost_model not in ("planner", "pipedream"):
+        raise OptionError(f"unknown cost model {cost_model!r}; known: planner, pipedream")
+    check_cost_model(cost_model, training, search, solvers)
+    if refine and (cost_model != "planner" or what_if != WhatIf()):
+        raise OptionError(
+            "--refine is for --cost-model planner, and for the topology as it is; drop --set,"
+            " --drop and --add-host"
+        )
+    profiles, path = given_profiles(profile)
+    known = given_calibration(calibration, path, profiles)
+    refining = Refining(profiles, model, progress) if refine else None
+    profiles = sized(profiles, training)
+
+    def planned(problems: "tuple[Problem, ...]") -> Plans:
+        if cost_model == "pipedream":
+            progress(cost_model)
+            return Plans(under_pipedream(problems[-1]), problems, cost_model)
+        asked = tuple(solvers) or portfolio(splits=has_rules(problems[-1].profile))
+        names = with_given(asked, problems[-1].options)
+        if refining is None:
+            return Plans(*compare_between(problems, profiles, names, limit_s, progress))
+        made = compare_between(problems, profiles, names, limit_s, progress, refining.refined)
+        return Plans(*made, refinement=refining.done)
+
+    limit_s = time_limit_s if what_if == WhatIf() else time_limit_s / 2
+    present = problems_for(profiles, given_topology(topology, gpus), training, search, known)
+    if what_if == WhatIf():
+        return planned(present)
+    changed = changed_cluster(present[-1].topology, what_if)
+    before = planned(present)
+    after = planned(tuple(replace(one, topology=changed.topology) for one in present))
+    return replace(after, changes=changed.changes, before=before)
+
+
+def compare(
+    profile: "File | Profile | Sequence[Profile]",
+    *,
+    topology: "File | Topology" = "local.yaml",
+    gpus: int | None = None,
+    training: Training = Training(),
+    search: Search = Search(),
+    solvers: Sequence[str] = (),
+    what_if: WhatIf = WhatIf(),
+    calibration: "bool | Calibration" = True,
+    time_limit_s: float = 10.0,
+    progress: Callable[[str], None] = lambda solver: None,
+) -> Plans:
+    """Every solver's strategy, also where an earlier one is nearly as good as possible.
+
+    Args:
+        profile: of several sizes of the microbatch, the largest is taken, or the training's.
+        topology, gpus: see `read_topology`.
+        training: how the model is trained.
+        search: how strategies are searched for.
+        solvers: keys of `SOLVERS`; none asks `automatic()`.
+        what_if: changes of the topology, which alone is planned for then.
+        calibration: see `simulate`.
+        time_limit_s: limit of work for each solver, in seconds of an ordinary core.
+        progress: called with the name of each solver before it starts.
+
+    Raises:
+        FileError: if a file is missing or malformed.
+        OptionError: if options contradict each other, the profile or the topology.
+        TopologyError: if the topology has fewer devices.
+    """
+    from planner.artefacts.profile import has_rules
+    from planner.planning import portfolio as judging
+    from planner.planning.problems import changed_cluster, problems_for, sized
+
+    profiles, path = given_profiles(profile)
+    known = given_calibration(calibration, path, profiles)
+    chosen = sized(profiles, training)[-1:]
+    (problem,) = problems_for(chosen, given_topology(topology, gpus), training, search, known)
+    changes: tuple[str, ...] = ()
+    if what_if != WhatIf():
+        changed = changed_cluster(problem.topology, what_if)
+        problem, changes = replace(problem, topology=changed.topology), changed.changes
+    asked = tuple(solvers) or automatic(splits=has_rules(problem.profile))
+    names = with_given(asked, problem.options)
+    comparison = judging.compare(problem, names, time_limit_s, progress, thorough=True)
+    return Plans(comparison, (problem,), changes=changes)
+
+
+def solve_under(
+    cost_model: str,
+    profile: "File | Profile | Sequence[Profile]",
+    *,
+    topology: "File | Topology" = "local.yaml",
+    gpus: int | None = None,
+    training: Training = Training(),
+    search: Search = Search(),
+    bandwidth: float | str | None = None,
+    time_limit_s: float = 10.0,
+) -> "ForeignComparison":
+    """Plans by another planner's cost model and its own solvers; no strategy comes of them.
+
+    Args:
+        cost_model: "dnn-partitioning" or "piper".
+        profile: a file of that planner's, which brings its own devices, or any other profile, which
+            is seen as equal devices over the topology's slowest path.
+        topology: only for other profiles.
+        gpus: number of devices, instead of the file's.
+        training: `device_memory`, `global_batch` and `recompute` override the file's.
+        search: how plans are searched for; without pins and own stages.
+        bandwidth: between devices, instead of a Piper file's, in bytes per s or as text.
+        time_limit_s: limit of processor time for all searches together.
+
+    Raises:
+        FileError: if a file is missing or malformed.
+        OptionError: if options contradict each other or the cost model.
+    """
+    from planner.artefacts.calibration import Calibration
+    from planner.artefacts.formats.any import DNN_PARTITIONING, PIPER, detect
+    from planner.artefacts.formats.dnn_partitioning import read_dnn_partitioning
+    from planner.artefacts.formats.piper import read_piper
+    from planner.artefacts.problem import switches_of
+    from planner.planning.other_cost_models import (
+        ForeignModel,
+        ForeignOptions,
+        solve_foreign,
+        solve_profile,
+    )
+    from planner.planning.problems import choice, options_of, problems_for
+    from planner.solvers.netsplit.options import NetSplit
+
+    model, own = choice(ForeignModel, "cost model", cost_model), options_of(training, search)
+    check_cost_model(cost_model, training, search)
+    if bandwidth is not None and model is not ForeignModel.PIPER:
+        raise OptionError("--bandwidth is for --cost-model piper; give a --topology instead")
+    netsplit = switches_of(own, NetSplit)
+    options = ForeignOptions(
+        num_devices=gpus,
+        memory_bytes=own.device_memory_bytes,
+        batch=training.global_batch,
+        bandwidth_bytes_per_s=rate_of(bandwidth),
+        recompute=own.recompute,
+        max_downsets=own.max_downsets,
+        exact=own.exact,
+        contiguous=netsplit.contiguous,
+        time_limit_s=time_limit_s,
+        seed=own.seed,
+        engine=netsplit.engine,
+    )
+    if model is ForeignModel.PIPER and not netsplit.contiguous:
+        raise OptionError("--no-contiguous is not for --cost-model piper, whose stages are layers")
+    if isinstance(profile, str | os.PathLike):
+        path = Path(profile)
+        form = detect(path)
+        if model is ForeignModel.DNN_PARTITIONING and form == DNN_PARTITIONING:
+            return solve_foreign(read_dnn_partitioning(path), options)
+        if model is ForeignModel.PIPER and form == PIPER:
+            return solve_foreign(read_piper(path), options)
+    profiles, _ = given_profiles(profile)
+    place = given_topology(topology, gpus)
+    problems = problems_for(profiles, place, training, search, Calibration())
+    return solve_profile(problems[-1], model, options)
+
+
+def check_cost_model(
+    cost_model: str,
+    training: Training = Training(),
+    search: Search = Search(),
+    solvers: Sequence[str] = (),
+) -> None:
+    """Refuses options that the solvers under another cost model than the planner's would ignore.
+
+    Raises:
+        OptionError: if there are any.
+    """
+    if cost_model == "planner":
+        return
+    given = ["pin"] if search.pins else []
+    # Solvers that are asked only where their own options are given have no say here.
+    needing = {solver.options for solver in SOLVERS.values() if solver.needs_options}
+    for own in search.switches:
+        if type(own) in needing:
+            fields = option_fields(type(own))
+            given += [one.name for one in fields if getattr(own, one.name) != one.default]
+    if given:
+        raise OptionError(f"--{given[0]} is for --cost-model planner, not for {cost_model}")
+    if cost_model == "pipedream":
+        if set(solvers) - {"pipedream"}:
+            raise OptionError(
+                "--cost-model pipedream asks only the solver pipedream; drop --solver"
+            )
+        if training.schedule == "gpipe":
+            raise OptionError(
+                "--cost-model pipedream plans for --schedule pipedream; drop --schedule gpipe"
+            )
+        return
+    if solvers:
+        raise OptionError(f"--cost-model {cost_model} has solvers of its own; drop --solver")
+    if training.microbatch_size is not None:
+        raise OptionError("--microbatch-size is for --cost-model planner or pipedream")
+
+
+def sensitivity(plans: Plans) -> "tuple[Gain, ...]":
+    """How much faster the best plan is if a kind of link or a type of device is twice as fast, the
+    most first; nothing without a plan.
+    """
+    from planner.planning import sensitivity as gains
+
+    if plans.best is None or plans.plan is None:
+        return ()
+    size = plans.best.microbatch_size
+    problem = next(one for one in plans.problems if one.profile.microbatch_size == size)
+    return gains.sensitivity(problem, plans.plan.strategy)
+
+
+def pipedream_report(plans: Plans) -> "PipeDreamReport | None":
+    """PipeDream's own figures of its plan for the largest microbatch; None if it has none."""
+    from planner.solvers.pipedream.costs import PipeDreamReport
+
+    reports = [row.report for row in plans.comparison.rows]
+    own = [report for report in reports if isinstance(report, PipeDreamReport)]
+    return own[-1] if own else None
+
+
+def is_compiled() -> bool:
+    """Whether the search is compiled for this version; if not, the first plan takes up to a minute
+    longer.
+    """
+    from planner.support.jit import compiled_before
+
+    return compiled_before()
+
+
+def simulate(
+    strategy: "File | Plan",
+    *,
+    profile: "File | Profile | Sequence[Profile] | None" = None,
+    topology: "File | Topology | None" = None,
+    microbatches: int | None = None,
+    device_memory: int | str | None = None,
+    reserve: int | str = "1 GiB",
+    what_if: WhatIf = WhatIf(),
+    calibration: "bool | Calibration" = True,
+) -> Simulation:
+    """One iteration of a strategy.
+
+    Args:
+        strategy: a strategy file, or a plan.
+        profile: that the strategy was made for; None takes the file that the strategy names, if it
+            is there, else the newest in ./profiles.
+        topology: None finds the strategy's own by its name; another one may be given.
+        microbatches: per iteration; None takes the strategy's.
+        device_memory, reserve: see `Training`.
+        what_if: changes of the topology.
+        calibration: corrections of times; True takes those beside the profile's file, if there are
+            any, and False none.
+
+    Raises:
+        FileError: if a file is missing or malformed, or the profile or topology is not the
+            strategy's.
+        OptionError: if a change of the topology makes no sense.
+    """
+    from planner.api.lookup import find_profiles, profile_of, topology_of
+    from planner.planning.problems import replayed
+    from planner.resharding.checks import check_fits
+
+    if isinstance(strategy, str | os.PathLike):
+        plan, name = read_strategy(strategy), os.fspath(strategy)
+    else:
+        plan, name = strategy, "the strategy"
+    if profile is not None:
+        profiles, path = given_profiles(profile)
+    elif isinstance(strategy, str | os.PathLike):
+        path, profiles = find_profiles(plan, Path(strategy))
+    else:
+        from planner.artefacts import files
+
+        profiles, path = given_profiles(files.newest_profile(Path("profiles"), plan.model_hash))
+    own = profile_of(plan, name, profiles, "the profile given" if path is None else str(path))
+    check_fits(plan, name, own.graph)
+    given = os.fspath(topology) if isinstance(topology, str | os.PathLike) else topology
+    place, is_own = topology_of(plan, name, given)
+    training = Training(microbatches=microbatches, device_memory=device_memory, reserve=reserve)
+    known = given_calibration(calibration, path, profiles)
+    problem, result = replayed(plan, own, place, is_own, training, known)
+    return simulated(problem, plan.solver, result, what_if)
+
+
+def simulate_stages(
+    profile: "File | Profile | Sequence[Profile]",
+    *,
+    cuts: Sequence[str] = (),
+    replicas: Sequence[int] = (),
+    topology: "File | Topology" = "local.yaml",
+    gpus: int | None = None,
+    training: Training = Training(),
+    what_if: WhatIf = WhatIf(),
+    calibration: "bool | Calibration" = True,
+) -> Simulation:
+    """One iteration of your own stages.
+
+    Args:
+        profile: of several sizes of the microbatch, the largest is taken, or the training's.
+        cuts: the last operator of each stage but the last.
+        replicas: the number of devices of each stage; none gives one each.
+        topology, gpus: see `read_topology`.
+        training: how the model is trained.
+        what_if: changes of the topology.
+        calibration: see `simulate`.
+
+    Raises:
+        FileError: if a file is missing or malformed.
+        OptionError: if an operator is unknown, or options contradict each other.
+    """
+    from planner.planning.problems import problems_for, sized
+    from planner.solvers.manual import Manual
+    from planner.solvers.manual import solve as solve_stages
+
+    profiles, path = given_profiles(profile)
+    search = Search(switches=(Manual(tuple(cuts), tuple(replicas)),))
+    place, known = given_topology(topology, gpus), given_calibration(calibration, path, profiles)
+    chosen = sized(profiles, training)[-1:]
+    (problem,) = problems_for(chosen, place, training, search, known)
+    return simulated(problem, "manual", solve_stages(problem, 0.0), what_if)

@@ -1,0 +1,85 @@
+"""Clusters: imported and measured."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from planner.api.files import rate_of
+from planner.support.reading import File
+
+if TYPE_CHECKING:
+    from planner.artefacts.topology import Topology
+    from planner.launcher.probe import Probed
+
+
+def import_topology(
+    path: File,
+    *,
+    form: str | None = None,
+    device: str | None = None,
+    types: Mapping[str, str] | None = None,
+    inside: float | str | None = None,
+    between: float | str | None = None,
+) -> "Topology":
+    """The cluster that a file in another format describes.
+
+    Args:
+        form: "nvidia-smi", "astra-sim" or "hostfile"; None decides by the content.
+        device: the type of all devices that `types` leaves out.
+        types: types of devices by host (hostfile) or by device (nvidia-smi).
+        inside: for a hostfile, the rate between a device and its host, in bytes per s or as text
+            such as "12 GB/s".
+        between: for a hostfile, the rate between a host and the network.
+
+    Raises:
+        FileError: if the file is missing or malformed.
+        OptionError: if a type is unknown or missing, or an option is for another format.
+    """
+    from planner.clusters.formats import importing
+
+    rates = rate_of(inside), rate_of(between)
+    return importing.import_topology(Path(path), form, device, types, *rates)
+
+
+def probe(
+    name: str,
+    *,
+    device: str = "auto",
+    largest: int | str = "256 MiB",
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> "Probed | None":
+    """Measures the cluster that torchrun has started ranks on; every rank calls it.
+
+    Args:
+        name: of the topology.
+        device: "cpu" measures with gloo, "cuda" with nccl, "auto" chooses.
+        largest: size of the largest transfer.
+        progress: called on rank 0 with the number of measurements done, and of all.
+
+    Returns:
+        The topology and its measurements on rank 0, None elsewhere.
+
+    Raises:
+        LaunchError: if this process is no rank, or there is no GPU for it.
+        TopologyError: on rank 0, if the measurements make no sense.
+        Stopped: on a rank that has lost another one.
+    """
+    from planner.launcher import probe as probing
+    from planner.support.units import parse_bytes
+
+    size_bytes = parse_bytes(largest) if isinstance(largest, str) else largest
+    return probing.probe(name, device=device, largest_bytes=size_bytes, progress=progress)
+
+
+def start_probe(nproc: int, arguments: Sequence[str] = ()) -> int:
+    """Runs `planner topology probe` in processes of this host, and waits for them.
+
+    Args:
+        arguments: options of the command, as on the command line.
+
+    Returns:
+        The exit code: 0, or 1 if a rank failed and said why.
+    """
+    from planner.launcher import processes
+
+    return processes.start_ranks(["topology", "probe", *arguments], nproc)
