@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 WORKERS := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test test-all fuzz lint type fmt golden conformance bench bench-netsplit bench-bottleneck bench-simulate bench-periodic bench-placements bench-profile bench-solve bench-solvers bench-split bench-overhead bench-strategies bench-accuracy bench-demo bench-launch bench-pipedream bench-memory bench-convergence bench-zoo bench-gradients docs check clean
+.PHONY: help setup demo test test-all fuzz lint type fmt golden conformance bench bench-netsplit bench-bottleneck bench-simulate bench-periodic bench-placements bench-profile bench-solve bench-solvers bench-split bench-overhead bench-strategies bench-accuracy bench-demo bench-launch bench-pipedream bench-memory bench-convergence bench-zoo bench-gradients bench-mutants docs check clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 18
@@ -121,6 +121,9 @@ bench-zoo: $(READY) ## the zoo of networks on the user's way, beside PyTorch; wr
 
 bench-gradients: $(READY) ## modules with a say in their backward pass, beside PyTorch's loop (about 15 minutes)
 	$(BIN)/python -m tests.bench.gradients
+
+bench-mutants: $(READY) ## 40 faults put into the package, and whether make test sees each (an hour or more)
+	$(BIN)/python -m tests.bench.mutants --seed 1
 
 check: lint type test ## what has to pass before a change lands
 

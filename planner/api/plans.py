@@ -190,7 +190,7 @@ def compare(
         TopologyError: if the topology has fewer devices.
     """
     from planner.artefacts.profile import has_rules
-    from planner.planning import portfolio as judging
+    from planner.planning.portfolio import compare as compare_all
     from planner.planning.problems import changed_cluster, problems_for, sized
 
     profiles, path = given_profiles(profile)
@@ -203,7 +203,7 @@ def compare(
         problem, changes = replace(problem, topology=changed.topology), changed.changes
     asked = tuple(solvers) or automatic(splits=has_rules(problem.profile))
     names = with_given(asked, problem.options)
-    comparison = judging.compare(problem, names, time_limit_s, progress, thorough=True)
+    comparison = compare_all(problem, names, time_limit_s, progress, thorough=True)
     return Plans(comparison, (problem,), changes=changes)
 
 

@@ -1,4 +1,4 @@
-"""The solvers; `judging` prices and simulates their strategies."""
+"""The solvers; `planning` prices and simulates their strategies."""
 
 from planner.solvers.registry import SOLVERS
 
