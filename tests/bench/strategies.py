@@ -8,10 +8,11 @@ shipped topologies, for 8 devices, or all where there are fewer.
 
 `solve` writes a strategy or, where there is none, the message, per profile and topology; what is
 there already is kept, so that it can be interrupted. `--above` leaves out the cases whose plan in
-another folder is that close to its lower bound. `same` compares two such folders field by
-field, but for the format's number and fields that only the later one has. Sentences for people
-(`TEXTS`) are compared apart, because better words are no other plan. `within` says which plans are
-slower by more than a share than those that a longer limit found, and than their bound allows.
+another folder is that close to its lower bound. `same` compares two such folders field by field,
+but for the format's number, the profile's path, and fields that only the later one has. Sentences
+for people (`TEXTS`) are compared apart, because better words are no other plan. `within` says which
+plans are slower by more than a share than those that a longer limit found, and than their bound
+allows.
 """
 
 import argparse
@@ -30,6 +31,8 @@ NUM_DEVICES = 8
 # Lines of case, wall time and CPU time of its command, in s.
 SECONDS = "seconds.csv"
 TEXTS = ("notes", "space")
+# Fields that say which state wrote the file, and where its checkout is.
+ELSEWHERE = ("format", "profile_path")
 
 
 def solve(root, folder, options=(), wanted=lambda name: True):
@@ -93,7 +96,7 @@ def same(before, after):
             cut += not (old["reproducible"] and new["reproducible"])
             differing[name] = []
             for path, a, b in _differences(old, new):
-                if path == "format":
+                if path in ELSEWHERE:
                     continue
                 if a is None:
                     new_fields.add(path)
