@@ -32,6 +32,14 @@ MAX_ARROWS = 95
 MAX_FILES_AT_THE_ROOT, MAX_FILES_IN_A_FOLDER = 1, 24
 MAX_LINES_OF_A_COMMAND = 60
 
+# Rooms that find and open no file, and what they do not call.
+WITHOUT_FILES = {"planning", "solvers", "costs", "schedules", "resharding", "simulator"}
+OPENING = {
+    "Path", "open", "exists", "is_file", "is_dir", "glob", "rglob", "iterdir", "read_text",
+    "read_bytes", "write_text", "write_bytes", "read_topology", "find_topology", "find_profile",
+    "device_table", "shipped",
+}  # fmt: skip
+
 # Packages that take long to load, and the only places that may do so when they are imported.
 HEAVY = {
     "torch": (
@@ -110,6 +118,19 @@ def test_no_two_files_import_each_other_at_any_distance():
 
 def test_no_module_imports_from_the_package_itself():
     assert [module for module, target in arrows() if target == "planner"] == []
+
+
+@pytest.mark.parametrize("path", MODULES.values(), ids=dotted)
+def test_rooms_of_plans_open_no_file(path):
+    """What they need is read at the edge; the files of a simulation are traces."""
+    where = path.relative_to(PACKAGE).as_posix()
+    if where.split("/")[0] in WITHOUT_FILES and not where.startswith("simulator/traces/"):
+        called = {
+            node.func.id if isinstance(node.func, ast.Name) else node.func.attr
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute)
+        }
+        assert not called & OPENING
 
 
 def test_commands_use_the_api_and_reports_and_nothing_else():

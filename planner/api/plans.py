@@ -14,8 +14,10 @@ from planner.api.files import (
     read_strategy,
 )
 from planner.api.models import check_model, read_model
+from planner.api.refining import Refining
+from planner.api.topologies import changed_cluster, type_of
 from planner.artefacts.options import Search, Training, WhatIf
-from planner.planning.plans import Plans, Refining, Simulation, simulated
+from planner.planning.plans import Plans, Simulation, simulated
 from planner.solvers.registry import SOLVERS, automatic, option_fields, portfolio, with_given
 from planner.support.errors import OptionError
 from planner.support.reading import File
@@ -121,7 +123,7 @@ def solve(
     """
     from planner.artefacts.profile import has_rules
     from planner.planning.portfolio import under_pipedream
-    from planner.planning.problems import changed_cluster, problems_for, sized
+    from planner.planning.problems import problems_for, sized
     from planner.planning.sizes import compare_between
 
     if cost_model not in ("planner", "pipedream"):
@@ -149,7 +151,9 @@ def solve(
         return Plans(*made, refinement=refining.done)
 
     limit_s = time_limit_s if what_if == WhatIf() else time_limit_s / 2
-    present = problems_for(profiles, given_topology(topology, gpus), training, search, known)
+    place = given_topology(topology, gpus)
+    kind = type_of(profiles[-1], place)
+    present = problems_for(profiles, place, training, search, known, kind)
     if what_if == WhatIf():
         return planned(present)
     changed = changed_cluster(present[-1].topology, what_if)
@@ -191,12 +195,14 @@ def compare(
     """
     from planner.artefacts.profile import has_rules
     from planner.planning.portfolio import compare as compare_all
-    from planner.planning.problems import changed_cluster, problems_for, sized
+    from planner.planning.problems import problems_for, sized
 
     profiles, path = given_profiles(profile)
     known = given_calibration(calibration, path, profiles)
     chosen = sized(profiles, training)[-1:]
-    (problem,) = problems_for(chosen, given_topology(topology, gpus), training, search, known)
+    place = given_topology(topology, gpus)
+    kind = type_of(chosen[-1], place)
+    (problem,) = problems_for(chosen, place, training, search, known, kind)
     changes: tuple[str, ...] = ()
     if what_if != WhatIf():
         changed = changed_cluster(problem.topology, what_if)
@@ -278,7 +284,8 @@ def solve_under(
             return solve_foreign(read_piper(path), options)
     profiles, _ = given_profiles(profile)
     place = given_topology(topology, gpus)
-    problems = problems_for(profiles, place, training, search, Calibration())
+    kind = type_of(profiles[-1], place)
+    problems = problems_for(profiles, place, training, search, Calibration(), kind)
     return solve_profile(problems[-1], model, options)
 
 
@@ -402,8 +409,9 @@ def simulate(
     place, is_own = topology_of(plan, name, given)
     training = Training(microbatches=microbatches, device_memory=device_memory, reserve=reserve)
     known = given_calibration(calibration, path, profiles)
-    problem, result = replayed(plan, own, place, is_own, training, known)
-    return simulated(problem, plan.solver, result, what_if)
+    kind = type_of(own, place)
+    problem, result = replayed(plan, own, place, is_own, training, known, kind)
+    return simulated(_changed(problem, what_if), plan.solver, result)
 
 
 def simulate_stages(
@@ -440,5 +448,14 @@ def simulate_stages(
     search = Search(switches=(Manual(tuple(cuts), tuple(replicas)),))
     place, known = given_topology(topology, gpus), given_calibration(calibration, path, profiles)
     chosen = sized(profiles, training)[-1:]
-    (problem,) = problems_for(chosen, place, training, search, known)
-    return simulated(problem, "manual", solve_stages(problem, 0.0), what_if)
+    kind = type_of(chosen[-1], place)
+    (problem,) = problems_for(chosen, place, training, search, known, kind)
+    result = solve_stages(problem, 0.0)
+    return simulated(_changed(problem, what_if), "manual", result)
+
+
+def _changed(problem: "Problem", what_if: WhatIf) -> "Problem":
+    """The problem on the changed topology."""
+    if what_if == WhatIf():
+        return problem
+    return replace(problem, topology=changed_cluster(problem.topology, what_if).topology)

@@ -1,14 +1,18 @@
-"""Clusters: imported and measured."""
+"""Clusters: imported, measured and changed; the types of their devices."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.api.files import rate_of
+from planner.artefacts.options import WhatIf
+from planner.support.errors import FileError, OptionError
 from planner.support.reading import File
 
 if TYPE_CHECKING:
-    from planner.artefacts.topology import Topology
+    from planner.artefacts.profile import Profile
+    from planner.artefacts.topology import DeviceType, Topology
+    from planner.clusters.what_if import Changed
     from planner.launcher.probe import Probed
 
 
@@ -83,3 +87,39 @@ def start_probe(nproc: int, arguments: Sequence[str] = ()) -> int:
     from planner.launcher import processes
 
     return processes.start_ranks(["topology", "probe", *arguments], nproc)
+
+
+# Maximum number of hosts that a message names.
+MAX_NAMED_HOSTS = 8
+
+
+def type_of(profile: "Profile", topology: "Topology") -> "DeviceType | None":
+    """The type of device that a profile was made on; None if it is not known."""
+    from planner.clusters.yaml.read import device_table
+
+    own = {kind.name: kind for kind in topology.device_types}
+    return (device_table() | own).get(profile.device_type)
+
+
+def changed_cluster(topology: "Topology", changes: WhatIf) -> "Changed":
+    """The topology with the changes that are asked for.
+
+    Raises:
+        OptionError: if a change names something that is not there, or makes no sense.
+    """
+    from planner.clusters.what_if import what_if
+    from planner.clusters.yaml.read import device_table, find_topology, read_topology
+
+    hosts = [host.name for host in topology.hosts]
+    shown = ", ".join(hosts[:MAX_NAMED_HOSTS]) + ", .." * (len(hosts) > MAX_NAMED_HOSTS)
+    added = []
+    for name in changes.add_host:
+        try:
+            path = None if name in hosts else find_topology(name)
+        except FileError as error:
+            raise OptionError(
+                f"--add-host {name}: expected a host of the topology, {shown}, or another"
+                f" topology; {error}"
+            ) from None
+        added.append((name, None if path is None else read_topology(path)))
+    return what_if(topology, changes.set, changes.drop, added, device_table())

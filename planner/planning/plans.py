@@ -1,21 +1,15 @@
 """What a search for plans and a simulation answer."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from planner.artefacts.options import WhatIf
-from planner.support.errors import FileError, OptionError
-from planner.support.reading import File
+from planner.support.errors import OptionError
 
 if TYPE_CHECKING:
     from planner.artefacts.plan import Plan
     from planner.artefacts.problem import Problem, Result
-    from planner.artefacts.profile import Profile
-    from planner.planning.portfolio import Attempts, SolverComparison, SolverRow
-    from planner.planning.refine import Refinement, Wanted
-    from planner.profilers.parts import MeasuredParts
+    from planner.planning.portfolio import SolverComparison, SolverRow
+    from planner.planning.refine import Refinement
     from planner.simulator.account import Account
 
 
@@ -67,53 +61,6 @@ class Plans:
         return len(self.problems[-1].topology.devices)
 
 
-class Refining:
-    """Measures parts of operators for `solve`.
-
-    Args:
-        profiles: of one model.
-        model: its ONNX file; None takes the profiles'.
-        progress: called with what is done.
-
-    Raises:
-        FileError: if parts can be measured and the model is not there, or is another one.
-    """
-
-    def __init__(
-        self, profiles: "Sequence[Profile]", model: File | None, progress: Callable[[str], None]
-    ) -> None:
-        from planner.profilers.parts import obstacle
-
-        self._progress = progress
-        self._reason = next(filter(None, map(obstacle, profiles)), None)
-        self.done: Refinement | None = None
-        place = model or profiles[-1].model_path
-        if self._reason is None:
-            if place is None or not Path(place).is_file():
-                raise FileError(
-                    f"--refine: {place or 'the model'} is not there, and parts of its operators are"
-                    " measured; give it with --model FILE"
-                )
-            self._path = Path(place)
-
-    def refined(self, of_sizes: "Sequence[Attempts]") -> "Sequence[Attempts]":
-        """The attempts, judged again with measured times; `done` has what came of it."""
-        from planner.planning.refine import nothing, refine
-
-        if self._reason is not None:
-            self.done = nothing(self._reason)
-            return of_sizes
-        made, self.done = refine(of_sizes, self._measured)
-        return made
-
-    def _measured(self, profile: "Profile", wanted: "Wanted") -> "MeasuredParts":
-        from planner.profilers.origin import profiled_model
-        from planner.profilers.parts import measure_parts
-
-        self._progress("measuring parts")
-        return measure_parts(profiled_model(profile, self._path), profile, wanted)
-
-
 @dataclass(frozen=True, slots=True)
 class Simulation:
     """One simulated iteration.
@@ -159,15 +106,12 @@ class Simulation:
         return self.account
 
 
-def simulated(problem: "Problem", solver: str, result: "Result", what_if: WhatIf) -> Simulation:
+def simulated(problem: "Problem", solver: str, result: "Result") -> Simulation:
     """The strategy of a result, simulated as it is."""
     from planner.costs.bounds import lower_bound_s
     from planner.planning.judge import as_plan, judge_unchanged
-    from planner.planning.problems import changed_cluster
     from planner.simulator.account import account
 
-    if what_if != WhatIf():
-        problem = replace(problem, topology=changed_cluster(problem.topology, what_if).topology)
     if result.strategy is None:
         return Simulation(problem, None, reason=result.reason)
     verdict, num_actions = judge_unchanged(problem, result.strategy)

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 from planner.artefacts.calibration import Calibration
-from planner.artefacts.options import Search, Training, WhatIf
+from planner.artefacts.options import Search, Training
 from planner.artefacts.plan import Plan
 from planner.artefacts.problem import (
     Objective,
@@ -20,11 +20,9 @@ from planner.artefacts.problem import (
 from planner.artefacts.profile import Profile
 from planner.artefacts.strategy import ScheduleName
 from planner.artefacts.topology import DeviceType, Topology
-from planner.clusters.what_if import Changed, what_if
-from planner.clusters.yaml.read import device_table, find_topology, read_topology
 from planner.profilers.interpolate import interpolated
 from planner.schedules.orders import with_microbatches
-from planner.support.errors import FileError, OptionError
+from planner.support.errors import OptionError
 from planner.support.units import parse_bytes
 
 # Microbatches per device and iteration, where nothing is said.
@@ -32,8 +30,6 @@ MICROBATCHES_PER_DEVICE = 4
 # Per iteration: four times as many as the largest topology has where nothing is said. Action lists
 # have two entries for each microbatch and stage.
 MAX_MICROBATCHES = 2**16
-# Maximum number of hosts that a message names.
-MAX_NAMED_HOSTS = 8
 
 Choice = TypeVar("Choice", bound=StrEnum)
 
@@ -44,19 +40,20 @@ def problems_for(
     training: Training,
     search: Search,
     calibration: Calibration,
+    measured_on: DeviceType | None,
 ) -> tuple[Problem, ...]:
     """One problem for each size of the microbatch that divides the samples of an iteration; these
     are the same for all.
 
     Args:
         profiles: of one model, ascending by the size of the microbatch.
+        measured_on: the profiles' type of device; None if it is not known.
 
     Raises:
         OptionError: if a choice is unknown, or the options contradict each other or the profiles.
     """
     options = options_of(training, search)
     counts = nums_microbatches(profiles, len(topology.devices), training)
-    measured_on = type_of(profiles[-1], topology)
     return tuple(
         Problem(
             profile,
@@ -80,12 +77,6 @@ def sized(profiles: Sequence[Profile], training: Training) -> tuple[Profile, ...
     if training.microbatch_size is None:
         return tuple(profiles)
     return (interpolated(profiles, training.microbatch_size),)
-
-
-def type_of(profile: Profile, topology: Topology) -> DeviceType | None:
-    """The type of device that a profile was made on; None if it is not known."""
-    own = {kind.name: kind for kind in topology.device_types}
-    return (device_table() | own).get(profile.device_type)
 
 
 def options_of(training: Training, search: Search) -> Options:
@@ -177,27 +168,6 @@ def checked_count(num_microbatches: int) -> int:
     return num_microbatches
 
 
-def changed_cluster(topology: Topology, changes: WhatIf) -> Changed:
-    """The topology with the changes that are asked for.
-
-    Raises:
-        OptionError: if a change names something that is not there, or makes no sense.
-    """
-    hosts = [host.name for host in topology.hosts]
-    shown = ", ".join(hosts[:MAX_NAMED_HOSTS]) + ", .." * (len(hosts) > MAX_NAMED_HOSTS)
-    added = []
-    for name in changes.add_host:
-        try:
-            path = None if name in hosts else find_topology(name)
-        except FileError as error:
-            raise OptionError(
-                f"--add-host {name}: expected a host of the topology, {shown}, or another"
-                f" topology; {error}"
-            ) from None
-        added.append((name, None if path is None else read_topology(path)))
-    return what_if(topology, changes.set, changes.drop, added, device_table())
-
-
 def replayed(
     plan: Plan,
     profile: Profile,
@@ -205,12 +175,14 @@ def replayed(
     is_own: bool,
     training: Training,
     calibration: Calibration,
+    measured_on: DeviceType | None,
 ) -> tuple[Problem, Result]:
     """The problem that a plan answered and the solver's answer, or the same strategy elsewhere.
 
     Args:
         is_own: whether the topology is the one that the plan was made for.
         training: its microbatches (None takes the plan's) and memory; the rest is the plan's.
+        measured_on: the profile's type of device; None if it is not known.
 
     Raises:
         OptionError: if a stage has more replicas than there are microbatches.
@@ -226,7 +198,6 @@ def replayed(
         recompute=Recompute.AUTO.value,
     )
     options = replace(options_of(own, Search(seed=plan.seed)), num_microbatches=count)
-    measured_on = type_of(profile, topology)
     problem = Problem(profile, topology, options, measured_on, calibration=calibration)
     if is_own and count == strategy.num_microbatches:
         return problem, Result(

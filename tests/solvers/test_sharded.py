@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
+from planner.api.topologies import type_of
 from planner.artefacts.files import shipped
 from planner.artefacts.formats.any import read_any_profiles
 from planner.artefacts.graph import LossChoice, tensors_by_name
@@ -23,7 +24,6 @@ from planner.costs.memory import memory_of
 from planner.costs.split import conversion_times
 from planner.model import load
 from planner.planning.portfolio import compare
-from planner.planning.problems import type_of
 from planner.reports.plans import parameter_table, stage_table
 from planner.resharding import reshardings
 from planner.simulator.collectives import collectives as collectives_of
