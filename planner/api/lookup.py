@@ -104,11 +104,11 @@ def topology_of(
         whole, where = read_topology(path), str(path)
     needed, there = max(plan.ranks) + 1, len(whole.devices)
     # A plan is for all devices or, nearly always, for as many as it uses.
-    counts = (there, *range(needed, there)) if needed <= there else ()
-    for count in counts if whole.name == plan.topology else ():
-        part = whole if count == there else take(whole, count)
-        if artefact_hash(part) == plan.topology_hash:
-            return part, True
+    if whole.name == plan.topology and needed <= there:
+        for count in (there, *range(needed, there)):
+            part = whole if count == there else take(whole, count)
+            if artefact_hash(part) == plan.topology_hash:
+                return part, True
     if given is None:
         raise FileError(
             f"{strategy_name}: made for a topology {plan.topology} {plan.topology_hash[:12]}, which"

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from planner.clusters.what_if import Changed
     from planner.launcher.probe import Probed
 
+# Maximum number of hosts that a message names.
+MAX_NAMED_HOSTS = 8
+
 
 def import_topology(
     path: File,
@@ -87,10 +90,6 @@ def start_probe(nproc: int, arguments: Sequence[str] = ()) -> int:
     from planner.launcher import processes
 
     return processes.start_ranks(["topology", "probe", *arguments], nproc)
-
-
-# Maximum number of hosts that a message names.
-MAX_NAMED_HOSTS = 8
 
 
 def type_of(profile: "Profile", topology: "Topology") -> "DeviceType | None":

@@ -515,6 +515,10 @@ class Profile:
                     yield f"operators[{i}].{name}: expected {due} as in the graph, got {given}"
 
 
+ALIKE = ("model_hash", "device_type", "dtype", "source", "batch_norm", "tie", "untie")
+"""The fields in which profiles of one model for microbatches of several sizes agree."""
+
+
 @dataclass(frozen=True, slots=True)
 class ProfileSet:
     """Profiles of one model for microbatches of several sizes.
@@ -532,8 +536,7 @@ class ProfileSet:
         sizes = [profile.microbatch_size for profile in self.profiles]
         if not sizes or sizes != sorted(set(sizes)):
             raise ValueError(f"profiles: expected ascending microbatch sizes, got {sizes}")
-        same = ("model_hash", "device_type", "dtype", "source", "batch_norm", "tie", "untie")
-        for name in same:
+        for name in ALIKE:
             if len({getattr(profile, name) for profile in self.profiles}) > 1:
                 raise ValueError(f"profiles: expected one {name} for all")
 

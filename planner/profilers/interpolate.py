@@ -10,15 +10,12 @@ from fractions import Fraction
 from math import ceil
 
 from planner.artefacts.graph import Graph, Parameter, Tensor
-from planner.artefacts.profile import LossCost, OperatorCost, Profile, Source
+from planner.artefacts.profile import ALIKE, LossCost, OperatorCost, Profile, Source
 from planner.support.derived import derived
 from planner.support.errors import OptionError
 
 # The fields in which two profiles must agree for a third one to lie between them.
-_SAME = (
-    "model_hash", "device_type", "dtype", "source", "engine", "threads", "batch_norm", "tie",
-    "untie",
-)  # fmt: skip
+_SAME = (*ALIKE, "engine", "threads")
 
 
 def interpolated(profiles: Sequence[Profile], size: int) -> Profile:
