@@ -124,7 +124,7 @@ def read_model(
         ModelError: if the model cannot be bound or planned.
         OptionError: if `batch_norm` is none of these.
     """
-    from planner.artefacts.losses import LossOptions
+    from planner.artefacts.options import LossOptions
     from planner.artefacts.profile import BatchNorm
     from planner.model import load
 

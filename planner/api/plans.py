@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from planner.api.files import (
     given_calibration,
@@ -18,8 +18,9 @@ from planner.api.refining import Refining
 from planner.api.topologies import changed_cluster, type_of
 from planner.artefacts.options import Search, Training, WhatIf
 from planner.planning.plans import Plans, Simulation, simulated
-from planner.solvers.registry import SOLVERS, automatic, option_fields, portfolio, with_given
+from planner.solvers.registry import SOLVERS, automatic, portfolio, with_given
 from planner.support.errors import OptionError
+from planner.support.options import given as given_options
 from planner.support.reading import File
 
 if TYPE_CHECKING:
@@ -307,8 +308,7 @@ def check_cost_model(
     needing = {solver.options for solver in SOLVERS.values() if solver.needs_options}
     for own in search.switches:
         if type(own) in needing:
-            fields = option_fields(type(own))
-            given += [one.name for one in fields if getattr(own, one.name) != one.default]
+            given += given_options(own)
     if given:
         raise OptionError(f"--{given[0]} is for --cost-model planner, not for {cost_model}")
     if cost_model == "pipedream":
@@ -407,7 +407,8 @@ def simulate(
     check_fits(plan, name, own.graph)
     given = os.fspath(topology) if isinstance(topology, str | os.PathLike) else topology
     place, is_own = topology_of(plan, name, given)
-    training = Training(microbatches=microbatches, device_memory=device_memory, reserve=reserve)
+    sizes: dict[str, Any] = {"device_memory": device_memory, "reserve": reserve}
+    training = Training(microbatches=microbatches, **sizes)
     known = given_calibration(calibration, path, profiles)
     kind = type_of(own, place)
     problem, result = replayed(plan, own, place, is_own, training, known, kind)

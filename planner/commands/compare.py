@@ -38,7 +38,7 @@ BAR_WIDTH = 48
 @INPUTS
 @click.option("--model", "model_path", type=click.Path(path_type=Path),
               help="The ONNX file for --run, if it is not where the profile says.")  # fmt: skip
-@solver_choice("Compare", api.automatic())
+@solver_choice("compare", api.automatic())
 @CALIBRATION
 @TRAINING
 @SEARCH

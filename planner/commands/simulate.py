@@ -14,6 +14,7 @@ from planner.commands.inputs import InputNames, say_if_compiling
 from planner.commands.options import CALIBRATION, INPUTS, OWN_STAGES, TRAINING, WHAT_IF
 from planner.commands.outputs import check_output
 from planner.commands.terminal import say, show, show_chart
+from planner.solvers.manual import Manual
 from planner.support.errors import OptionError
 
 if TYPE_CHECKING:
@@ -48,8 +49,7 @@ def simulate(
     names: InputNames,
     calibrated: bool,
     training: "Training",
-    cuts: tuple[str, ...],
-    replicas: tuple[int, ...],
+    stages: Manual,
     what_if: "WhatIf",
     trace_path: Path | None,
     drawn: bool,
@@ -69,7 +69,7 @@ def simulate(
     read = {"profile": names.profile, "topology": Path(names.topology)}
     check_output({"trace": trace_path, "picture": svg_path}, read, strategy)
     if strategy is None:
-        simulation = simulated_stages(names, calibrated, training, cuts, replicas, what_if, as_json)
+        simulation = simulated_stages(names, calibrated, training, stages, what_if, as_json)
     else:
         simulation = simulated_strategy(ctx, strategy, names, calibrated, training, what_if)
     if simulation.plan is None:
@@ -95,13 +95,12 @@ def simulated_stages(
     names: InputNames,
     calibrated: bool,
     training: "Training",
-    cuts: tuple[str, ...],
-    replicas: tuple[int, ...],
+    stages: Manual,
     what_if: "WhatIf",
     quiet: bool,
 ) -> "Simulation":
     """An iteration of the user's own stages."""
-    if not cuts and not replicas:
+    if stages == Manual():
         raise OptionError(
             "give a strategy, or --cuts NAME,NAME with the last operators of all stages but the"
             " last, or --replicas N for one stage"
@@ -110,8 +109,8 @@ def simulated_stages(
     say_if_compiling()
     return api.simulate_stages(
         inputs.profiles,
-        cuts=cuts,
-        replicas=replicas,
+        cuts=stages.cuts,
+        replicas=stages.replicas,
         topology=inputs.topology,
         training=training,
         what_if=what_if,

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 @INPUTS
 @click.option("--model", "model_path", type=click.Path(path_type=Path),
               help="The ONNX file, if it is not where the profile says.")  # fmt: skip
-@solver_choice("Ask", api.portfolio())
+@solver_choice("ask", api.portfolio())
 @click.option("--cost-model", type=click.Choice(["planner", "pipedream", *FOREIGN]),
               default="planner", show_default=True,
               help="Cost model by which plans are compared.")  # fmt: skip

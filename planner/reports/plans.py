@@ -5,8 +5,9 @@ from dataclasses import replace
 from typing import Any
 
 from planner.artefacts.modules import from_to
+from planner.artefacts.options import Objective
 from planner.artefacts.plan import Plan, Prediction, said_times
-from planner.artefacts.problem import Objective, Status
+from planner.artefacts.problem import Status
 from planner.artefacts.profile import Source
 from planner.artefacts.strategy import Stage
 from planner.planning.judge import predicted_s

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from planner.artefacts.problem import Objective
+from planner.artefacts.options import Objective
 from planner.planning.judge import objective_s
 from planner.planning.refine import Refinement
 from planner.support.units import format_seconds

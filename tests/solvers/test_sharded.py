@@ -13,7 +13,8 @@ from planner.api.topologies import type_of
 from planner.artefacts.files import shipped
 from planner.artefacts.formats.any import read_any_profiles
 from planner.artefacts.graph import LossChoice, tensors_by_name
-from planner.artefacts.problem import Optimizer, Options, Problem, Recompute, Status
+from planner.artefacts.options import Optimizer, Recompute
+from planner.artefacts.problem import Options, Problem, Status
 from planner.artefacts.sharding import rule_lines
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy, violations
 from planner.artefacts.topology import take
