@@ -2,19 +2,19 @@
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import click
+from click.core import ParameterSource
 
-from planner.api import SOLVERS, Search, Training, WhatIf, load_operators
+from planner.api import SOLVERS, Manual, Search, Training, WhatIf, load_operators
 from planner.commands.inputs import InputNames
 from planner.commands.option_types import ProfileFile
-from planner.solvers.manual import Manual
 from planner.support.errors import UnitError
-from planner.support.options import Form, Option, Options, checked, declared
+from planner.support.options import Form, Option, Options, checked, declared, option
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -113,6 +113,29 @@ def searching(command: Command) -> Command:
     return cast(Command, takes(Search, "search")(decorated))
 
 
+def given_flags(*kinds: type[Options], without: Collection[str] = ()) -> list[str]:
+    """The flags of the options of some types that the user has given to this command.
+
+    Args:
+        without: names of fields that are left out.
+    """
+    ctx = click.get_current_context()
+    names = {name for kind in kinds for name in declared(kind)} - {*without}
+    return [
+        "/".join([*param.opts, *param.secondary_opts])
+        for param in ctx.command.params
+        if param.name in names
+        and ctx.get_parameter_source(param.name) is not ParameterSource.DEFAULT
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Devices(Options):
+    """The devices of a topology that are taken."""
+
+    gpus: int | None = option("Take only the first N devices.", least=1, shown="all")
+
+
 def _load_operators(ctx: click.Context, parameter: object, modules: tuple[str, ...]) -> None:
     """Imports the modules here, and leaves their names to the ranks that this process starts."""
     if modules:
@@ -130,6 +153,13 @@ OPERATORS = click.option(
     callback=_load_operators,
     help="Python module that registers operators. May be repeated.  [env: PLANNER_OPERATORS]",
 )
+
+
+def file_option(*names: str, help: str, **more: Any) -> Callable[[Command], Command]:
+    """An option that names a file."""
+    return click.option(*names, type=click.Path(path_type=Path), help=help, **more)
+
+
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 JSON_OF_RANK_0 = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object, on rank 0."
@@ -164,8 +194,8 @@ def packed(
 
         params = vars(with_packed).setdefault("__click_params__", [])
         others = len(params)
-        for option in reversed(options):
-            option(with_packed)
+        for decorate in reversed(options):
+            decorate(with_packed)
         own_names = [one.name for one in params[others:]]
         return cast(Command, with_packed)
 

@@ -9,12 +9,12 @@ import click
 from click.core import ParameterSource
 
 from planner import api
+from planner.api import Manual
 from planner.commands.errors import NO_PLAN
 from planner.commands.inputs import InputNames, say_if_compiling
 from planner.commands.options import CALIBRATION, INPUTS, OWN_STAGES, TRAINING, WHAT_IF
 from planner.commands.outputs import check_output
 from planner.commands.terminal import say, show, show_chart
-from planner.solvers.manual import Manual
 from planner.support.errors import OptionError
 
 if TYPE_CHECKING:

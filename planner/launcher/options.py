@@ -4,14 +4,16 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from planner.artefacts.options import Optimizer
+from planner.artefacts.options import SIZE, Optimizer
 from planner.launcher.failures.page import HANG_TIMEOUT_S
 from planner.launcher.rates import rate_factor
 from planner.support.errors import LaunchError, OptionError
 from planner.support.named import function_named
 from planner.support.options import Options, option
+from planner.support.units import parse_bytes
 
 USUAL_STEPS = 10
+LARGEST_BYTES = 256 * 1024**2
 MAX_THREADS = 1024
 """Of a rank; with a million, OpenMP takes the process down."""
 FUNCTION = "module:function"
@@ -30,6 +32,21 @@ class NanRule(StrEnum):
 
     STOP = "stop"
     SKIP = "skip"
+
+
+@dataclass(frozen=True, slots=True)
+class Probing(Options):
+    """How a cluster is measured."""
+
+    device: DeviceKind = option(
+        "Kind of device to measure between: CPUs with gloo (cpu), GPUs with nccl (cuda), or GPUs"
+        " where there are any (auto).",
+        DeviceKind.AUTO,
+    )
+    largest: int = option(
+        "Largest message to send.", LARGEST_BYTES, parse=parse_bytes, words=SIZE, above=0,
+        metavar="SIZE", shown="256 MiB",
+    )  # fmt: skip
 
 
 def function_name(text: str) -> str:

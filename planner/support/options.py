@@ -104,18 +104,10 @@ class Option:
     per_rank: bool
 
     @property
-    def expected(self) -> str:
-        """The values that it takes, in words."""
-        words = self.words or self._plain()
-        if self.form is Form.SEVERAL:
-            return f"{words}, or a list of such"
-        if self.form is Form.BY_NAME:
-            return f"a mapping from names to {words}"
-        return words if self.form is Form.ONE else f"{words}, or a mapping from outputs to such"
-
-    def _plain(self) -> str:
-        if self.choices:
-            return f"one of {', '.join(self.choices)}"
+    def item(self) -> str:
+        """One value, in words for messages."""
+        if self.words or self.choices:
+            return self.words or f"one of {', '.join(self.choices)}"
         number = {int: "a whole number", float: "a finite number"}.get(self.type)
         if number is None:
             return {bool: "true or false", str: "text", Path: "a path"}.get(self.type, "a value")
@@ -124,6 +116,16 @@ class Option:
         if self.most is not None:
             return f"{number} from {self.least:g} to {self.most:g}"
         return number if self.least is None else f"{number} of at least {self.least:g}"
+
+    @property
+    def expected(self) -> str:
+        """All that it takes, in words for messages."""
+        return {
+            Form.ONE: self.item,
+            Form.SEVERAL: f"{self.item}, or a list of such",
+            Form.BY_NAME: f"a mapping from names to {self.item}",
+            Form.BY_OUTPUT: f"{self.item}, or a mapping from outputs to such",
+        }[self.form]
 
 
 def declared(kind: type["Options"]) -> Mapping[str, Option]:
@@ -189,16 +191,18 @@ def checked(one: Option, value: Any, *, typed: bool = True) -> Any:
         return None
     if one.form in (Form.BY_NAME, Form.BY_OUTPUT) and not typed:
         value = _by_name(one, value)
-    if one.form is Form.SEVERAL:
-        if isinstance(value, str) and one.separator:
-            value, typed = [text.strip() for text in value.split(one.separator)], False
-        values = value if isinstance(value, list | tuple) else [value]
-        return tuple(_single(one, item, typed=typed) for item in values)
-    if isinstance(value, Mapping) and one.form is not Form.ONE:
-        return {_name(one, name): _single(one, item, typed=typed) for name, item in value.items()}
+    if one.form is Form.SEVERAL and isinstance(value, str) and one.separator:
+        value, typed = [text.strip() for text in value.split(one.separator)], False
+    if one.form is Form.SEVERAL and isinstance(value, list | tuple):
+        return tuple(_single(one, item, one.item, typed=typed) for item in value)
+    if one.form in (Form.BY_NAME, Form.BY_OUTPUT) and isinstance(value, Mapping):
+        if not all(isinstance(name, str) and _is_text(name) for name in value):
+            raise ValueError(f"expected {one.expected}, got {shown(value)}")
+        return {name: _named(one, name, item, typed=typed) for name, item in value.items()}
     if one.form is Form.BY_NAME:
-        raise _unexpected(one, value)
-    return _single(one, value, typed=typed)
+        raise ValueError(f"expected {one.expected}, got {shown(value)}")
+    single = _single(one, value, one.expected, typed=typed)
+    return (single,) if one.form is Form.SEVERAL else single
 
 
 def _by_name(one: Option, texts: Any) -> Any:
@@ -207,6 +211,8 @@ def _by_name(one: Option, texts: Any) -> Any:
     names = [name for name, _ in pairs]
     if one.form is Form.BY_OUTPUT and names == [""]:
         return pairs[0][1]
+    if one.form is Form.BY_OUTPUT and ("" in names or len({*names}) < len(names)):
+        raise ValueError("expected it once, or once for each output as OUTPUT=VALUE")
     for name, value in pairs:
         if not name:
             raise ValueError(f"expected {one.metavar}, got {value!r}")
@@ -215,62 +221,56 @@ def _by_name(one: Option, texts: Any) -> Any:
     return dict(pairs)
 
 
-def _name(one: Option, name: object) -> str:
-    if isinstance(name, str) and name and "\0" not in name:
-        return name
-    raise _unexpected(one, name)
-
-
-def _single(one: Option, value: Any, *, typed: bool) -> Any:
-    """One value, of the right type and in its range."""
-    given = value
+def _named(one: Option, name: str, value: Any, *, typed: bool) -> Any:
     try:
-        if isinstance(value, str) and one.parse is not None:
-            value = one.parse(value)
-        elif isinstance(value, str) and one.type in (int, float) and not typed:
-            value = one.type(value)
-        elif one.type is Path and isinstance(value, str | os.PathLike):
-            value = Path(os.fsdecode(os.fsencode(_text(os.fspath(value)))))
-        elif one.type is float and type(value) is int:
-            value = float(value)
-        elif isinstance(value, str) and value in one.choices:
-            value = one.type(value)
-    except (OverflowError, UnicodeError):
-        raise _unexpected(one, given) from None
-    except ValueError:
-        if one.parse is not None:
-            raise
-        raise _unexpected(one, given) from None
-    if not _fits(one, value):
-        raise _unexpected(one, given)
-    return value
+        return _single(one, value, one.item, typed=typed)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
 
 
-def _text(text: str) -> str:
-    if not text or "\0" in text:
-        raise ValueError("expected text")
-    return text
+def _single(one: Option, value: Any, expected: str, *, typed: bool) -> Any:
+    """One value, of the right type and in its range."""
+    if isinstance(value, str) and one.parse is not None:
+        read = one.parse(value)
+    else:
+        try:
+            read = _converted(one, value, typed=typed)
+        except (ValueError, OverflowError):
+            read = None
+    if not _fits(one, read):
+        raise ValueError(f"expected {expected}, got {shown(value)}")
+    return read
+
+
+def _converted(one: Option, value: Any, *, typed: bool) -> Any:
+    """A value in the option's type, where it is given in another one that stands for it."""
+    if isinstance(value, str) and value in one.choices:
+        return one.type(value)
+    if isinstance(value, str) and one.type in (int, float) and not typed:
+        return one.type(value)
+    if isinstance(value, str | os.PathLike) and one.type is Path:
+        return Path(os.fsdecode(os.fsencode(value))) if _is_text(os.fspath(value)) else None
+    return float(value) if one.type is float and type(value) is int else value
+
+
+def _is_text(text: str) -> bool:
+    return bool(text) and "\0" not in text
 
 
 def _fits(one: Option, value: Any) -> bool:
     """Whether a value is of the right type and in its range."""
-    if not isinstance(value, one.type) or (isinstance(value, bool) and one.type is int):
-        return False
+    if not isinstance(value, one.type) or (isinstance(value, bool) and one.type is not bool):
+        return one.type is object and value is not None
     if isinstance(value, str):
-        return value in one.choices if one.choices else bool(value) and "\0" not in value
+        return value in one.choices if one.choices else _is_text(value)
     if not isinstance(value, int | float) or one.type is bool:
         return True
-    if isinstance(value, float) and not math.isfinite(value):
-        return False
     return (
-        (one.least is None or value >= one.least)
+        (isinstance(value, int) or math.isfinite(value))
+        and (one.least is None or value >= one.least)
         and (one.above is None or value > one.above)
         and (one.most is None or value <= one.most)
     )
-
-
-def _unexpected(one: Option, value: object) -> ValueError:
-    return ValueError(f"expected {one.expected}, got {shown(value)}")
 
 
 def given(options: Options) -> dict[str, Any]:

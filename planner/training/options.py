@@ -1,6 +1,7 @@
 """Options of a training besides its loop: where it runs, and its checkpoints."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
 from planner.launcher.options import DeviceKind
@@ -35,3 +36,24 @@ class Checkpoints(Options):
         "Go on from a checkpoint, or from the newest one in a folder.", metavar="DIR",
         per_rank=True,
     )  # fmt: skip
+
+
+class WeightsForm(StrEnum):
+    """The form of a model that is written with its weights."""
+
+    EVALUATION = "evaluation"
+    TRAINING = "training"
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsOptions(Options):
+    """How a trained model is written."""
+
+    form: WeightsForm = option(
+        "BatchNormalization by running statistics and no Dropout (evaluation), or both as in the"
+        " model's file (training).",
+        WeightsForm.EVALUATION,
+    )
+    model: Path | None = option(
+        "ONNX file that was trained, if it is not where the checkpoint says."
+    )

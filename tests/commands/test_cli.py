@@ -98,8 +98,8 @@ def test_help_loads_nothing_heavy():
 
 
 def test_the_help_of_solve_names_all_solvers():
-    options = {parameter.name: parameter for parameter in cli.main.commands["solve"].params}
-    assert f"one of {', '.join(SOLVERS)};" in options["solvers"].help
+    lines = cli.main.commands["solve"].epilog.splitlines()
+    assert [line.split()[0] for line in lines[2:]] == list(SOLVERS)
 
 
 # ------------------------------------------------------------------------------ the commands
@@ -341,7 +341,7 @@ def test_a_model_that_fits_nowhere_exits_with_3_and_says_what_is_short(folder):
 def test_usage_errors_exit_with_2(folder):
     assert "such as '80 GiB'" in run("solve", "--device-memory", "8", code=2).output
     nothing = run("solve", "--device-memory", "0 GiB", code=2).output
-    assert "expected more than 0, got '0 GiB'" in nothing
+    assert "expected a size above 0 such as \"8 GiB\", got '0 GiB'" in nothing
     run("solve", "--schedule", "zigzag", code=2)
     run("profile", code=2)
 
@@ -409,7 +409,8 @@ def test_no_output_overwrites_what_is_read(folder, monkeypatch, arguments, said)
 
 @pytest.mark.parametrize("number", ["²", "0", "-1", "x", ""])
 def test_a_dimension_needs_a_number(folder, number):
-    assert "expected NAME=N" in run("profile", "model.onnx", "--dim", f"N={number}", code=2).output
+    said = run("profile", "model.onnx", "--dim", f"N={number}", code=2).output
+    assert f"N: expected a whole number of at least 1, got '{number}'" in said
 
 
 def test_a_dimension_is_bound_once(folder):
