@@ -61,3 +61,8 @@ def test_every_file_and_folder_that_a_text_names_is_there(path):
 def test_the_exceptions_are_needed():
     for name, files in WRITTEN.items():
         assert files <= set(MODULE.findall((ROOT / name).read_text())), name
+
+
+def test_the_design_is_short():
+    # What explains one file stands in that file.
+    assert (ROOT / "DESIGN.md").stat().st_size <= 25 * 1024
