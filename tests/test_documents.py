@@ -49,6 +49,11 @@ def name_of(path):
     return path.relative_to(ROOT).as_posix()
 
 
+def test_the_design_is_short():
+    # What explains one file stands in that file.
+    assert (ROOT / "DESIGN.md").stat().st_size <= 25 * 1024
+
+
 @pytest.mark.parametrize("path", TEXTS, ids=name_of)
 def test_every_file_and_folder_that_a_text_names_is_there(path):
     text = path.read_text()

@@ -295,6 +295,8 @@ class _Repair:
             for origin in dict.fromkeys(read.origin for read in found if read.origin):
                 if origin.kind is OriginKind.PARAMETER:
                     held.setdefault(origin, []).append(name)
+        # Equal content alone ties nothing: layers that PyTorch copies are equal at first, and are
+        # not tied.
         tied: list[str] = []
         apart: list[str] = []
         for origin, names in held.items():

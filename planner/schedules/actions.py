@@ -220,6 +220,9 @@ def waiting_for_sends(code: Code) -> frozenset[Direction]:
     a backward before a forward, as with GPipe. Elsewhere the reader of a forward's results may have
     to wait until it is rid of gradients, and both would wait for ever.
     """
+    # Without the rule a device behind a slow link piled up gradients: a stage between two replicas
+    # and one took 22 % more memory than predicted. Under 1F1B waiting forwards may block, for
+    # example with four replicas before one and two more microbatches in flight than needed.
     owner, place = code.owner(), np.arange(len(code))
     computes = code.kind == ActionKind.COMPUTE
     ahead = computes & ~code.backward

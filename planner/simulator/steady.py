@@ -101,6 +101,8 @@ def iterate(problem: Problem, strategy: Strategy, evaluation: Evaluation) -> Ite
     num_minibatches, apart = steady_minibatches(strategy), _are_apart(strategy, graph)
     while True:
         ends_s = _steady_ends_s(strategy, times.code, times)
+        # Replicas in numbers without a common factor take turns in patterns of several periods, so
+        # two windows of one length may differ for ever.
         repeated = _repeated(ends_s)
         if repeated is not None or apart or 2 * len(times.code) > MAX_ACTIONS:
             break
