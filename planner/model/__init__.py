@@ -19,8 +19,3 @@ weights.py    where the bytes of initializers are: the message without them
 wire.py       the fields of a protobuf message in a file
 metadata.py   the metadata of a file of any size
 """
-
-from planner.model.load import Model, Node, content_hash, first_consumers, hash_of, load
-from planner.model.trainable import Choice
-
-__all__ = ["Choice", "Model", "Node", "content_hash", "first_consumers", "hash_of", "load"]

@@ -20,8 +20,8 @@ from planner.artefacts.graph import (
     parameters_by_name,
     tensors_by_name,
 )
-from planner.model import Model, Node
 from planner.model.definitions import REGISTER, modules_of
+from planner.model.load import Model, Node
 from planner.model.values import Values
 from planner.operators.binding import Call, bind
 from planner.operators.running import REFUSALS

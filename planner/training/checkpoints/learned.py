@@ -7,8 +7,7 @@ import torch
 from onnx import GraphProto, ModelProto, TensorProto, helper, numpy_helper
 from torch import Tensor
 
-from planner.model import content_hash
-from planner.model.load import proto_of
+from planner.model.load import content_hash, proto_of
 from planner.model.record import read_record
 from planner.model.repair import Repaired, Ties, repaired
 from planner.model.values import Values, tensor_type
