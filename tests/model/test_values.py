@@ -67,8 +67,8 @@ def test_metadata_is_read_as_protobuf_reads_it(tmp_path):
     path.write_bytes(proto.SerializeToString())
     assert metadata_of(path) == {one.key: one.value for one in proto.metadata_props}
     entry = proto.metadata_props[0].DESCRIPTOR.fields_by_name
-    assert METADATA == ModelProto.DESCRIPTOR.fields_by_name["metadata_props"].number
-    assert (KEY, VALUE) == (entry["key"].number, entry["value"].number)
+    assert ModelProto.DESCRIPTOR.fields_by_name["metadata_props"].number == METADATA
+    assert (entry["key"].number, entry["value"].number) == (KEY, VALUE)
 
 
 @pytest.mark.parametrize(
