@@ -5,6 +5,7 @@ canonical.py  nodes named; the content hash
 binding.py    symbolic dimensions -> sizes
 expansion/    control flow, sequences and functions as plain nodes
 folding.py    constants and shape arithmetic folded, shapes inferred, node by node
+reference.py  ONNX's reference, which evaluates nodes
 modes.py      training or evaluation: BatchNormalization, Dropout
 record.py     the module that `planner export` wrote into the file
 scopes.py     the notes of torch's exporter at each node: module, call and its arguments
