@@ -101,10 +101,10 @@ if TYPE_CHECKING:
     from planner.artefacts.profile import Profile as Profile
     from planner.artefacts.topology import Topology as Topology
     from planner.launcher.probe import Probed as Probed
-    from planner.model import Choice as Choice
-    from planner.model import Model as Model
     from planner.model.export.export import Exported as Exported
     from planner.model.inspection import Inspection as Inspection
+    from planner.model.load import Model as Model
+    from planner.model.trainable import Choice as Choice
     from planner.planning.other_cost_models import ForeignComparison as ForeignComparison
     from planner.planning.portfolio import SolverComparison as SolverComparison
     from planner.planning.portfolio import SolverRow as SolverRow

@@ -27,7 +27,7 @@ from planner.artefacts.formats.graph_txt import (
 )
 from planner.artefacts.plan import Plan
 from planner.artefacts.profile import Profile
-from planner.model import load
+from planner.model.load import load
 from planner.resharding.checks import check_fits
 from planner.support.caches import LOGGER
 from planner.support.errors import OptionError

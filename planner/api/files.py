@@ -45,7 +45,7 @@ def newest_profile(folder: File = "profiles", *, model: File | None = None) -> P
 
     model_hash = None
     if model is not None:
-        from planner.model import hash_of
+        from planner.model.load import hash_of
 
         model_hash = hash_of(Path(model))
     return files.newest_profile(Path(folder), model_hash)

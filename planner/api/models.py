@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from planner.artefacts.profile import Profile
-    from planner.model import Model
     from planner.model.export.export import Exported
     from planner.model.inspection import Inspection
+    from planner.model.load import Model
     from planner.training.checkpoints.into_onnx import Weights
 
 
@@ -126,7 +126,7 @@ def read_model(
     """
     from planner.artefacts.losses import LossOptions
     from planner.artefacts.profile import BatchNorm
-    from planner.model import load
+    from planner.model.load import load
 
     if batch_norm not in (None, BatchNorm.TRAINING, BatchNorm.FROZEN):
         raise OptionError(f"batch_norm: expected training or frozen, got {batch_norm!r}")

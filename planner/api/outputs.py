@@ -23,7 +23,7 @@ def kind_called(name: str) -> Kind:
         case "calibration":
             from planner.artefacts.files import CALIBRATION_FILE as KIND
         case "annotated model":
-            from planner.model.annotated import ANNOTATED_FILE as KIND
+            from planner.model.record import ANNOTATED_FILE as KIND
         case "exported model":
             from planner.model.record import EXPORTED_FILE as KIND
         case "trained model":

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from planner.artefacts.problem import Problem
     from planner.artefacts.profile import Profile
     from planner.artefacts.topology import Topology
-    from planner.model import Model
+    from planner.model.load import Model
     from planner.planning.other_cost_models import ForeignComparison
     from planner.planning.sensitivity import Gain
     from planner.solvers.pipedream.costs import PipeDreamReport
@@ -63,7 +63,8 @@ def write_strategy(
     if model is None:
         write_plan(plan, target)
         return (target,)
-    from planner.model.annotated import ANNOTATED_FILE, write_partition
+    from planner.model.annotated import write_partition
+    from planner.model.record import ANNOTATED_FILE
     from planner.support.outputs import check_outputs
 
     if isinstance(model, str | os.PathLike):

@@ -13,7 +13,7 @@ from planner.support.reading import File
 if TYPE_CHECKING:
     from planner.artefacts.profile import Profile
     from planner.artefacts.topology import Topology
-    from planner.model import Model
+    from planner.model.load import Model
     from planner.profilers.analytic import RooflineFit
     from planner.profilers.compare import EngineComparison
     from planner.profilers.measured import Effort

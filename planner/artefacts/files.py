@@ -23,8 +23,8 @@ from planner.artefacts.plan import Plan
 from planner.artefacts.profile import Profile, ProfileSet, SplitRule, without_parts
 from planner.artefacts.sharding import AT_REST, Sharding, rule_lines, rule_of
 from planner.artefacts.strategy import Stage, not_runnable
-from planner.support.derived import derived
 from planner.support.errors import FileError
+from planner.support.memo import remembered
 from planner.support.outputs import Kind
 from planner.support.reading import MAX_TEXT_BYTES, read_bytes
 from planner.support.writing import write_atomically
@@ -145,7 +145,7 @@ def to_plain(artefact: Any) -> dict[str, Any]:
     return plain
 
 
-@derived
+@remembered
 def artefact_hash(artefact: Any) -> str:
     """sha256 of an artefact's canonical JSON. Of a profile, times of parts are left out: they are
     added later, and strategies and corrections that were made before stay valid.

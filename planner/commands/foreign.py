@@ -35,7 +35,7 @@ def solve_foreign(
     )
 
     path = names.profile or api.newest_profile()
-    say_if_compiling()
+    say_if_compiling(names.gpus)
     with spinner() as progress:
         progress(cost_model)
         comparison = api.solve_under(

@@ -69,7 +69,7 @@ def planned(ask: "Callable[..., Plans]", inputs: Inputs) -> "Plans":
     Args:
         ask: `solve` or `compare`, with all else.
     """
-    say_if_compiling()
+    say_if_compiling(len(inputs.topology.devices))
     with spinner() as progress:
         return ask(
             inputs.profiles,
@@ -79,7 +79,11 @@ def planned(ask: "Callable[..., Plans]", inputs: Inputs) -> "Plans":
         )
 
 
-def say_if_compiling() -> None:
-    """Says why the first solve of a version takes longer."""
-    if not api.is_compiled():
+def say_if_compiling(num_devices: int | None) -> None:
+    """Says why the first solve of a version takes longer. On one device nothing is searched.
+
+    Args:
+        num_devices: that are planned for; None where it is not known.
+    """
+    if num_devices != 1 and not api.is_compiled():
         say("compiling the search, once per version: up to a minute", err=True)

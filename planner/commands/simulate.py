@@ -107,7 +107,7 @@ def simulated_stages(
             " last, or --replicas N for one stage"
         )
     inputs = names.read(calibrated=calibrated, quiet=quiet)
-    say_if_compiling()
+    say_if_compiling(len(inputs.topology.devices))
     return api.simulate_stages(
         inputs.profiles,
         cuts=cuts,
@@ -132,7 +132,7 @@ def simulated_strategy(
     if given:
         flag = given[0].replace("_", "-")
         raise OptionError(f"--{flag} is for your own cuts; a strategy says it itself")
-    say_if_compiling()
+    say_if_compiling(len(api.read_strategy(strategy).ranks))
     return api.simulate(
         strategy,
         profile=names.profile,

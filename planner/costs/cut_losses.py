@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from math import prod
 
 from planner.artefacts.graph import ITEM_BYTES, Graph, loss_outputs, tensors_by_name
+from planner.artefacts.losses import losses
 from planner.artefacts.sharding import dim_of, local_shape
 from planner.artefacts.strategy import Stage
 from planner.resharding.conversion import Collective, Step
@@ -42,6 +43,4 @@ def _steps(graph: Graph, name: str, axes: list[int], count: int) -> Iterator[Ste
 
 def _class_dim(graph: Graph, name: str) -> int | None:
     """The dimension of the classes of an output."""
-    from planner.artefacts.losses import losses  # takes onnx along, which is slow to load
-
     return next(one.class_dim for one in losses(graph) if one.output.name == name)

@@ -41,7 +41,7 @@ from planner.schedules.dry_run import dry_run, meshes_of
 from planner.schedules.flows import flow, steady_minibatches
 from planner.schedules.pipelines import mesh_end
 from planner.schedules.program import program
-from planner.support.derived import derived
+from planner.support.memo import remembered
 from planner.support.units import format_bytes
 
 # Work per second of an ordinary core: operators priced, those of split stages, actions of a program
@@ -74,7 +74,7 @@ class Evaluation:
     shortage: str | None
 
 
-@derived(kept=2)
+@remembered(kept=2)
 def evaluate(problem: Problem, strategy: Strategy) -> Evaluation:
     """Prices a strategy. The last ones are remembered: the judge asks for the one that a solver has
     evaluated.

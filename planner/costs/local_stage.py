@@ -36,7 +36,7 @@ from planner.resharding.conversion import Collective, Step
 from planner.resharding.gradients import is_split
 from planner.resharding.reshardings import homes, leaving, reads_back
 from planner.resharding.sums import lies_in
-from planner.support.derived import derived
+from planner.support.memo import remembered
 
 ROWS = "@rows"
 """Marks a rule by which each device looks all indices up in its part of a table."""
@@ -100,7 +100,7 @@ def work_share(rule: Rule, mesh: Sequence[int]) -> float:
     return share
 
 
-@derived(kept=256)
+@remembered(kept=256)
 def local_stage(profile: Profile, stage: Stage) -> LocalStage:
     """The profile of a split stage on each of its devices.
 
@@ -110,7 +110,7 @@ def local_stage(profile: Profile, stage: Stage) -> LocalStage:
     return _Builder(profile, stage).built()
 
 
-@derived
+@remembered
 def _gradient_views(profile: Profile) -> Mapping[str, tuple[str, ...]]:
     """By output, the inputs whose gradients lie in the storage of its gradient."""
     found: dict[str, tuple[str, ...]] = {}

@@ -19,6 +19,7 @@ from planner.artefacts.graph import (
     producers,
     tensors_by_name,
 )
+from planner.artefacts.losses import losses
 from planner.artefacts.plan import MemoryParts
 from planner.artefacts.problem import Optimizer, Problem
 from planner.artefacts.profile import Profile, storage_owner
@@ -230,8 +231,6 @@ def _target_bytes(profile: Profile, inside: Collection[int]) -> int:
     """
     if profile.model_hash is None:
         return 0
-    from planner.artefacts.losses import losses  # takes onnx along, which is slow to load
-
     made_by = producers(profile.graph)
     return sum(
         one.output.bytes

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from planner.artefacts.losses import LossOptions
 from planner.artefacts.plan import Plan
-from planner.model import Model, hash_of, load
 from planner.model.annotated import check_agreement, refers_to
+from planner.model.load import Model, hash_of, load
 from planner.support.errors import FileError, LaunchError
 from planner.support.outputs import same_file
 

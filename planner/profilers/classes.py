@@ -20,7 +20,7 @@ from planner.artefacts.graph import (
     parameters_by_name,
     tensors_by_name,
 )
-from planner.model import Model
+from planner.model.load import Model
 
 MAX_CONSTANT_ELEMENTS = 1024
 """Larger constants of integers are tables and masks, whose values do not change the cost; nor do

@@ -23,7 +23,7 @@ from math import prod
 
 from planner.artefacts.sharding import Spec, blocks_of, check_spec, dim_of, tiles
 from planner.artefacts.topology import CollectiveKind
-from planner.support.derived import derived
+from planner.support.memo import remembered
 
 
 class Collective(StrEnum):
@@ -70,7 +70,7 @@ class Step:
 _Cost = tuple[float, int, int]
 
 
-@derived(kept=65536)
+@remembered(kept=65536)
 def conversion(
     shape: tuple[int, ...], item_bytes: float, mesh: tuple[int, ...], old: Spec, new: Spec
 ) -> tuple[Step, ...]:

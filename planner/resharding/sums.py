@@ -24,7 +24,7 @@ from planner.artefacts.strategy import GradientSum, Stage, Strategy, buckets, st
 from planner.artefacts.strategy import gradient_sums as unsplit_sums
 from planner.resharding.conversion import Step, conversion
 from planner.resharding.reshardings import homes
-from planner.support.derived import derived
+from planner.support.memo import remembered
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Lies:
     state: Spec
 
 
-@derived
+@remembered
 def lies_in(stage: Stage, graph: Graph) -> Mapping[str, Lies]:
     """How the trained parameters of a split stage lie, by name; none of an unsplit one."""
     if stage.sharding is None:
@@ -199,7 +199,7 @@ class StateSteps:
     gather: tuple[Step, ...]
 
 
-@derived
+@remembered
 def state_steps(stage: Stage, graph: Graph) -> Mapping[str, StateSteps]:
     """The parameters of a stage whose state is cut further than they are, by name."""
     found, known = {}, parameters_by_name(graph)
@@ -226,7 +226,7 @@ def steps_key(steps: Iterable[Step]) -> tuple[tuple[str, int, str, str], ...]:
     return tuple((step.kind.value, step.axis, step.source, step.target) for step in steps)
 
 
-@derived
+@remembered
 def gathered_together(stage: Stage, graph: Graph) -> tuple[tuple[str, ...], ...]:
     """Names of the parameters that are gathered at once from the parts that were stepped: of one
     type, by the same steps, and not too many.

@@ -9,7 +9,7 @@ import numpy as np
 from planner.schedules.actions import ActionKind, Code, Direction, waiting_for_sends
 from planner.schedules.tasks import Cuts, Tasks
 from planner.support.arrays import Floats, Ints
-from planner.support.derived import derived
+from planner.support.memo import remembered
 
 
 class Dependencies(NamedTuple):
@@ -67,7 +67,7 @@ def tasks(
     )  # fmt: skip
 
 
-@derived(kept=2)
+@remembered(kept=2)
 def dependencies(code: Code) -> Dependencies:
     """Finds which actions of some lists belong together."""
     owner = code.owner()

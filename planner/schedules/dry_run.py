@@ -21,6 +21,7 @@ from planner.schedules.actions import (
     text,
 )
 from planner.schedules.dependencies import Dependencies, dependencies, tasks
+from planner.schedules.rules import run
 from planner.schedules.tasks import Crowds, Paths, RunResult
 from planner.support.arrays import Ints
 
@@ -33,13 +34,11 @@ def dry_run(lists: Program, meshes: Mapping[int, int] = {}) -> str | None:
     Args:
         meshes: by stage, how many devices compute together; stages of one device are left out.
     """
-    from planner.schedules import rules_kernels as kernels
-
     code, members = _with_meetings(lists.code, lists.members, meshes)
     known, nothing = dependencies(code), np.zeros(len(code))
     job = tasks(code, known, members, nothing, nothing)
     apart = Crowds(np.full(len(code.devices), -1), np.zeros((0, 1)))
-    result = kernels.run(job, _free_paths(len(known.source)), apart)
+    result = run(job, _free_paths(len(known.source)), apart)
     if result.ended:
         return None
     return "; ".join(_what_blocks(code, known, result, len(lists.sums)))

@@ -32,7 +32,7 @@ import numpy as np
 
 from planner.artefacts.topology import Topology
 from planner.costs.pricing import ActionCosts
-from planner.schedules import rules_kernels as kernels
+from planner.schedules import rules
 from planner.schedules.actions import ActionKind, Code, Piece, Program
 from planner.schedules.dependencies import Dependencies, dependencies, tasks
 from planner.schedules.dry_run import dry_run
@@ -121,7 +121,7 @@ def run_prepared(program: Program, costs: ActionCosts, known: Prepared, work: Wo
     job = tasks(
         code, known.dependencies, program.members, work.duration_s, work.size_bytes, work.cuts
     )
-    result = kernels.run(job, known.paths, Crowds(work.crowd, work.slowdown))
+    result = rules.run(job, known.paths, Crowds(work.crowd, work.slowdown))
     if not result.ended:
         raise ValueError(f"the schedule blocks: {dry_run(program)}")
     if np.isnan(result.end_s).any():

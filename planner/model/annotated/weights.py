@@ -17,8 +17,8 @@ from typing import BinaryIO
 
 from onnx import GraphProto, ModelProto, TensorProto
 
-from planner.model import Model
 from planner.model.expansion.inlining import subgraphs
+from planner.model.load import Model
 from planner.model.metadata import metadata_of
 from planner.model.weights import INLINE, ModelFile, is_inline, is_stored, place_of, put
 from planner.support.errors import FileError

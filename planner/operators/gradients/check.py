@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from planner.artefacts.losses import losses
-from planner.model import Model, load
 from planner.model.export.check import GradientCheck
 from planner.model.export.eager import UnseenError
-from planner.model.load import read_proto
+from planner.model.load import Model, load, read_proto
 from planner.model.record import TensorRecord
 from planner.operators.gradients.distance import FLOOR, TOLERANCE, apart, largest
 from planner.operators.gradients.events import Suspect

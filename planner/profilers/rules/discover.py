@@ -26,8 +26,8 @@ from torch import Tensor
 from planner.artefacts.graph import FLOAT_DTYPES, parameters_by_name, tensors_by_name
 from planner.artefacts.profile import Profile, SplitRule
 from planner.artefacts.sharding import blocks_of, dim_of
-from planner.model import Model, Node
 from planner.model.definitions import FOREIGN
+from planner.model.load import Model, Node
 from planner.operators.binding import Call, Read, bind
 from planner.operators.gradients.events import functions_in
 from planner.operators.parts.attributes import localized
