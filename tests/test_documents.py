@@ -28,6 +28,7 @@ WRITTEN = {
     "tests/operators/gradients/test_check.py": {"nets.py"},
     "tests/model/export/test_export.py": {"factories_of_tests.py"},
     "tests/bench/profile.py": {"training.py"},
+    "tests/bench/start.py": {"nets.py"},
     "tests/profilers/rules/test_trials.py": {"mine.py"},
     "tests/commands/test_compare_run.py": {"alone.py", "endless.py"},
     "tests/launcher/test_launch.py": {"mine.py"},
