@@ -14,7 +14,7 @@ from onnx import ModelProto
 
 from planner.model.metadata import metadata_of
 from planner.support.errors import ModelError
-from planner.support.outputs import Kind
+from planner.support.outputs import FileKind
 
 METADATA_KEY = "planner.module"
 # What `planner solve` annotates has the record, too, and an entry of its own.
@@ -34,8 +34,8 @@ def _is_trained(path: Path) -> bool:
     return WEIGHTS_KEY in entries and ANNOTATION_KEY not in entries
 
 
-EXPORTED_FILE = Kind("an exported model", _is_exported, is_model=True)
-WEIGHTS_FILE = Kind("a trained model", _is_trained, is_model=True)
+EXPORTED_FILE = FileKind("an exported model", _is_exported, is_model=True)
+WEIGHTS_FILE = FileKind("a trained model", _is_trained, is_model=True)
 
 
 class Checked(StrEnum):
