@@ -15,7 +15,7 @@ from planner.artefacts.files import format_in
 from planner.schedules.actions import AllReduce, Direction, text
 from planner.simulator.collectives import TimedCollective
 from planner.simulator.timeline import Timeline, Transfer
-from planner.support.outputs import Kind
+from planner.support.outputs import FileKind
 from planner.support.reading import MAX_TRACE_BYTES
 from planner.support.writing import write_atomically
 
@@ -25,7 +25,7 @@ _Track = tuple[int, str]
 TRACE_FORMAT = "planner-trace/1"
 COMPUTE, SUMS, TRANSFER = "compute", "sums", "transfer"
 INSIDE = "collectives"
-TRACE_FILE = Kind(
+TRACE_FILE = FileKind(
     "a trace", lambda path: format_in(path, MAX_TRACE_BYTES).startswith("planner-trace")
 )
 
