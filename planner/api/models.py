@@ -1,5 +1,6 @@
 """A PyTorch module as an ONNX file, and what the file says."""
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,9 +17,10 @@ if TYPE_CHECKING:
     from torch import nn
 
     from planner.artefacts.profile import Profile
-    from planner.model import Model
     from planner.model.export.export import Exported
     from planner.model.inspection import Inspection
+    from planner.model.load import Model
+    from planner.training.checkpoints.folder import Checkpoint
     from planner.training.checkpoints.into_onnx import Weights
 
 
@@ -111,7 +113,7 @@ def read_model(path: File, **how: Any) -> "Model":
 def read_with(path: File, options: ModelOptions, losses: LossOptions) -> "Model":
     """The same with values of the options."""
     from planner.artefacts.profile import BatchNorm
-    from planner.model import load
+    from planner.model.load import load
 
     return load(
         Path(path),
@@ -202,14 +204,25 @@ def check_model(model: "Model", expected_hash: str | None, name: str) -> None:
         )
 
 
+def find_checkpoint(path: File) -> "Checkpoint":
+    """The checkpoint in a folder, or the newest whole one of several.
+
+    Raises:
+        FileError: if there is none.
+    """
+    from planner.training.checkpoints.folder import find
+
+    return find(Path(path))
+
+
 def write_weights(
-    checkpoint: File, path: File | None, state_dict: File | None = None, **how: Any
+    checkpoint: "File | Checkpoint", path: File | None, state_dict: File | None = None, **how: Any
 ) -> "Weights":
     """Writes the ONNX file that was trained, with the weights and running statistics of a
     checkpoint, or a state dict, or both.
 
     Args:
-        checkpoint: its folder, or a folder with several, of which the newest whole one is taken.
+        checkpoint: see `find_checkpoint`, which gets a path.
         path: of the new ONNX file; weights of 1.8 GB or more are written to PATH.data beside it.
         state_dict: file for a dict of tensors by names of initializers, by torch.save.
         how: the fields of `planner.training.options.WeightsOptions`: `model` and `form`.
@@ -222,13 +235,12 @@ def write_weights(
         TypeError: if there is no option of that name.
     """
     from planner.training.checkpoints import into_onnx
-    from planner.training.checkpoints.folder import find
 
     (options,) = options_from("write_weights", how, WeightsOptions)
     if path is None and state_dict is None:
         raise OptionError("expected a file to write, got none; give -o FILE.onnx, or --state-dict")
     return into_onnx.write_weights(
-        find(Path(checkpoint)),
+        find_checkpoint(checkpoint) if isinstance(checkpoint, str | os.PathLike) else checkpoint,
         None if path is None else Path(path),
         None if state_dict is None else Path(state_dict),
         model_path=options.model,

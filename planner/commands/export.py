@@ -8,7 +8,6 @@ import click
 
 from planner import api
 from planner.commands.options import JSON, OPERATORS, file_option, takes
-from planner.commands.outputs import check_output
 from planner.commands.terminal import say
 from planner.support.errors import OptionError
 from planner.support.options import Options, option
@@ -57,7 +56,7 @@ def export(factory: str, output: Path, options: Exporting, as_json: bool) -> Non
     """
     from planner.reports.export import export_json, export_lines
 
-    check_output({"exported model": output}, {})
+    api.check_outputs({"exported model": output}, {})
     module, inputs = api.call_factory(factory)
     shapes, check, verbose = symbolic(options.dynamic), options.check, options.verbose
     done = api.export(module, inputs, output, shapes, check=check, verbose=verbose)

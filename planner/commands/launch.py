@@ -12,9 +12,9 @@ from click.core import ParameterSource
 
 from planner import api
 from planner.api import Checkpoints, Launching, Loop, LossOptions
+from planner.api.files import files_of
 from planner.commands.errors import one_of_several
 from planner.commands.options import JSON_OF_RANK_0, NPROC, OPERATORS, takes
-from planner.commands.outputs import check_output
 from planner.commands.terminal import bar, say, show
 from planner.support.options import declared, given
 
@@ -87,11 +87,10 @@ def launch(
     gone = [name for name in OTHER_LENGTH if is_from_file(ctx, name) and is_replaced(ctx, name)]
     changes: dict[str, Any] = {**dict.fromkeys(gone), "config": ctx.meta.get(_META)}
     loop = replace(loop, tells=sys.stderr.isatty(), **changes)
-    check_output(
-        {"trace": launching.trace, "log": loop.log},
-        {"model": launching.model, "config": config},
-        strategy,
-    )
+    written = {"trace": launching.trace, "log": loop.log}
+    if any(written.values()):
+        read = {"model": launching.model, "config": config, **files_of(strategy)}
+        api.check_outputs(written, read)
     if nproc is not None and "RANK" not in os.environ:
         ctx.exit(api.start_launch(strategy, nproc, forwarded()))
     with one_of_several(), bar("Training") as tick:

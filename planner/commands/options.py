@@ -5,16 +5,19 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 from click.core import ParameterSource
 
+from planner import api
 from planner.api import SOLVERS, Manual, Search, Training, WhatIf, load_operators
-from planner.commands.inputs import InputNames
-from planner.commands.option_types import ProfileFile
+from planner.commands.terminal import say
 from planner.support.errors import UnitError
 from planner.support.options import Form, Option, Options, checked, declared, option
+
+if TYPE_CHECKING:
+    from planner.api import Inputs
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -220,12 +223,39 @@ def solver_choice(verb: str, default: Sequence[str]) -> Callable[[Any], Any]:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class InputNames:
+    """The files that are planned for, as they are typed.
+
+    Attributes:
+        profile: None stands for the newest in ./profiles, if all are of one model.
+        gpus: number of devices to take; None takes all.
+        topology: a file, one in ./topologies, or a preset.
+    """
+
+    profile: str | None
+    gpus: int | None
+    topology: str
+
+    def read(self, *, quiet: bool, **how: Any) -> "Inputs":
+        """The files, read.
+
+        Args:
+            quiet: whether standard output is not for people.
+            how: what else is read; see `api.read_inputs`.
+        """
+        inputs = api.read_inputs(self.profile, topology=self.topology, gpus=self.gpus, **how)
+        for note in inputs.notes:
+            say(note, err=quiet)
+        return inputs
+
+
 INPUTS = packed(
     "names",
     InputNames,
     click.option(
         "--profile",
-        type=ProfileFile(),
+        metavar="FILE",
         help="Profile to plan for: a file, or a name in ./profiles.  [default: the newest there,"
         " if all are of one model]",
     ),

@@ -12,8 +12,7 @@ import click
 from planner import api
 from planner.api import LossOptions, Measuring, ModelOptions
 from planner.commands.options import JSON, OPERATORS, file_option, given_flags, takes
-from planner.commands.outputs import check_output, say_overwritten
-from planner.commands.terminal import bar, say, show
+from planner.commands.terminal import bar, say, say_note, show
 from planner.support.errors import OptionError
 from planner.support.options import Options, given, option
 
@@ -86,7 +85,7 @@ def profile(
     """
     device, engine, dtype = measuring.device, measuring.engine, measuring.dtype
     path = path or api.profile_path(model, device=device, engine=engine, dtype=dtype)
-    check_output({"profile": path}, {"model": model})
+    older = api.check_outputs({"profile": path}, {"model": model})
     efforts: list[Effort] = []
     comparison, last = None, None
     if model.suffix.lower() in (".json", ".txt"):
@@ -102,7 +101,7 @@ def profile(
             with bar("Comparing with ONNX Runtime") as tick:
                 seed = measuring.seed
                 comparison = api.compare_engines(last, profiles[-1], seed=seed, progress=tick)
-    say_overwritten(path, profiles)
+    say_note(api.overwrite_note(path, older["profile"], profiles))
     api.write_profiles(profiles, path)
     if as_json:
         print_json(profiles, efforts, comparison, path, last)

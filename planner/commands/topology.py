@@ -14,7 +14,6 @@ from planner import api
 from planner.api import Importing, Probing
 from planner.commands.errors import one_of_several
 from planner.commands.options import JSON, JSON_OF_RANK_0, NPROC, Devices, file_option, takes
-from planner.commands.outputs import check_output
 from planner.commands.terminal import bar, say, show
 from planner.support.options import given
 
@@ -73,7 +72,7 @@ def probe(
     """
     from planner.reports.probe import probe_comments
 
-    check_output({"topology": output}, {})
+    api.check_outputs({"topology": output}, {})
     if nproc is not None and "RANK" not in os.environ:
         size = f"{probing.largest} B"
         options = ["--output", str(output), "--device", probing.device, "--largest", size]
@@ -119,7 +118,7 @@ def show_topology(name: str, devices: Devices, picture: Path | None, as_json: bo
     path = api.find_topology(name)
     cluster = api.read_topology(path, devices.gpus, pruned=True)
     if picture is not None:
-        check_output({"picture": picture}, {"topology": path})
+        api.check_outputs({"picture": picture}, {"topology": path})
         api.write_svg(cluster, picture)
     if as_json:
         plain = topology_json(cluster)
@@ -168,7 +167,7 @@ def import_cluster(source: Path, importing: Importing, output: Path, as_json: bo
     Figures that FILE leaves out, bandwidths of NVLink and PCIe above all, are taken from data
     sheets. The file that is written names them: look through it.
     """
-    check_output({"topology": output}, {"file": source})
+    api.check_outputs({"topology": output}, {"file": source})
     cluster = api.import_topology(source, **given(importing))
     api.write_topology(cluster, output, imported_comments(source, cluster))
     if as_json:

@@ -8,7 +8,6 @@ import click
 from planner import api
 from planner.api import WeightsOptions
 from planner.commands.options import JSON, file_option, takes
-from planner.commands.outputs import check_output
 from planner.commands.terminal import say
 from planner.support.options import given
 
@@ -38,9 +37,10 @@ def weights(
     """
     from planner.reports.weights import weights_json, weights_lines
 
+    chosen = api.find_checkpoint(checkpoint)
     written = {"trained model": output, "state dict": state_dict}
-    check_output(written, {"model": options.model}, checkpoint=checkpoint)
-    done = api.write_weights(checkpoint, output, state_dict, **given(options))
+    api.check_outputs(written, {"model": options.model, "checkpoint's model": chosen.model_path})
+    done = api.write_weights(chosen, output, state_dict, **given(options))
     if as_json:
         click.echo(json.dumps(weights_json(done)))
     else:

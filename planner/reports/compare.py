@@ -8,7 +8,7 @@ from planner.planning.judge import comparable_s, objective_s
 from planner.planning.portfolio import SolverComparison
 from planner.reports.drawing.bars import bars
 from planner.reports.tables import percent
-from planner.support.outputs import Kind, head_of
+from planner.support.outputs import FileKind, head_of
 from planner.support.printable import printable_lines
 from planner.support.units import format_seconds
 
@@ -48,7 +48,7 @@ MEASURED_HEAD = (
 )  # fmt: skip
 """The columns that `compare --run` adds."""
 _HEADS = tuple(",".join(head) + "\n" for head in (TABLE_HEAD, TABLE_HEAD + MEASURED_HEAD))
-TABLE_FILE = Kind("a table", lambda path: head_of(path).startswith(_HEADS))
+TABLE_FILE = FileKind("a table", lambda path: head_of(path).startswith(_HEADS))
 
 
 def compare_csv(comparison: SolverComparison) -> str:
