@@ -11,10 +11,11 @@ import click
 from click.core import ParameterSource
 
 from planner import api
-from planner.api import SOLVERS, Manual, Search, Training, WhatIf, load_operators
+from planner.api import SOLVERS, Search, load_operators
 from planner.commands.terminal import say
 from planner.support.errors import UnitError
-from planner.support.options import Form, Option, Options, checked, declared, option
+from planner.support.options import Form, Option, Options, checked, declared, given, option
+from planner.support.units import parse_seconds
 
 if TYPE_CHECKING:
     from planner.api import Inputs
@@ -139,6 +140,51 @@ class Devices(Options):
     gpus: int | None = option("Take only the first N devices.", least=1, shown="all")
 
 
+@dataclass(frozen=True, slots=True)
+class InputNames(Options):
+    """What is planned for, as it is typed."""
+
+    profile: str | None = option(
+        "Profile to plan for: a file, or a name in ./profiles.", metavar="FILE",
+        shown="the newest there, if all are of one model",
+    )  # fmt: skip
+    gpus: int | None = option("Use the first N devices.", least=1, shown="all")
+    topology: str = option(
+        "Topology to plan for: a file, one in ./topologies, or a preset.", "local.yaml",
+        metavar="NAME",
+    )  # fmt: skip
+    calibration: bool = option(
+        "Apply the corrections found by `planner calibrate`, if there are any.", True
+    )
+
+    def read(self, *, quiet: bool, **how: Any) -> "Inputs":
+        """The files, read.
+
+        Args:
+            quiet: whether standard output is not for people.
+            how: what else is read; see `api.read_inputs`.
+        """
+        inputs = api.read_inputs(**given(self), **how)
+        for note in inputs.notes:
+            say(note, err=quiet)
+        return inputs
+
+
+@dataclass(frozen=True, slots=True)
+class Asking(Options):
+    """The solvers that are asked, and the limit of their work."""
+
+    solvers: tuple[str, ...] = option(
+        "Solver to ask: NAME. May be repeated.", (), flag="--solver", metavar="NAME"
+    )
+    time_limit_s: float = option(
+        "Limit of work, in seconds of an ordinary core: of all solvers together, in compare of"
+        " each.",
+        10.0, flag="--time-limit", parse=parse_seconds, words='a time such as "30 s"', least=0,
+        metavar="TIME", shown="10s",
+    )  # fmt: skip
+
+
 def _load_operators(ctx: click.Context, parameter: object, modules: tuple[str, ...]) -> None:
     """Imports the modules here, and leaves their names to the ranks that this process starts."""
     if modules:
@@ -172,118 +218,14 @@ NPROC = click.option(
 )
 
 
+def names_of(default: Sequence[str]) -> str:
+    """The solvers that are asked where none is named, for a help text."""
+    rest = [name for name in SOLVERS if name not in default]
+    return f"all but {', '.join(rest)}" if len(rest) < len(default) else ", ".join(default)
+
+
 def solver_list() -> str:
     """All solvers with a line each, for the end of a help text."""
     width = max(map(len, SOLVERS))
     lines = (f"  {name:{width}}  {solver.summary}" for name, solver in SOLVERS.items())
     return "\n".join(("\b", "Solvers:", *lines))
-
-
-def packed(
-    parameter: str, make: Callable[..., object], *options: Callable[[Any], Any]
-) -> Callable[[Command], Command]:
-    """A decorator that adds options in the order given; the command gets one value of all.
-
-    Args:
-        parameter: the command's, for that value.
-        make: the value, from the options by name.
-    """
-
-    def add(command: Command) -> Command:
-        @wraps(command)
-        def with_packed(*arguments: Any, **given: Any) -> Any:
-            own = {name: given.pop(name) for name in own_names}
-            return command(*arguments, **given, **{parameter: make(**own)})
-
-        params = vars(with_packed).setdefault("__click_params__", [])
-        others = len(params)
-        for decorate in reversed(options):
-            decorate(with_packed)
-        own_names = [one.name for one in params[others:]]
-        return cast(Command, with_packed)
-
-    return add
-
-
-def solver_choice(verb: str, default: Sequence[str]) -> Callable[[Any], Any]:
-    """The option --solver.
-
-    Args:
-        verb: what the command does with a solver.
-        default: the solvers that are asked where none is named.
-    """
-    rest = [name for name in SOLVERS if name not in default]
-    standard = f"all but {', '.join(rest)}" if len(rest) < len(default) else ", ".join(default)
-    return click.option(
-        "--solver",
-        "solvers",
-        multiple=True,
-        metavar="NAME",
-        help=f"Solver to {verb}: NAME. May be repeated.  [default: {standard}]",
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class InputNames:
-    """The files that are planned for, as they are typed.
-
-    Attributes:
-        profile: None stands for the newest in ./profiles, if all are of one model.
-        gpus: number of devices to take; None takes all.
-        topology: a file, one in ./topologies, or a preset.
-    """
-
-    profile: str | None
-    gpus: int | None
-    topology: str
-
-    def read(self, *, quiet: bool, **how: Any) -> "Inputs":
-        """The files, read.
-
-        Args:
-            quiet: whether standard output is not for people.
-            how: what else is read; see `api.read_inputs`.
-        """
-        inputs = api.read_inputs(self.profile, topology=self.topology, gpus=self.gpus, **how)
-        for note in inputs.notes:
-            say(note, err=quiet)
-        return inputs
-
-
-INPUTS = packed(
-    "names",
-    InputNames,
-    click.option(
-        "--profile",
-        metavar="FILE",
-        help="Profile to plan for: a file, or a name in ./profiles.  [default: the newest there,"
-        " if all are of one model]",
-    ),
-    click.option(
-        "--gpus",
-        type=click.IntRange(1),
-        metavar="N",
-        help="Use the first N devices.  [default: all]",
-    ),
-    click.option(
-        "--topology",
-        default="local.yaml",
-        show_default=True,
-        help="Topology to plan for: a file, one in ./topologies, or a preset.",
-    ),
-)
-"""The files that are planned for."""
-
-CALIBRATION = click.option(
-    "--calibration/--no-calibration",
-    "calibrated",
-    default=True,
-    show_default=True,
-    help="Apply the corrections found by planner calibrate, if there are any.",
-)
-
-
-TRAINING = takes(Training, "training")
-SEARCH = searching
-WHAT_IF = takes(WhatIf, "what_if")
-OWN_STAGES = takes(Manual, "stages")
