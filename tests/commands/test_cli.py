@@ -433,7 +433,7 @@ def test_ranks_get_options_that_are_zero(folder, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "where"),
     [
-        (["profile", "model.onnx"], "planner.model.load"),
+        (["profile", "model.onnx"], "planner.model.load.load"),
         (["solve"], "planner.api.lookup.newest_profile"),
         (["launch", "strategy.json"], "planner.training.run.launch"),
     ],
