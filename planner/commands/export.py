@@ -46,7 +46,7 @@ def export(
     The module is exported in its own mode. In training mode, BatchNormalization and Dropout are in
     training form.
     """
-    from planner.reports.export import export_json, export_lines
+    from planner.reports.model import export_json, export_lines
 
     check_output({"exported model": output}, {})
     module, inputs = api.call_factory(factory)

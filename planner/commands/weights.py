@@ -41,7 +41,7 @@ def weights(
     planner weights runs/resnet -o trained.onnx
     planner weights runs/resnet/step-00000100 --state-dict resnet.pt
     """
-    from planner.reports.weights import weights_json, weights_lines
+    from planner.reports.model import weights_json, weights_lines
 
     written = {"trained model": output, "state dict": state_dict}
     check_output(written, {"model": model}, checkpoint=checkpoint)

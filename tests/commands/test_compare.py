@@ -13,8 +13,7 @@ from planner.artefacts.problem import Objective
 from planner.commands.terminal import listening
 from planner.planning.judge import objective_s
 from planner.planning.portfolio import GOOD_ENOUGH, compare
-from planner.reports.compare import compare_bars, compare_csv, winner_line
-from planner.reports.drawing.bars import bars
+from planner.reports.plans import bars, compare_bars, compare_csv, winner_line
 from planner.solvers.registry import automatic
 from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type
 from tests.support.commands import run
