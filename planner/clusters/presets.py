@@ -3,9 +3,10 @@
 import re
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 
 from planner.artefacts.files import shipped
-from planner.clusters.yaml.read import preset_names, read_topology
+from planner.clusters.yaml.read import read_topology
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +34,15 @@ def presets() -> tuple[Preset, ...]:
     Raises:
         FileError: if one is malformed.
     """
-    return tuple(map(_preset, preset_names()))
+    files = sorted(shipped("topologies").glob("*.yaml"))
+    return tuple(_preset(path) for path in files if path.stem != "devices")
 
 
-def _preset(name: str) -> Preset:
-    path = shipped("topologies") / f"{name}.yaml"
+def _preset(path: Path) -> Preset:
     topology = read_topology(path)
     kinds = Counter(device.type for device in topology.devices)
     return Preset(
-        name,
+        path.stem,
         len(topology.devices),
         len(topology.hosts),
         dict(sorted(kinds.items())),

@@ -120,9 +120,9 @@ def gantt_lines(
     names = {device: printable(name) for device, name in names.items()}
     margin = max(map(len, names.values()))
     lines = []
-    for row in gantt(timeline, max(MIN_CELLS, width - margin - 3)):
-        cells = ((segment.text, segment.kind.value) for segment in row.segments)
-        lines.append(((names[row.device].ljust(margin) + " |", ""), *cells, ("|", "")))
+    for device, shown in gantt(timeline, max(MIN_CELLS, width - margin - 3)).items():
+        cells = ((text, kind.value) for kind, text in shown)
+        lines.append(((names[device].ljust(margin) + " |", ""), *cells, ("|", "")))
     signs = ", ".join(
         f"{SIGNS[kind]} {kind.value}" for kind in Activity if kind is not Activity.IDLE
     )

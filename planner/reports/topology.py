@@ -4,7 +4,7 @@ devices and the links that bound its collectives; the result of a probe.
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,6 +19,7 @@ from planner.reports.tables import (
     Column,
     Table,
     chosen,
+    count,
     first_rows,
     json_rows,
     listed,
@@ -90,10 +91,10 @@ def devices_table(topology: Topology) -> Table:
         kinds[device.host][device.type] += 1
     index = {device.type: d for d, device in enumerate(topology.devices)}
     rows = [
-        _Devices(hosts, count, device_type(topology, index[kind]))
+        _Devices(hosts, number, device_type(topology, index[kind]))
         for _, run in groupby(kinds, kinds.__getitem__)
         for hosts in [tuple(run)]
-        for kind, count in sorted(kinds[hosts[0]].items())
+        for kind, number in sorted(kinds[hosts[0]].items())
     ]
     return table(f"{topology.name}: devices", rows, _DEVICE_COLUMNS)
 
@@ -261,14 +262,8 @@ def topology_json(topology: Topology) -> dict[str, object]:
     return {
         "name": topology.name,
         "notes": list(topology.notes),
-        "hosts": [
-            {"name": host.name, "cores": host.cores, "memory_bytes": host.memory_bytes}
-            for host in topology.hosts
-        ],
-        "devices": [
-            {"name": device.name, "type": device.type, "host": device.host}
-            for device in topology.devices
-        ],
+        "hosts": [asdict(host) for host in topology.hosts],
+        "devices": [asdict(device) for device in topology.devices],
         "switches": list(topology.switches),
         "links": [
             {
@@ -352,9 +347,10 @@ def probe_lines(probed: "Probed") -> tuple[str, ...]:
     """The parts of the topology, and its distance from the measurements."""
     topology = probed.inferred.topology
     return (
-        f"{len(topology.devices)} devices, {len(topology.hosts)} hosts, {len(topology.switches)}"
-        f" switches, {len(topology.links)} links; the paths' bandwidths are within"
-        f" {percent(probed.inferred.off)} of the pairs'",
+        f"{count(len(topology.devices), 'device')}, {count(len(topology.hosts), 'host')},"
+        f" {count(len(topology.switches), 'switch', 'switches')},"
+        f" {count(len(topology.links), 'link')}; the bandwidth of each path is within"
+        f" {percent(probed.inferred.off)} of the measured one",
         *(f"note: {note}" for note in topology.notes),
     )
 
@@ -394,10 +390,7 @@ def probe_json(probed: "Probed", written: str) -> dict[str, Any]:
     return {
         "written": written,
         "backend": probed.backend,
-        "devices": [
-            {"name": device.name, "type": device.type, "host": device.host}
-            for device in topology.devices
-        ],
+        "devices": [asdict(device) for device in topology.devices],
         "pairs": [
             {
                 "source": names[one.source],

@@ -4,7 +4,6 @@ colours; `gantt_svg.py` draws the same lanes.
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from itertools import groupby
 from operator import itemgetter
@@ -62,32 +61,6 @@ class Lane(NamedTuple):
     transfers: tuple[Bar, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """Cells of a row that show the same thing."""
-
-    kind: Activity
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class GanttRow:
-    """One device.
-
-    Attributes:
-        device: index into the topology.
-        segments: from left to right; their texts are as long as the picture is wide.
-    """
-
-    device: int
-    segments: tuple[Segment, ...]
-
-    @property
-    def text(self) -> str:
-        """The row without colours."""
-        return "".join(segment.text for segment in self.segments)
-
-
 def kind_of(action: Action) -> Activity:
     """The kind of an action that occupies its device."""
     match action:
@@ -130,22 +103,23 @@ def _actions(events: Sequence[Event]) -> Iterator[Bar]:
         yield Bar(kind_of(event.action), event.start_s, event.end_s, label)
 
 
-# The content of a cell: an activity and its label.
+# An activity and the label of a cell, or the cells that show them.
 _Shown = tuple[Activity, str]
 
 
-def gantt(timeline: Timeline, width: int) -> tuple[GanttRow, ...]:
-    """The picture, by device. A cell shows the activity that takes most of its time, a transfer
-    only where the device does nothing else. A computation bears its label where there is room.
+def gantt(timeline: Timeline, width: int) -> dict[int, tuple[_Shown, ...]]:
+    """The picture of each device: activities and the texts of their cells, from left to right. A
+    cell shows the activity that takes most of its time, a transfer only where the device does
+    nothing else. A computation bears its label where there is room.
 
     Args:
-        width: the number of cells in a row, at least 1.
+        width: the number of cells of a device, at least 1.
     """
     cell_s = timeline.iteration_s / width
-    return tuple(_row(lane, cell_s, width) for lane in lanes(timeline))
+    return {lane.device: tuple(_texts(lane, cell_s, width)) for lane in lanes(timeline)}
 
 
-def _row(lane: Lane, cell_s: float, width: int) -> GanttRow:
+def _texts(lane: Lane, cell_s: float, width: int) -> Iterator[_Shown]:
     shares: list[dict[_Shown, float]] = [defaultdict(float) for _ in range(width)]
     moving_s = [0.0] * width
     for bar in lane.actions:
@@ -155,8 +129,9 @@ def _row(lane: Lane, cell_s: float, width: int) -> GanttRow:
         for cell, share_s in _cells(bar, cell_s, width):
             moving_s[cell] += share_s
     shown = (_most(*cell, cell_s) for cell in zip(shares, moving_s, strict=True))
-    runs = ((content, len(list(same))) for content, same in groupby(shown))
-    return GanttRow(lane.device, tuple(_segment(content, length) for content, length in runs))
+    for (kind, label), cells in groupby(shown):
+        length = len(list(cells))
+        yield kind, (label if len(label) <= length else "").ljust(length, SIGNS[kind])
 
 
 def _cells(bar: Bar, cell_s: float, width: int) -> Iterator[tuple[int, float]]:
@@ -178,9 +153,3 @@ def _most(shares: Mapping[_Shown, float], moving_s: float, cell_s: float) -> _Sh
     transfers = idle_s > 0.0 and moving_s >= idle_s / 2
     rest = (Activity.TRANSFER if transfers else Activity.IDLE, "")
     return max([*shares.items(), (rest, idle_s)], key=itemgetter(1))[0]
-
-
-def _segment(shown: _Shown, length: int) -> Segment:
-    kind, label = shown
-    text = label if len(label) <= length else ""
-    return Segment(kind, text.ljust(length, SIGNS[kind]))
