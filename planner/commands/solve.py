@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -180,15 +179,14 @@ def print_json(
         report: PipeDream's, if it was asked by name.
         gains: of --sensitivity.
     """
-    from planner.reports.changes import what_if_json
-    from planner.reports.pipedream import pipedream_json, plan_of, under_foreign_model
+    from planner.reports.changes import refinement_json, sensitivity_json, what_if_json
     from planner.reports.plans import comparison_json
-    from planner.reports.refine import refinement_json
+    from planner.reports.published import pipedream_json, plan_of, under_other_model
 
     strategy, partition, *_ = (*map(str, written), None, None)
     plain = comparison_json(plans.comparison, plans.num_devices, strategy, partition)
     if plans.cost_model != "planner":
-        plain = under_foreign_model(plain, None if report is None else report.objective_s)
+        plain = under_other_model(plain, None if report is None else report.objective_s)
     more: dict[str, Any] = {"pipedream": None}
     if report is not None:
         more["pipedream"] = pipedream_json(report, plan_of(report, plans.comparison))
@@ -198,7 +196,7 @@ def print_json(
     if plans.refinement is not None:
         more["refined"] = refinement_json(plans.refinement)
     if gains is not None:
-        more["sensitivity"] = [asdict(gain) for gain in gains]
+        more["sensitivity"] = sensitivity_json(gains)
     click.echo(json.dumps({**plain, **more}))
 
 
@@ -209,9 +207,8 @@ def print_plans(
     gains: "Sequence[Gain] | None",
 ) -> None:
     """Tables for people; the arguments are those of `print_json`."""
-    from planner.reports.changes import sensitivity_line, sensitivity_table
+    from planner.reports.changes import refinement_lines, sensitivity_line, sensitivity_table
     from planner.reports.plans import comparison_table, no_plan_lines, reason_lines
-    from planner.reports.refine import refinement_lines
 
     judged = plans.cost_model == "planner"
     if judged:
@@ -235,7 +232,7 @@ def print_plans(
 
 def print_pipedream(report: "PipeDreamReport", comparison: "SolverComparison") -> None:
     """PipeDream's own figures, and the time of the same strategy as it is launched."""
-    from planner.reports.pipedream import launched_line, pipedream_lines, pipedream_table, plan_of
+    from planner.reports.published import launched_line, pipedream_lines, pipedream_table, plan_of
 
     show(pipedream_table(report))
     for line in pipedream_lines(report):
@@ -251,13 +248,13 @@ def print_plan(plan: "Plan", comparison: "SolverComparison", judged: bool) -> No
     Args:
         judged: whether it was chosen by the planner's own cost model.
     """
-    from planner.reports.compare import winner_line
     from planner.reports.plans import (
         certificate_lines,
         parameter_table,
         reason_lines,
         stage_table,
         times_line,
+        winner_line,
     )
 
     show(stage_table(plan))
