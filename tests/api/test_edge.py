@@ -46,8 +46,10 @@ def counted(folder, monkeypatch):
 
     monkeypatch.setattr(os, "open", counting(os.open, opened, inside))
     for module, name in (
-        (read, "find_topology"), (lookup, "find_profile"), (import_module("planner.model.load"), "load"),
-    ):  # fmt: skip
+        (read, "find_topology"),
+        (lookup, "find_profile"),
+        (import_module("planner.model.load"), "load"),
+    ):
         lookup_of = counting(getattr(module, name), found, lambda name, *others: [str(name)])
         monkeypatch.setattr(module, name, lookup_of)
     return opened, found
