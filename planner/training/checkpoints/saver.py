@@ -26,7 +26,6 @@ from planner.training.checkpoints import folder as folders
 from planner.training.checkpoints.folder import Checkpoint, Record
 from planner.training.checkpoints.keeping import Keeping
 from planner.training.checkpoints.state import optimizer_name, restore, tensors_to_save
-from planner.training.checkpoints.storage import say_nothing_of_being_alone, write
 from planner.training.trainer import Trainer
 
 
@@ -70,6 +69,8 @@ class Saver:
     """
 
     def __init__(self, trainer: Trainer, job: TrainingJob, keeping: Keeping, last: int) -> None:
+        from planner.training.checkpoints.storage import say_nothing_of_being_alone
+
         assert keeping.folder is not None
         self._trainer, self._job = trainer, job
         self._folder, self._every, self._keep = keeping.folder, keeping.every, keeping.keep
@@ -152,6 +153,8 @@ class Saver:
             self._failed = error
 
     def _write(self, step: int, tensors: Mapping[str, Tensor], extras: dict[str, Any]) -> None:
+        from planner.training.checkpoints.storage import write
+
         part = self._begun(step)
         places = write(tensors, part, self._group)
         if self._rank > 0:
