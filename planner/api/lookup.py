@@ -15,7 +15,7 @@ from planner.artefacts.topology import Topology, take
 from planner.clusters.yaml.read import find_topology, read_topology
 from planner.profilers.interpolate import interpolated
 from planner.support.errors import FileError, OptionError
-from planner.support.paths import relative
+from planner.support.reading import relative
 
 
 def with_paths(
