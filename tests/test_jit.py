@@ -16,7 +16,6 @@ from planner.support.brake import compile_clock
 from planner.support.caches import private_folder
 from planner.support.jit import compiled_before
 
-
 PACKAGE_FILES = sorted(jit._PLANNER.rglob("*.py"))
 
 
