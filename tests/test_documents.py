@@ -28,6 +28,7 @@ WRITTEN = {
     "tests/operators/gradients/test_check.py": {"nets.py"},
     "tests/model/export/test_export.py": {"factories_of_tests.py"},
     "tests/bench/profile.py": {"training.py"},
+    "tests/bench/start.py": {"nets.py"},
     "tests/profilers/rules/test_trials.py": {"mine.py"},
     "tests/commands/test_compare_run.py": {"alone.py", "endless.py"},
     "tests/launcher/test_launch.py": {"mine.py"},
@@ -66,6 +67,11 @@ def headings(path):
 def name_of(path):
     """The path of a file of the repository, as texts write it."""
     return path.relative_to(ROOT).as_posix()
+
+
+def test_the_design_is_short():
+    # What explains one file stands in that file.
+    assert (ROOT / "DESIGN.md").stat().st_size <= 25 * 1024
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=name_of)

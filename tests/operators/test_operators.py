@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from planner.artefacts.graph import ITEM_BYTES, Graph, Operator, Parameter, Tensor
-from planner.model import Model, Node, load
+from planner.model.load import Model, Node, load
 from planner.model.values import Values
 from planner.model.weights import ModelFile
 from planner.operators import OPERATORS, check, input_names, output_names, parameters, to_torch

@@ -22,7 +22,7 @@ from planner.costs.collectives import allreduce_s, conversion_s
 from planner.costs.evaluate import closed_form_s, evaluate
 from planner.costs.memory import memory_of
 from planner.costs.split import conversion_times
-from planner.model import load
+from planner.model.load import load
 from planner.planning.portfolio import compare
 from planner.reports.plans import parameter_table, stage_table
 from planner.resharding import reshardings
@@ -499,7 +499,7 @@ def test_tables_show_meshes_and_how_parameters_lie(block):
     given = problem(block, 4, switches=(Megatron(tensor_degree=2),))
     plan = compare(given, ("megatron",), 20.0).best.plan
     table = stage_table(plan)
-    assert table.rows[0][table.columns.index("mesh")] == "2, 2 replicas"
+    assert table.rows[0][table.heads.index("mesh")] == "2, 2 replicas"
     rows = {row[0]: row[1:] for row in parameter_table(plan).rows}
     assert rows["0u"] == ("1", "0", "S1") and rows["0d"] == ("1", "0", "S0")
     zero = compare(problem(block, switches=(Zero(1),)), ("zero",), 20.0).best.plan
