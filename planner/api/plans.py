@@ -15,8 +15,7 @@ from planner.planning.plans import Plans, Simulation, simulated
 from planner.solvers.registry import SOLVERS, automatic, portfolio, with_given
 from planner.support.errors import OptionError
 from planner.support.options import given as given_options
-from planner.support.paths import relative
-from planner.support.reading import File
+from planner.support.reading import File, relative
 
 if TYPE_CHECKING:
     from planner.artefacts.calibration import Calibration

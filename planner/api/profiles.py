@@ -48,7 +48,7 @@ def profile(
     """
     from planner.profilers.engines import engine_for, profile_with
     from planner.profilers.options import Measuring
-    from planner.support.paths import relative
+    from planner.support.reading import relative
 
     measuring, *reading = options_from("profile", how, Measuring, ModelOptions, LossOptions)
     engine = engine_for(measuring.device, measuring.engine)

@@ -44,7 +44,7 @@ def calibrate(traces: tuple[Path, ...], runs: Runs, as_json: bool) -> None:
     was left out of it, or of runs left out one by one if there is only one model. solve and
     compare apply the corrections from then on, unless --no-calibration is given.
     """
-    from planner.reports.calibrate import calibrate_json, calibrate_lines, calibrate_table
+    from planner.reports.traces import calibrate_json, calibrate_lines, calibrate_table
 
     paths = [*map(api.find_profile, runs.profile)] or [api.newest_profile()]
     profiles = {path: api.read_profiles(path) for path in paths}

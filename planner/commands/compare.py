@@ -109,8 +109,13 @@ def compare(
 
 def print_plans(plans: "Plans") -> None:
     """The table, bars and the winner."""
-    from planner.reports.compare import compare_bars, winner_line
-    from planner.reports.plans import comparison_table, reason_lines, unfit_lines
+    from planner.reports.plans import (
+        compare_bars,
+        comparison_table,
+        reason_lines,
+        unfit_lines,
+        winner_line,
+    )
 
     comparison = plans.comparison
     show(comparison_table(comparison))
@@ -124,7 +129,7 @@ def print_plans(plans: "Plans") -> None:
 
 def write_rows(plans: "Plans", csv_path: Path) -> None:
     """The table of plans that are not launched, as a file."""
-    from planner.reports.compare import compare_csv
+    from planner.reports.plans import compare_csv
 
     api.write_text(compare_csv(plans.comparison), csv_path)
 

@@ -54,7 +54,7 @@ def export(factory: str, output: Path, options: Exporting, as_json: bool) -> Non
     The module is exported in its own mode. In training mode, BatchNormalization and Dropout are in
     training form.
     """
-    from planner.reports.export import export_json, export_lines
+    from planner.reports.model import export_json, export_lines
 
     api.check_outputs({"exported model": output}, {})
     module, inputs = api.call_factory(factory)

@@ -148,8 +148,7 @@ def print_json(
     model: "Model | None",
 ) -> None:
     """The profile of the largest microbatch as one object, with the others and the measuring."""
-    from planner.reports.engines import compare_json
-    from planner.reports.profile import choices_json, profile_json
+    from planner.reports.profile import choices_json, compare_json, profile_json
 
     print_warnings(profiles)
     *others, plain = (profile_json(one, str(path)) for one in profiles)
@@ -170,8 +169,15 @@ def print_profiles(
     path: Path,
 ) -> None:
     """Every profile, the measuring and the comparison of engines, for people."""
-    from planner.reports.engines import compare_lines, compare_table, fit_line
-    from planner.reports.profile import edges_line, effort_line, profile_lines, profile_table
+    from planner.reports.profile import (
+        compare_lines,
+        compare_table,
+        edges_line,
+        effort_line,
+        fit_line,
+        profile_lines,
+        profile_table,
+    )
 
     print_warnings(profiles)
     for index, one in enumerate(profiles):

@@ -152,8 +152,7 @@ def print_simulation(simulation: "Simulation", plan: "Plan", drawn: bool) -> Non
 
 def print_account(account: "Account", names: dict[int, str], drawn: bool) -> None:
     """Why devices idle, and the actions that the length of the iteration is made of."""
-    from planner.reports.charts import gantt_lines
-    from planner.reports.simulation import idle_table, path_table
+    from planner.reports.simulation import gantt_lines, idle_table, path_table
 
     show(idle_table(account.idle, names))
     show(path_table(account.path, names))

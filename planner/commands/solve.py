@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -178,15 +178,14 @@ def print_json(
         report: PipeDream's, if it was asked by name.
         gains: of --sensitivity.
     """
-    from planner.reports.changes import what_if_json
-    from planner.reports.pipedream import pipedream_json, plan_of, under_foreign_model
+    from planner.reports.changes import refinement_json, sensitivity_json, what_if_json
     from planner.reports.plans import comparison_json
-    from planner.reports.refine import refinement_json
+    from planner.reports.published import pipedream_json, plan_of, under_other_model
 
     strategy, partition, *_ = (*map(str, written), None, None)
     plain = comparison_json(plans.comparison, plans.num_devices, strategy, partition)
     if plans.cost_model != "planner":
-        plain = under_foreign_model(plain, None if report is None else report.objective_s)
+        plain = under_other_model(plain, None if report is None else report.objective_s)
     more: dict[str, Any] = {"pipedream": None}
     if report is not None:
         more["pipedream"] = pipedream_json(report, plan_of(report, plans.comparison))
@@ -196,7 +195,7 @@ def print_json(
     if plans.refinement is not None:
         more["refined"] = refinement_json(plans.refinement)
     if gains is not None:
-        more["sensitivity"] = [asdict(gain) for gain in gains]
+        more["sensitivity"] = sensitivity_json(gains)
     click.echo(json.dumps({**plain, **more}))
 
 
@@ -207,9 +206,8 @@ def print_plans(
     gains: "Sequence[Gain] | None",
 ) -> None:
     """Tables for people; the arguments are those of `print_json`."""
-    from planner.reports.changes import sensitivity_line, sensitivity_table
+    from planner.reports.changes import refinement_lines, sensitivity_line, sensitivity_table
     from planner.reports.plans import comparison_table, no_plan_lines, reason_lines
-    from planner.reports.refine import refinement_lines
 
     judged = plans.cost_model == "planner"
     if judged:
@@ -233,7 +231,7 @@ def print_plans(
 
 def print_pipedream(report: "PipeDreamReport", comparison: "SolverComparison") -> None:
     """PipeDream's own figures, and the time of the same strategy as it is launched."""
-    from planner.reports.pipedream import launched_line, pipedream_lines, pipedream_table, plan_of
+    from planner.reports.published import launched_line, pipedream_lines, pipedream_table, plan_of
 
     show(pipedream_table(report))
     for line in pipedream_lines(report):
@@ -249,13 +247,13 @@ def print_plan(plan: "Plan", comparison: "SolverComparison", judged: bool) -> No
     Args:
         judged: whether it was chosen by the planner's own cost model.
     """
-    from planner.reports.compare import winner_line
     from planner.reports.plans import (
         certificate_lines,
         parameter_table,
         reason_lines,
         stage_table,
         times_line,
+        winner_line,
     )
 
     show(stage_table(plan))
@@ -304,10 +302,10 @@ def solve_foreign(
 ) -> int:
     """Plans under the cost model, shows the plans, and returns the exit code."""
     from planner.reports.published import (
-        foreign_json,
-        foreign_lines,
-        foreign_stage_table,
-        foreign_table,
+        published_json,
+        published_lines,
+        published_stage_table,
+        published_table,
     )
 
     with spinner(names.gpus) as progress:
@@ -323,11 +321,11 @@ def solve_foreign(
             time_limit_s=asking.time_limit_s,
         )
     if as_json:
-        click.echo(json.dumps(foreign_json(comparison)))
+        click.echo(json.dumps(published_json(comparison)))
     else:
-        show(foreign_table(comparison))
+        show(published_table(comparison))
         if comparison.best.stages:
-            show(foreign_stage_table(comparison))
-        for line in foreign_lines(comparison):
+            show(published_stage_table(comparison))
+        for line in published_lines(comparison):
             say(line)
     return 0 if comparison.best.stages else NO_PLAN

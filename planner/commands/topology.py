@@ -3,7 +3,6 @@
 import json
 import os
 import shlex
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,13 +40,12 @@ def list_topologies(as_json: bool) -> None:
     planner topology list
     planner topology list --json
     """
-    from planner.reports.topology import presets, presets_table
+    from planner.reports.topology import presets_json, presets_table
 
-    shipped = presets()
     if as_json:
-        click.echo(json.dumps({"presets": [asdict(preset) for preset in shipped]}))
+        click.echo(json.dumps(presets_json()))
     else:
-        show(presets_table(shipped))
+        show(presets_table())
 
 
 @topology.command()
@@ -70,7 +68,7 @@ def probe(
     other; nothing else should run meanwhile. Transfers grow up to --largest, or for a pair until
     one would take over 1 s.
     """
-    from planner.reports.probe import probe_comments
+    from planner.reports.topology import probe_comments
 
     api.check_outputs({"topology": output}, {})
     if nproc is not None and "RANK" not in os.environ:
@@ -87,7 +85,7 @@ def probe(
 
 def print_probed(probed: "Probed", output: Path, as_json: bool) -> None:
     """The measurements, and the file written."""
-    from planner.reports.probe import class_table, measured_table, probe_json, probe_lines
+    from planner.reports.topology import class_table, measured_table, probe_json, probe_lines
 
     if as_json:
         click.echo(json.dumps(probe_json(probed, str(output))))
@@ -132,10 +130,10 @@ def show_topology(name: str, devices: Devices, picture: Path | None, as_json: bo
 def print_cluster(cluster: "Topology") -> None:
     """Devices, the tree of links, and what transfers and all-reduces take."""
     from planner.reports import topology as report
-    from planner.reports.charts import cluster_tree
+    from planner.reports.drawing.tree import tree
 
     show(report.devices_table(cluster))
-    click.echo(f"{cluster_tree(cluster)}\n")
+    click.echo(f"{tree(cluster)}\n")
     if len(cluster.devices) > 1:
         for table in (
             report.bandwidth_table(cluster),

@@ -35,7 +35,7 @@ def weights(
     planner weights runs/resnet -o trained.onnx
     planner weights runs/resnet/step-00000100 --state-dict resnet.pt
     """
-    from planner.reports.weights import weights_json, weights_lines
+    from planner.reports.model import weights_json, weights_lines
 
     chosen = api.find_checkpoint(checkpoint)
     written = {"trained model": output, "state dict": state_dict}
