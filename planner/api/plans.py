@@ -140,7 +140,7 @@ def solve(
             progress(cost_model)
             return Plans(under_pipedream(problems[-1]), problems, cost_model)
         asked = tuple(solvers) or portfolio(splits=has_rules(problems[-1].profile))
-        names = with_given(asked, problems[-1].options)
+        names = with_given(asked, search)
         if refining is None:
             return Plans(*compare_between(problems, profiles, names, limit_s, progress))
         made = compare_between(problems, profiles, names, limit_s, progress, refining.refined)
@@ -197,7 +197,7 @@ def compare(
         changed = changed_cluster(problem.topology, what_if)
         problem, changes = replace(problem, topology=changed.topology), changed.changes
     asked = tuple(solvers) or automatic(splits=has_rules(problem.profile))
-    names = with_given(asked, problem.options)
+    names = with_given(asked, search)
     comparison = compare_all(problem, names, time_limit_s, progress, thorough=True)
     return Plans(comparison, (problem,), changes=changes)
 
@@ -240,25 +240,26 @@ def solve_under(
         solve_foreign,
         solve_profile,
     )
-    from planner.planning.problems import choice, options_of
     from planner.solvers.netsplit.options import NetSplit
 
-    model, own = choice(ForeignModel, "cost model", cost_model), options_of(training, search)
+    if cost_model not in tuple(ForeignModel):
+        raise OptionError(f"unknown cost model {cost_model!r}; known: {', '.join(ForeignModel)}")
+    model = ForeignModel(cost_model)
     check_cost_model(cost_model, training, search)
     if bandwidth is not None and model is not ForeignModel.PIPER:
         raise OptionError("--bandwidth is for --cost-model piper; give a --topology instead")
-    netsplit = switches_of(own, NetSplit)
+    netsplit = switches_of(search, NetSplit)
     options = ForeignOptions(
         num_devices=gpus,
-        memory_bytes=own.device_memory_bytes,
+        memory_bytes=training.device_memory,
         batch=training.global_batch,
         bandwidth_bytes_per_s=rate_of(bandwidth),
-        recompute=own.recompute,
-        max_downsets=own.max_downsets,
-        exact=own.exact,
+        recompute=training.recompute,
+        max_downsets=search.max_downsets,
+        exact=search.exact,
         contiguous=netsplit.contiguous,
         time_limit_s=time_limit_s,
-        seed=own.seed,
+        seed=search.seed,
         engine=netsplit.engine,
     )
     if model is ForeignModel.PIPER and not netsplit.contiguous:

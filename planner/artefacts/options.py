@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from planner.artefacts.strategy import ScheduleName
+from planner.support.errors import OptionError
 from planner.support.options import Options, option
 from planner.support.units import parse_bytes
 
@@ -90,6 +91,13 @@ class Training(Options):
         parse=parse_bytes, words=SIZE, least=0, metavar="SIZE", shown="1 GiB",
     )  # fmt: skip
 
+    def __post_init__(self) -> None:
+        Options.__post_init__(self)
+        if self.microbatches is not None and self.global_batch is not None:
+            raise OptionError("give either --microbatches or --global-batch, not both")
+        if self.vertical_sync and not self.schedule.is_asynchronous:
+            raise OptionError("--vertical-sync is for --schedule pipedream; give that, too")
+
 
 @dataclass(frozen=True, slots=True)
 class WhatIf(Options):
@@ -142,6 +150,13 @@ class Search(Options):
         parse=pin, words="a pair of an operator and a device",
     )  # fmt: skip
     switches: tuple[Options, ...] = option("", ())
+
+    def __post_init__(self) -> None:
+        Options.__post_init__(self)
+        if self.exact and self.max_downsets is not None:
+            raise OptionError("give either --exact or --max-downsets, not both")
+        if len({type(one) for one in self.switches}) < len(self.switches):
+            raise OptionError(f"switches: expected one of each type, got {self.switches}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ from enum import StrEnum
 from typing import TypeVar
 
 from planner.artefacts.calibration import UNCALIBRATED, Calibration
-from planner.artefacts.options import DEFAULT_RESERVE_BYTES, Objective, Optimizer, Recompute
+from planner.artefacts.options import Search, Training
 from planner.artefacts.profile import Profile
-from planner.artefacts.strategy import ScheduleName, Strategy
+from planner.artefacts.strategy import Strategy
 from planner.artefacts.topology import DeviceType, Topology
 
 Switches = TypeVar("Switches")
@@ -22,56 +22,13 @@ class Status(StrEnum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """How the model is trained and how the search is limited.
-
-    Attributes:
-        num_microbatches: M, per iteration.
-        schedule: the rhythm of the stages.
-        vertical_sync: see `Strategy`.
-        optimizer: for its state and the time of its step.
-        objective: the figure to minimise.
-        recompute: see `Recompute`.
-        device_memory_bytes: limit per device that overrides the topology's; None keeps it.
-        reserve_bytes: memory per device that is not the planner's to use.
-        max_downsets: limit to the downsets that a search looks at; the graph is coarsened to it.
-            None leaves it to the solver, which takes as many as some seconds allow.
-        exact: whether the graph must not be coarsened, whatever it costs.
-        seed: for everything that draws lots.
-        pins: operators that have to be on a device, and its name.
-        switches: the solvers' own options, at most one of each type (see `switches_of`).
-
-    Raises:
-        ValueError: if there are two of one type.
-    """
-
-    num_microbatches: int
-    schedule: ScheduleName = ScheduleName.ONE_F_ONE_B
-    optimizer: Optimizer = Optimizer.SGD
-    objective: Objective = Objective.ITERATION
-    recompute: Recompute = Recompute.AUTO
-    device_memory_bytes: int | None = None
-    reserve_bytes: int = DEFAULT_RESERVE_BYTES
-    max_downsets: int | None = None
-    exact: bool = False
-    seed: int = 0
-    pins: tuple[tuple[str, str], ...] = ()
-    switches: tuple[object, ...] = ()
-    vertical_sync: bool = False
-
-    def __post_init__(self) -> None:
-        if len({type(one) for one in self.switches}) < len(self.switches):
-            raise ValueError(f"switches: expected one of each type, got {self.switches}")
-
-
-def switches_of(options: Options, kind: type[Switches]) -> Switches:
+def switches_of(search: Search, kind: type[Switches]) -> Switches:
     """One solver's own options; their defaults where none are given.
 
     Args:
         kind: their type.
     """
-    return next((one for one in options.switches if isinstance(one, kind)), kind())
+    return next((one for one in search.switches if isinstance(one, kind)), kind())
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +38,18 @@ class Problem:
     Attributes:
         profile: the costs of the operators.
         topology: the devices; all may be used.
-        options: how to train and to search.
+        num_microbatches: M, per iteration.
+        training: how the model is trained.
+        search: how strategies are searched for.
         measured_on: the type of device that the profile was made on; None if it is not known.
         calibration: corrections learnt from measured runs.
     """
 
     profile: Profile
     topology: Topology
-    options: Options
+    num_microbatches: int
+    training: Training = Training()
+    search: Search = Search()
     measured_on: DeviceType | None = None
     calibration: Calibration = UNCALIBRATED
 

@@ -49,13 +49,13 @@ def lower_bound_s(problem: Problem) -> float:
 
 def _bound_s(problem: Problem, most: int) -> float:
     """The same over strategies whose operators are split over at most `most` devices."""
-    num_microbatches, count = problem.options.num_microbatches, len(problem.topology.devices)
-    match problem.options.objective:
+    num_microbatches, count = problem.num_microbatches, len(problem.topology.devices)
+    match problem.training.objective:
         case Objective.BOTTLENECK:
             return fractional_s(problem)
         case Objective.LATENCY:
             return longest_path_s(problem, most)
-    if problem.options.schedule.is_asynchronous:
+    if problem.training.schedule.is_asynchronous:
         return num_microbatches * fractional_s(problem)
     rounds = {n: -(-num_microbatches // (count // n)) for n in range(1, most + 1)}
     return max(
@@ -67,14 +67,14 @@ def _bound_s(problem: Problem, most: int) -> float:
 
 def unreplicated_s(problem: Problem) -> float:
     """The same over strategies in which every operator is on one device, in s."""
-    bound_s, num_microbatches = _bound_s(problem, 1), problem.options.num_microbatches
+    bound_s, num_microbatches = _bound_s(problem, 1), problem.num_microbatches
     slowest_s = float(np.max(_fastest(problem).sum(axis=0), initial=0.0))
-    match problem.options.objective:
+    match problem.training.objective:
         case Objective.BOTTLENECK:
             return max(bound_s, slowest_s)
         case Objective.LATENCY:
             return bound_s
-    if problem.options.schedule.is_asynchronous:
+    if problem.training.schedule.is_asynchronous:
         return max(bound_s, num_microbatches * slowest_s)
     return max(bound_s, operator_s(problem, {1: num_microbatches}))
 
@@ -254,13 +254,13 @@ def memory_shortage(problem: Problem) -> str | None:
     """Why the model cannot fit however it is split, or None: its parameters, gradients and
     optimizer state alone, each held once, against all memory that there is.
     """
-    reserve = problem.options.reserve_bytes
+    reserve = problem.training.reserve
     room = sum(_room_bytes(problem, host) for host in problem.topology.hosts)
     parameters = problem.profile.graph.parameters
     need = static_bytes(
         sum(p.bytes for p in parameters),
         sum(p.bytes for p in parameters if p.trainable),
-        problem.options.optimizer,
+        problem.training.optimizer,
     )
     if need <= room:
         return None
@@ -278,7 +278,7 @@ def _room_bytes(problem: Problem, host: Host) -> int:
         (own_limit_bytes(problem, i) for i, d in enumerate(problem.topology.devices)
          if d.host == host.name), reverse=True,
     )  # fmt: skip
-    reserve = problem.options.reserve_bytes
+    reserve = problem.training.reserve
     if host.memory_bytes is None:
         return sum(max(0, limit - reserve) for limit in own)
     return max(

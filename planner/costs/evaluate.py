@@ -133,9 +133,10 @@ def evaluation_work_s(strategy: Strategy, evaluation: Evaluation) -> float:
 
 def closed_form_s(problem: Problem, strategy: Strategy) -> float:
     """The problem's objective for a sound strategy in closed form, in s; needs no action lists."""
-    options = problem.options
     _, stages, _ = _priced(problem, strategy)
-    return objective_s(stages, options.num_microbatches, options.objective, options.schedule)
+    return objective_s(
+        stages, problem.num_microbatches, problem.training.objective, problem.training.schedule
+    )
 
 
 def _priced(

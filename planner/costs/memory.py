@@ -282,7 +282,7 @@ def search_recompute_bytes(
 
 def own_limit_bytes(problem: Problem, device: int) -> int:
     """The memory of a device: the option's if it is given, else its type's."""
-    given = problem.options.device_memory_bytes
+    given = problem.training.device_memory
     return device_type(problem.topology, device).memory_bytes if given is None else given
 
 
@@ -339,7 +339,7 @@ def standing_memory(
     Args:
         stages: as of `peak_memory`.
     """
-    moments = problem.options.optimizer.num_moments
+    moments = problem.training.optimizer.num_moments
     older = 0
     if strategy.schedule.is_asynchronous:
         older = sum((alive(strategy, s) - 1) * one.trainable_bytes for s, one in stages.items())
@@ -348,7 +348,7 @@ def standing_memory(
         version_bytes=older,
         gradient_bytes=sum(one.gradient_bytes for one in stages.values()),
         optimizer_bytes=moments * sum(one.state_bytes for one in stages.values()),
-        reserve_bytes=problem.options.reserve_bytes,
+        reserve_bytes=problem.training.reserve,
     )
 
 

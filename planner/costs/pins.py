@@ -25,11 +25,11 @@ def pinned(problem: Problem) -> Mapping[int, int]:
         OptionError: if an operator or a device is unknown, or an operator is pinned twice.
     """
     device_of: dict[int, int] = {}
-    if not problem.options.pins:
+    if not problem.search.pins:
         return device_of
     operators = operator_indices(problem.profile.graph)
     devices = {device.name: d for d, device in enumerate(problem.topology.devices)}
-    for operator, device in problem.options.pins:
+    for operator, device in problem.search.pins:
         if operator not in operators:
             near = get_close_matches(operator, operators, n=3)
             meant = f"; did you mean {' or '.join(near)}?" if near else ""

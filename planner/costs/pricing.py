@@ -113,7 +113,7 @@ def stage_price(problem: Problem, stage: Stage, trainable_bytes: int | None = No
             prices[kind] = (
                 float(times.forward_s[operators].sum()),
                 float(times.backward_s[operators].sum()),
-                step_s(problem.options.optimizer, trainable_bytes, device_type(topology, device)),
+                step_s(problem.training.optimizer, trainable_bytes, device_type(topology, device)),
             )
     return prices
 
@@ -130,7 +130,7 @@ def _split_price(problem: Problem, stage: Stage) -> StagePrice:
             prices[kind] = (
                 float(times.forward_s.sum()),
                 float(times.backward_s.sum()),
-                step_s(problem.options.optimizer, state_bytes, device_type(topology, device)),
+                step_s(problem.training.optimizer, state_bytes, device_type(topology, device)),
             )
     return prices
 

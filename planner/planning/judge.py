@@ -109,7 +109,7 @@ def judge(
     """
     if result.strategy is None:
         raise ValueError(f"{solver} has no strategy to judge")
-    objective = problem.options.objective
+    objective = problem.training.objective
     verdicts: list[Verdict] = []
     shortage = None
     own = (result.strategy, *result.others)
@@ -247,15 +247,15 @@ def as_plan(
         bound_s: the lower bound for the problem's objective.
         of_sizes: whether that bound is over microbatches of several sizes.
     """
-    profile, topology, options = problem.profile, problem.topology, problem.options
-    value_s = predicted_s(verdict.prediction, options.objective)
+    profile, topology = problem.profile, problem.topology
+    value_s = predicted_s(verdict.prediction, problem.training.objective)
     graph = profile.graph
     ranks = host_order(topology, used_devices(verdict.strategy))
     return Plan(
         strategy=verdict.strategy,
         prediction=verdict.prediction,
         certificate=Certificate(
-            objective=options.objective.value,
+            objective=problem.training.objective.value,
             lower_bound_s=bound_s,
             gap=gap_to(bound_s, value_s, of_sizes=of_sizes),
             space_bound_s=result.bound_s,
@@ -276,9 +276,9 @@ def as_plan(
         dimensions=profile.dimensions,
         microbatch_size=profile.microbatch_size,
         dtype=profile.dtype,
-        optimizer=options.optimizer.value,
+        optimizer=problem.training.optimizer.value,
         threads=profile.threads,
-        seed=options.seed,
+        seed=problem.search.seed,
         notes=(*_notes(problem, verdict.strategy), *verdict.notes),
         versions=versions(),
         source=profile.source,

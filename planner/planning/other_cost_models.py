@@ -181,10 +181,10 @@ def solve_profile(
     """
     devices = range(len(problem.topology.devices))
     own = min(own_limit_bytes(problem, d) for d in devices)
-    memory = own - problem.options.reserve_bytes
+    memory = own - problem.training.reserve
     if memory <= 0:
         raise OptionError(
-            f"the reserve of {format_bytes(problem.options.reserve_bytes)} leaves nothing of"
+            f"the reserve of {format_bytes(problem.training.reserve)} leaves nothing of"
             f" {format_bytes(own)} per device; give a smaller --reserve"
         )
     kept = replace(options, num_devices=None, memory_bytes=None)
@@ -194,7 +194,7 @@ def solve_profile(
             dnn_partitioning.as_dnn_graph(problem, len(devices), memory), kept
         )
     else:
-        samples = problem.options.num_microbatches * problem.profile.microbatch_size
+        samples = problem.num_microbatches * problem.profile.microbatch_size
         comparison = solve_foreign(
             piper.as_piper_graph(problem, len(devices), memory, samples), kept
         )

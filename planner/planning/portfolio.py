@@ -175,7 +175,7 @@ class Attempts:
     @property
     def best_rank(self) -> Rank | None:
         """Of the best attempt; None if no plan fits."""
-        size, objective = self.problem.profile.microbatch_size, self.problem.options.objective
+        size, objective = self.problem.profile.microbatch_size, self.problem.training.objective
         return min(
             (
                 _rank(one.fitting.prediction, objective, size, one.result.status)
@@ -270,14 +270,14 @@ class _Case:
     @property
     def size(self) -> int:
         """The samples that the objective's figure is for."""
-        return samples_in(self.problem.options.objective, self.problem.profile.microbatch_size)
+        return samples_in(self.problem.training.objective, self.problem.profile.microbatch_size)
 
     def value_s(self, name: str) -> float:
         """The objective of a solver's plan, to compare it with other sizes; inf without one."""
         verdict = self.made[name].fitting
         if verdict is None:
             return math.inf
-        return predicted_s(verdict.prediction, self.problem.options.objective) / self.size
+        return predicted_s(verdict.prediction, self.problem.training.objective) / self.size
 
     @property
     def best_s(self) -> float:
@@ -292,8 +292,8 @@ class _Case:
 
 def _case(problem: Problem, names: Sequence[str] | None) -> _Case:
     checked, asked = _checked(problem, names), separated(problem)
-    if problem.options.pins:
-        problem = replace(problem, options=replace(problem.options, pins=()))
+    if problem.search.pins:
+        problem = replace(problem, search=replace(problem.search, pins=()))
     return _Case(problem, asked, checked, lower_bound_s(problem), memory_shortage(problem))
 
 
@@ -354,7 +354,7 @@ class Search:
         """The first attempts of all solvers at a case, and their answers to start others from."""
         for name in case.names:
             solver, reason = SOLVERS[name], _not_asked(case, name, left_s - case.work_s)
-            if case.shortage is not None and solver.counts_memory(case.problem.options):
+            if case.shortage is not None and solver.counts_memory(case.problem.search):
                 result = Result(Status.INFEASIBLE, None, reason=case.shortage, short_of_memory=True)
                 case.made[name] = Attempt(name, result)
             elif reason is not None:
@@ -439,7 +439,7 @@ def _improved(case: _Case, name: str, limit_s: float) -> Attempt:
     result = SOLVERS[name](case.asked, limit_s, case.known, dict(case.answers))
     judged_s = max(FIRST_JUDGED_S, limit_s - result.work_s)
     after = _judged(case, name, result, start, judged_s)
-    objective, size = case.problem.options.objective, case.problem.profile.microbatch_size
+    objective, size = case.problem.training.objective, case.problem.profile.microbatch_size
 
     def rank(attempt: Attempt) -> Rank:
         if attempt.fitting is None:
@@ -468,7 +468,7 @@ def _thorough(
     """Each solver with the limit to itself, one after the other."""
     case = _case(problem, names)
     for name in case.names:
-        if case.shortage is not None and SOLVERS[name].counts_memory(problem.options):
+        if case.shortage is not None and SOLVERS[name].counts_memory(problem.search):
             result = Result(Status.INFEASIBLE, None, reason=case.shortage, short_of_memory=True)
             case.made[name] = Attempt(name, result)
         else:
@@ -513,7 +513,7 @@ def _judged(case: _Case, name: str, result: Result, start: float, judged_s: floa
 
 def _without_broken(problem: Problem, result: Result) -> Result:
     """The result without strategies that break a pin."""
-    if not problem.options.pins or result.strategy is None:
+    if not problem.search.pins or result.strategy is None:
         return result
     reasons = {one: broken(problem, one) for one in (result.strategy, *result.others)}
     kept = [one for one, reason in reasons.items() if reason is None]
@@ -535,7 +535,7 @@ def comparison(of_sizes: Sequence[Attempts], notes: tuple[str, ...] = ()) -> Sol
     sizes. Here plans are made: with the lower bound over all sizes, per sample for a bottleneck.
     """
     several = len(of_sizes) > 1
-    objective = of_sizes[0].problem.options.objective
+    objective = of_sizes[0].problem.training.objective
     samples = [
         samples_in(objective, one.problem.profile.microbatch_size) if several else 1
         for one in of_sizes
@@ -606,13 +606,9 @@ def under_pipedream(problem: Problem) -> SolverComparison:
 
     start, result, verdict = time.monotonic(), solve_alone(problem), None
     if result.strategy is not None:
-        asked, strategy = problem.options.num_microbatches, result.strategy
-        options = replace(
-            problem.options,
-            schedule=strategy.schedule,
-            num_microbatches=strategy.num_microbatches,
-        )
-        problem = replace(problem, options=options)
+        asked, strategy = problem.num_microbatches, result.strategy
+        training = replace(problem.training, schedule=strategy.schedule)
+        problem = replace(problem, training=training, num_microbatches=strategy.num_microbatches)
         verdict, _ = judge_unchanged(problem, strategy)
         notes = ["chosen by PipeDream's cost model; the prediction is the planner's"]
         if strategy.num_microbatches != asked:

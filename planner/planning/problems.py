@@ -2,29 +2,23 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from enum import StrEnum
-from typing import TypeVar
 
 from planner.artefacts.calibration import Calibration
 from planner.artefacts.files import artefact_hash
 from planner.artefacts.options import Objective, Optimizer, Recompute, Search, Training
 from planner.artefacts.plan import Plan
-from planner.artefacts.problem import Options, Problem, Result, Status
+from planner.artefacts.problem import Problem, Result, Status
 from planner.artefacts.profile import Profile
-from planner.artefacts.strategy import ScheduleName
 from planner.artefacts.topology import DeviceType, Topology
 from planner.profilers.interpolate import interpolated
 from planner.schedules.orders import with_microbatches
 from planner.support.errors import OptionError
-from planner.support.units import parse_bytes
 
 # Microbatches per device and iteration, where nothing is said.
 MICROBATCHES_PER_DEVICE = 4
 # Per iteration: four times as many as the largest topology has where nothing is said. Action lists
 # have two entries for each microbatch and stage.
 MAX_MICROBATCHES = 2**16
-
-Choice = TypeVar("Choice", bound=StrEnum)
 
 
 def problems_for(
@@ -45,15 +39,16 @@ def problems_for(
     Raises:
         OptionError: if a choice is unknown, or the options contradict each other or the profiles.
     """
-    options = options_of(training, search)
     counts = nums_microbatches(profiles, len(topology.devices), training)
     return tuple(
         Problem(
             profile,
             topology,
-            replace(options, num_microbatches=count),
+            count,
+            training,
+            search,
             measured_on,
-            calibration=calibration,
+            calibration,
         )
         for profile, count in zip(profiles, counts, strict=True)
         if count is not None
@@ -72,57 +67,6 @@ def sized(profiles: Sequence[Profile], training: Training) -> tuple[Profile, ...
     return (interpolated(profiles, training.microbatch_size),)
 
 
-def options_of(training: Training, search: Search) -> Options:
-    """How to train and how to search, for one microbatch.
-
-    Raises:
-        OptionError: if a choice is unknown, or options contradict each other.
-        UnitError: if a size has no unit.
-    """
-    if search.exact and search.max_downsets is not None:
-        raise OptionError("give either --exact or --max-downsets, not both")
-    memory = training.device_memory
-    schedule = choice(ScheduleName, "schedule", training.schedule)
-    if training.vertical_sync and not schedule.is_asynchronous:
-        raise OptionError("--vertical-sync is for --schedule pipedream; give that, too")
-    return Options(
-        num_microbatches=1,
-        schedule=schedule,
-        vertical_sync=training.vertical_sync,
-        optimizer=choice(Optimizer, "optimizer", training.optimizer),
-        objective=choice(Objective, "objective", training.objective),
-        recompute=choice(Recompute, "recompute", training.recompute),
-        device_memory_bytes=None if memory is None else size_bytes(memory),
-        reserve_bytes=size_bytes(training.reserve),
-        max_downsets=search.max_downsets,
-        exact=search.exact,
-        pins=tuple(search.pins),
-        seed=search.seed,
-        switches=tuple(search.switches),
-    )
-
-
-def choice(kind: type[Choice], name: str, value: str) -> Choice:
-    """The member of a closed set.
-
-    Raises:
-        OptionError: if there is none of that value; it lists the known ones.
-    """
-    try:
-        return kind(value)
-    except ValueError:
-        raise OptionError(f"unknown {name} {value!r}; known: {', '.join(kind)}") from None
-
-
-def size_bytes(size: int | str) -> int:
-    """A size that is bytes already, or text with a unit.
-
-    Raises:
-        UnitError: if the text has no unit, or not one of a size.
-    """
-    return parse_bytes(size) if isinstance(size, str) else size
-
-
 def nums_microbatches(
     profiles: Sequence[Profile], num_devices: int, training: Training
 ) -> list[int | None]:
@@ -133,8 +77,6 @@ def nums_microbatches(
         OptionError: if no size divides them, or they are given twice.
     """
     samples, given = training.global_batch, training.microbatches
-    if samples is not None and given is not None:
-        raise OptionError("give either --microbatches or --global-batch, not both")
     sizes = [profile.microbatch_size for profile in profiles]
     samples = samples or (given or MICROBATCHES_PER_DEVICE * num_devices) * sizes[-1]
     if all(samples % size for size in sizes):
@@ -189,8 +131,8 @@ def replayed(
         optimizer=Optimizer(plan.optimizer),
         recompute=Recompute.AUTO,
     )
-    options = replace(options_of(own, Search(seed=plan.seed)), num_microbatches=count)
-    problem = Problem(profile, topology, options, measured_on, calibration=calibration)
+    search = Search(seed=plan.seed)
+    problem = Problem(profile, topology, count, own, search, measured_on, calibration)
     is_own = artefact_hash(topology) == plan.topology_hash
     if is_own and count == strategy.num_microbatches:
         return problem, Result(

@@ -139,7 +139,7 @@ def refine(
         return tuple(made), nothing(why or none)
     first_plan, start = first
     verdict, _ = judge_unchanged(made[start].problem, first_plan.strategy)
-    objective = problem.options.objective
+    objective = problem.training.objective
     return tuple(made), replace(
         done,
         num_operators=len(_parts(problem.profile, problem.topology, plan.strategy)),

@@ -79,7 +79,7 @@ def compare_between(
 
 def _sizes_between(problems: Sequence[Problem], profiles: Sequence[Profile]) -> tuple[int, ...]:
     """The sizes that divide the samples of an iteration and lie between those profiled."""
-    samples = problems[0].profile.microbatch_size * problems[0].options.num_microbatches
+    samples = problems[0].profile.microbatch_size * problems[0].num_microbatches
     profiled = [profile.microbatch_size for profile in profiles]
     sizes = range(profiled[0] + 1, profiled[-1])
     return tuple(n for n in sizes if samples % n == 0 and n not in profiled)
@@ -120,7 +120,7 @@ def _of_sizes(
         best: the rank to beat. A size whose lower bound is not below it cannot win: no time is
             spent on it.
     """
-    samples = problem.profile.microbatch_size * problem.options.num_microbatches
+    samples = problem.profile.microbatch_size * problem.num_microbatches
     made, notes = [], []
     for size in sorted(sizes):
         try:
@@ -128,8 +128,7 @@ def _of_sizes(
         except OptionError as error:
             notes.append(str(error))
             continue
-        options = replace(problem.options, num_microbatches=samples // size)
-        one = replace(problem, profile=profile, options=options)
+        one = replace(problem, profile=profile, num_microbatches=samples // size)
         if best is None or _least_s(one) < best[0]:
             made.append(one)
     return made, tuple(notes)
@@ -149,12 +148,12 @@ def _wide_sizes(problem: Problem, profiles: Sequence[Profile]) -> list[int]:
     per device first.
 
     >>> from types import SimpleNamespace as some
-    >>> problem = some(profile=some(microbatch_size=1), options=some(num_microbatches=48),
+    >>> problem = some(profile=some(microbatch_size=1), num_microbatches=48,
     ...                topology=some(devices=range(8)))
     >>> _wide_sizes(problem, [some(microbatch_size=n) for n in (1, 32)])
     [8, 4, 16, 24, 2]
     """
-    samples = problem.profile.microbatch_size * problem.options.num_microbatches
+    samples = problem.profile.microbatch_size * problem.num_microbatches
     count, most = len(problem.topology.devices), profiles[-1].microbatch_size
     sizes = [n for n in range(max(2, profiles[0].microbatch_size), most + 1) if samples % n == 0]
     even = [n for n in sizes if n % count == 0 or count % n == 0]
@@ -182,4 +181,4 @@ def _wide(
 def _least_s(problem: Problem) -> float:
     """The lower bound, to compare it with plans of other sizes of the microbatch, in s."""
     size = problem.profile.microbatch_size
-    return lower_bound_s(problem) / samples_in(problem.options.objective, size)
+    return lower_bound_s(problem) / samples_in(problem.training.objective, size)

@@ -23,10 +23,10 @@ def objective_s(problem: Problem, strategy: Strategy) -> float:
         ValueError: as of `evaluate`.
     """
     evaluation = evaluate(problem, strategy)
-    if problem.options.objective is Objective.BOTTLENECK:
+    if problem.training.objective is Objective.BOTTLENECK:
         return bottleneck_s(evaluation.stages, strategy.schedule)
     iteration = iterate(problem, strategy, evaluation)
-    if problem.options.objective is Objective.ITERATION:
+    if problem.training.objective is Objective.ITERATION:
         return iteration.iteration_s
     return latency_s(problem, strategy, evaluation, iteration.times)
 

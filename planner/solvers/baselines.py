@@ -50,9 +50,9 @@ def data_parallel(problem: Problem, time_limit_s: float) -> Result:
         time_limit_s: not needed.
     """
     everything = range(len(problem.profile.operators))
-    num_microbatches = problem.options.num_microbatches
+    num_microbatches = problem.num_microbatches
     count = min(len(problem.topology.devices), num_microbatches)
-    if problem.options.schedule.is_asynchronous:
+    if problem.training.schedule.is_asynchronous:
         count = next(n for n in range(count, 0, -1) if num_microbatches % n == 0)
     devices = sorted(fastest_first(problem)[:count])
     strategies = (
@@ -101,7 +101,7 @@ def _affordable_first(counts: Sequence[int], problem: Problem) -> Sequence[int]:
     Args:
         counts: numbers of stages, descending.
     """
-    forwards = _FORWARDS // problem.options.num_microbatches
+    forwards = _FORWARDS // problem.num_microbatches
     few = [count for count in counts if count <= forwards]
     many = [count for count in counts if count > forwards]
     return [*few[:1], *reversed(many), *few[1:]]
@@ -112,7 +112,7 @@ def _replicas(problem: Problem, count: int) -> int:
     devices = len(problem.topology.devices)
     if devices <= _MAX_STAGES:
         return 1
-    return max(1, min(devices // count, problem.options.num_microbatches))
+    return max(1, min(devices // count, problem.num_microbatches))
 
 
 def _layer_starts(problem: Problem) -> list[int]:

@@ -14,7 +14,7 @@ from planner.solvers.placement.stages import strategies_of
 
 def recompute_choices(problem: Problem) -> tuple[bool, ...]:
     """Whether stages recompute, in the order of preference."""
-    match problem.options.recompute:
+    match problem.training.recompute:
         case Recompute.NONE:
             return (False,)
         case Recompute.FULL:
@@ -48,9 +48,9 @@ def pipeline(
         devices: per stage, indices into the topology.
         extra: more microbatches in flight per stage.
     """
-    options, graph = problem.options, problem.profile.graph
+    graph = problem.profile.graph
     depths = default_warmups(
-        [len(d) for d in devices], options.num_microbatches, extra, options.schedule
+        [len(d) for d in devices], problem.num_microbatches, extra, problem.training.schedule
     )
     return Strategy(
         stages=tuple(
@@ -62,9 +62,9 @@ def pipeline(
             )
             for inside, where, depth in zip(operators, devices, depths, strict=True)
         ),
-        schedule=options.schedule,
-        num_microbatches=options.num_microbatches,
-        vertical_sync=options.vertical_sync,
+        schedule=problem.training.schedule,
+        num_microbatches=problem.num_microbatches,
+        vertical_sync=problem.training.vertical_sync,
     )
 
 

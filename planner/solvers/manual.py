@@ -49,7 +49,7 @@ def solve(problem: "Problem", time_limit_s: float) -> "Result":
     from planner.artefacts.problem import switches_of
     from planner.solvers.fit import first_that_fits
 
-    manual = switches_of(problem.options, Manual)
+    manual = switches_of(problem.search, Manual)
     if manual == Manual():
         raise OptionError(
             "the solver manual needs --cuts NAME,NAME with the last operators of all stages but"

@@ -19,7 +19,7 @@ from planner.solvers.sharded.options import Megatron, Zero
 from planner.support.options import Options, declared
 
 if TYPE_CHECKING:
-    from planner.artefacts.problem import Options as HowToTrain
+    from planner.artefacts.options import Search
     from planner.artefacts.problem import Problem, Result
     from planner.artefacts.strategy import Strategy
 
@@ -80,11 +80,11 @@ class Solver:
     splits_samples: bool = False
     synchronous: bool = False
 
-    def counts_memory(self, options: "HowToTrain") -> bool:
+    def counts_memory(self, search: "Search") -> bool:
         """Whether a model that no devices can hold has no plan of this solver."""
         if self.without_memory is None:
             return True
-        given = (own for own in options.switches if type(own) is self.options)
+        given = (own for own in search.switches if type(own) is self.options)
         return not any(getattr(own, self.without_memory) for own in given)
 
     def __call__(
@@ -108,7 +108,7 @@ class Solver:
 
             reason = f"for at most {self.max_devices:,} devices, and there are {num_devices:,}"
             return Result(Status.UNKNOWN, None, reason=reason)
-        schedule = problem.options.schedule
+        schedule = problem.training.schedule
         if self.synchronous and schedule.is_asynchronous:
             from planner.artefacts.problem import Result, Status
 
@@ -263,9 +263,9 @@ def automatic(*, splits: bool = True) -> tuple[str, ...]:
     )
 
 
-def with_given(names: tuple[str, ...], options: "HowToTrain") -> tuple[str, ...]:
+def with_given(names: tuple[str, ...], search: "Search") -> tuple[str, ...]:
     """The names, and the solvers that are asked because their own options are given."""
-    given = {type(own) for own in options.switches}
+    given = {type(own) for own in search.switches}
     return names + tuple(
         name
         for name, solver in SOLVERS.items()

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from planner.artefacts.files import artefact_hash
-from planner.artefacts.options import Optimizer
+from planner.artefacts.options import Optimizer, Training
 from planner.artefacts.plan import Plan
-from planner.artefacts.problem import Options, Problem
+from planner.artefacts.problem import Problem
 from planner.artefacts.profile import Profile
 from planner.artefacts.topology import DeviceType, Topology, take
 from planner.resharding.checks import check_fits
@@ -132,10 +132,6 @@ def _problem(
 ) -> Problem:
     own = {kind.name: kind for kind in topology.device_types}
     strategy = plan.strategy
-    options = Options(
-        strategy.num_microbatches,
-        schedule=strategy.schedule,
-        optimizer=Optimizer(plan.optimizer),
-    )
+    training = Training(schedule=strategy.schedule, optimizer=Optimizer(plan.optimizer))
     measured_on = (device_types | own).get(profile.device_type)
-    return Problem(profile, topology, options, measured_on)
+    return Problem(profile, topology, strategy.num_microbatches, training, measured_on=measured_on)

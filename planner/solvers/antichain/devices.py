@@ -124,9 +124,9 @@ def rounds_of(problem: Problem, count: int) -> tuple[Round, ...]:
     """
     every = tuple(range(1, count + 1))
     possible = frozenset(r for r in every if _can_have(problem, r))
-    asynchronous = problem.options.schedule.is_asynchronous
+    asynchronous = problem.training.schedule.is_asynchronous
     if count <= ALL_WIDTHS:
-        labels = _ALL_LABELS if problem.options.exact else _LABELS
+        labels = _ALL_LABELS if problem.search.exact else _LABELS
         return (Round(every, tuple(sorted(possible)), False, (0, 1), labels),)
     most = max(possible)
     unit = -(-count // ALL_WIDTHS)
@@ -147,8 +147,8 @@ def rounds_of(problem: Problem, count: int) -> tuple[Round, ...]:
 
 def _can_have(problem: Problem, num_replicas: int) -> bool:
     """Whether the microbatches of an iteration can be dealt to this number of replicas."""
-    count = problem.options.num_microbatches
-    if problem.options.schedule.is_asynchronous:
+    count = problem.num_microbatches
+    if problem.training.schedule.is_asynchronous:
         return count % num_replicas == 0
     return num_replicas <= count
 
@@ -159,12 +159,11 @@ def _warmups(
     """The choices of W' of a stage in front of a state, ascending: the least that does not stall,
     and more by the extras. For PipeDream it is NOAM (`orders.default_warmups`).
     """
-    options = problem.options
     k, r, warmup = state
-    if options.schedule is ScheduleName.PIPEDREAM:
+    if problem.training.schedule is ScheduleName.PIPEDREAM:
         return (-(-(k + width) // width),)
-    most = -(-options.num_microbatches // width)
-    if options.schedule is ScheduleName.GPIPE:
+    most = -(-problem.num_microbatches // width)
+    if problem.training.schedule is ScheduleName.GPIPE:
         return (most,)
     if k == 0:
         return (1,)
@@ -246,8 +245,8 @@ def _stages_on(
     speed = np.array([slow[d] for d in order])
     kind = np.array([list(kinds).index(topology.devices[d].type) for d in order])
     room = np.array([limit_bytes(problem, order, d) for d in order], dtype=float)
-    room -= problem.options.reserve_bytes
-    per_byte = [step_s(problem.options.optimizer, 1, device_type(topology, d)) for d in order]
+    room -= problem.training.reserve
+    per_byte = [step_s(problem.training.optimizer, 1, device_type(topology, d)) for d in order]
     step = speed * np.array(per_byte)
     latency, width = pair_widths(topology)
     zero = ("limit", "ring_latency", "tie_latency", "step", "beside")
@@ -282,13 +281,13 @@ def _stages_on(
 
 def _weights(problem: Problem, widths: Ints) -> Floats:
     """What a stage's period counts in the objective, by its width; 0 where there is no stage."""
-    rounds = -(-problem.options.num_microbatches // np.maximum(widths, 1))
-    gaps = rounds if problem.options.schedule.is_asynchronous else rounds - 1.0
+    rounds = -(-problem.num_microbatches // np.maximum(widths, 1))
+    gaps = rounds if problem.training.schedule.is_asynchronous else rounds - 1.0
     weights = {
         Objective.ITERATION: gaps,
         Objective.BOTTLENECK: 1.0 / np.maximum(widths, 1),
         Objective.LATENCY: np.zeros(len(widths)),
-    }[problem.options.objective]
+    }[problem.training.objective]
     return np.where(widths > 0, weights, 0.0)
 
 

@@ -132,7 +132,7 @@ def solve(problem: Problem, time_limit_s: float, known: Sequence[Strategy] = ())
     Raises:
         OptionError: if the graph has too many downsets to look at all of them.
     """
-    if problem.options.exact:
+    if problem.search.exact:
         _check_size(problem)
     seeds, rows = _seeds(problem, known), rows_of(problem)
     margin, work = _Margin(), 0.0
@@ -216,7 +216,7 @@ def _whatever_fits(
     if not fitting:
         reason = shortage or "no pipeline of these widths uses these devices"
         users = holders(problem.profile.graph)
-        if problem.options.schedule.is_asynchronous and any(len(v) > 1 for v in users.values()):
+        if problem.training.schedule.is_asynchronous and any(len(v) > 1 for v in users.values()):
             reason += (
                 "; operators that share a trained parameter have to be in one stage, because every"
                 " stage steps by itself"
@@ -237,7 +237,7 @@ def _space(problem: Problem, coarse: Coarsening) -> str:
     some = ""
     if count > ALL_WIDTHS:
         every, *_, powers = rounds_of(problem, count)
-        asynchronous = problem.options.schedule.is_asynchronous
+        asynchronous = problem.training.schedule.is_asynchronous
         deeper = "" if asynchronous else " or all with one more"
         aligned = " at multiples of their width" if powers.aligned else ""
         some = (
@@ -277,17 +277,16 @@ def _refined(
         seeds: pipelines to beat, the best last.
         work: limit of the work of all searches; the first one is made whatever it takes.
     """
-    options = problem.options
-    asked = options.exact or options.max_downsets is not None
+    asked = problem.search.exact or problem.search.max_downsets is not None
     rows = [with_less_memory(row, margin.spare_bytes) for row in rows]
     most_work = np.iinfo(np.int64).max if asked else _MAX_WORK
-    limit: int | None = min(_DOWNSETS, options.max_downsets or _DOWNSETS)
+    limit: int | None = min(_DOWNSETS, problem.search.max_downsets or _DOWNSETS)
     cautious = margin.cautious
     searched = _search(problem, _coarsened(problem, limit), rows, seeds, most_work, cautious)
     done = searched.work
     while not searched.coarse.exact:
         limit = _finer(problem, limit, searched, work - done)
-        if limit is None and not options.exact:
+        if limit is None and not problem.search.exact:
             break
         coarse = _coarsened(problem, limit)
         searched = _search(problem, coarse, rows, searched.pipelines, most_work, cautious)
@@ -302,13 +301,13 @@ def _finer(problem: Problem, limit: int | None, searched: _CoarseAnswer, work: f
     Args:
         work: limit of the next search.
     """
-    options, count = problem.options, searched.coarse.num_downsets
-    if limit is None or limit == options.max_downsets:
+    count = searched.coarse.num_downsets
+    if limit is None or limit == problem.search.max_downsets:
         return None
-    if options.exact:
+    if problem.search.exact:
         return _FINER * limit if _FINER * limit <= _MAX_DOWNSETS else None
-    if options.max_downsets is not None:
-        return min(_FINER * limit, options.max_downsets)
+    if problem.search.max_downsets is not None:
+        return min(_FINER * limit, problem.search.max_downsets)
     # Pairs, and with them the work, grow with the square.
     affordable = math.isqrt(int(count**2 * max(0.0, min(work, _WORK)) / searched.work))
     finer = min(_FINER * limit, affordable, _MAX_DOWNSETS)
@@ -360,26 +359,25 @@ def _search(
 
 
 def _training(problem: Problem, count: int) -> kernels.SearchOptions:
-    options = problem.options
-    asynchronous, objective = options.schedule.is_asynchronous, options.objective
+    asynchronous, objective = problem.training.schedule.is_asynchronous, problem.training.objective
     steady = asynchronous and objective is not Objective.LATENCY
     even = {
-        Objective.ITERATION: float(options.num_microbatches),
+        Objective.ITERATION: float(problem.num_microbatches),
         Objective.BOTTLENECK: 1.0,
         Objective.LATENCY: 0.0,
     }
     return kernels.SearchOptions(
         num_devices=count,
-        num_microbatches=options.num_microbatches,
-        moments=options.optimizer.num_moments,
+        num_microbatches=problem.num_microbatches,
+        moments=problem.training.optimizer.num_moments,
         total=0.0 if steady or objective is Objective.BOTTLENECK else 1.0,
         trip=objective is not Objective.BOTTLENECK,
         back=0.0 if steady else 1.0,
         exposed=1.0 if objective is Objective.ITERATION and not steady else 0.0,
         even=even[objective],
-        may_keep=options.recompute is not Recompute.FULL,
-        may_recompute=options.recompute is not Recompute.NONE,
-        phases=options.schedule is ScheduleName.GPIPE and objective is Objective.ITERATION,
+        may_keep=problem.training.recompute is not Recompute.FULL,
+        may_recompute=problem.training.recompute is not Recompute.NONE,
+        phases=problem.training.schedule is ScheduleName.GPIPE and objective is Objective.ITERATION,
         steady=steady,
         stashing=asynchronous,
     )
@@ -406,7 +404,9 @@ def _strategy(
                 recompute=bool(recompute),
             )
         )
-    options = problem.options
     return Strategy(
-        tuple(stages), options.schedule, options.num_microbatches, options.vertical_sync
+        tuple(stages),
+        problem.training.schedule,
+        problem.num_microbatches,
+        problem.training.vertical_sync,
     )

@@ -81,14 +81,14 @@ def solve(problem: Problem, time_limit_s: float) -> Result:
     Args:
         time_limit_s: limit of all searches together.
     """
-    if switches_of(problem.options, Pesto).pesto_printed:
+    if switches_of(problem.search, Pesto).pesto_printed:
         return _as_printed(problem, time_limit_s)
     placement_problem = replace(placement_problem_of(problem), published_memory=False)
     num_groups = len(groups_of(placement_problem))
     space = f"least forward makespan, with memory, of {num_groups} groups of operators; no backward"
     shortage = None
     for share in ROUND_SHARES:
-        answer = place(placement_problem, time_limit_s * share, problem.options.seed)
+        answer = place(placement_problem, time_limit_s * share, problem.search.seed)
         if answer.device_of is None:
             # With less memory than there is, no placement proves nothing about the problem.
             status = Status.UNKNOWN if shortage else answer.status
@@ -133,7 +133,7 @@ def place(
 def _as_printed(problem: Problem, time_limit_s: float) -> Result:
     """The placement of the printed program, whether it fits or not."""
     placement_problem = placement_problem_of(problem)
-    answer = place_as_printed(placement_problem, time_limit_s, problem.options.seed)
+    answer = place_as_printed(placement_problem, time_limit_s, problem.search.seed)
     num_groups = len(groups_of(placement_problem))
     space = f"least forward makespan of {num_groups} groups of operators, as printed in NetSplit"
     if answer.device_of is None:
@@ -199,5 +199,5 @@ def _reason(problem: Problem, placement_problem: PlacementProblem) -> str:
     need = format_bytes(sum(kept_bytes(placement_problem).values()))
     return (
         f"no placement was found to fit: training keeps {need} on {len(devices)} devices, the limit"
-        f" is {format_bytes(limit)} each (reserve {format_bytes(problem.options.reserve_bytes)})"
+        f" is {format_bytes(limit)} each (reserve {format_bytes(problem.training.reserve)})"
     )

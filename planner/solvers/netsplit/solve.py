@@ -159,7 +159,7 @@ def solve(problem: Problem, time_limit_s: float, known: Sequence[Strategy] = ())
         time_limit_s: limit of work of all searches together, in seconds of an ordinary core.
         known: strategies that fit, to start from.
     """
-    published = switches_of(problem.options, NetSplit).relaxed
+    published = switches_of(problem.search, NetSplit).relaxed
     placement_problem = replace(placement_problem_of(problem), published_memory=published)
     reason = _too_large(problem, placement_problem)
     if reason is not None:
@@ -220,8 +220,7 @@ def _too_long(
     """Whether a placement has more stages, about one for each tensor that is sent, than are priced
     in the limit. Of one microbatch, and as published, every placement is taken.
     """
-    options = problem.options
-    one = options.num_microbatches == 1 or options.objective is Objective.LATENCY
+    one = problem.num_microbatches == 1 or problem.training.objective is Objective.LATENCY
     if one or placement_problem.published_memory:
         return False
     sent = sum(
@@ -229,7 +228,7 @@ def _too_long(
         for tensor in placement_problem.tensors
     )
     most = COMPUTATIONS_PER_S * max(1.0, time_limit_s)
-    return sent * options.num_microbatches > most
+    return sent * problem.num_microbatches > most
 
 
 def _in_rounds(
@@ -254,7 +253,7 @@ def _in_rounds(
         if result.strategy is None:
             break
         first = evaluate(problem, result.strategy).shortage
-        if problem.options.num_microbatches > 1 and first is None:
+        if problem.num_microbatches > 1 and first is None:
             # The judge evaluates and simulates the rest, as far as there is time.
             return replace(result, others=tuple(dict.fromkeys((*result.others, *fitting))))
         if first is None:
@@ -290,7 +289,7 @@ def _best_of(problem: Problem, result: Result, fitting: Sequence[Strategy]) -> R
         result: of the last search.
     """
     longest = max(len(one.stages) * one.num_microbatches for one in fitting)
-    simulated = problem.options.num_microbatches == 1 or longest <= MAX_SIMULATED
+    simulated = problem.num_microbatches == 1 or longest <= MAX_SIMULATED
     price_s = objective_s if simulated else closed_form_s
     best = min(fitting, key=lambda one: price_s(problem, one))
     status = result.status if best == result.strategy else Status.FEASIBLE
@@ -308,7 +307,7 @@ def _too_large(problem: Problem, placement_problem: PlacementProblem) -> str | N
     room = int(placement_problem.capacity_bytes.clip(0).sum())
     if need <= room:
         return None
-    largest = int(placement_problem.capacity_bytes.max()) + problem.options.reserve_bytes
+    largest = int(placement_problem.capacity_bytes.max()) + problem.training.reserve
     return (
         f"parameters, gradients, optimizer state and stash need {format_bytes(need)}; the limit is"
         f" {format_bytes(largest)} per device, and all devices together have {format_bytes(room)}"
@@ -416,7 +415,7 @@ def _result(
             reproducible=answer.reproducible,
             short_of_memory=answer.status is Status.INFEASIBLE,
         )  # fmt: skip
-    of_iteration = problem.options.objective is Objective.ITERATION
+    of_iteration = problem.training.objective is Objective.ITERATION
     known_best = answer.device_of is None and answer.status is not Status.FEASIBLE
     status = Status.FEASIBLE if of_iteration or known_best else answer.status
     return Result(
@@ -433,9 +432,8 @@ def _several(problem: Problem) -> bool:
     """Whether whole iterations of several microbatches are searched: the published model has none,
     and on one device there is nothing to place.
     """
-    options = problem.options
-    of_several = options.objective is Objective.ITERATION and options.num_microbatches > 1
-    own = switches_of(options, NetSplit)
+    of_several = problem.training.objective is Objective.ITERATION and problem.num_microbatches > 1
+    own = switches_of(problem.search, NetSplit)
     return of_several and not own.relaxed and len(problem.topology.devices) > 1
 
 
@@ -449,8 +447,8 @@ def _periodic(
     """Strategies for whole iterations that fit, whether the search had its time, and a note where
     the user has ended it.
     """
-    seed, watch = problem.options.seed, SearchWatch(log, 1.0, brake=brake)
-    num_microbatches = problem.options.num_microbatches
+    seed, watch = problem.search.seed, SearchWatch(log, 1.0, brake=brake)
+    num_microbatches = problem.num_microbatches
     with interruptible(watch):
 
         def over() -> bool:
@@ -480,11 +478,14 @@ def _singles_s(problem: Problem, placement_problem: PlacementProblem, time_limit
     """The time for single operators, in s; 0 where they are not searched: the published model has
     groups only, and several microbatches run at once in other schedules than this search has.
     """
-    options = problem.options
-    several = options.num_microbatches > 1 and options.objective is not Objective.LATENCY
-    if options.objective is Objective.BOTTLENECK or several or placement_problem.num_devices == 1:
+    several = problem.num_microbatches > 1 and problem.training.objective is not Objective.LATENCY
+    if (
+        problem.training.objective is Objective.BOTTLENECK
+        or several
+        or placement_problem.num_devices == 1
+    ):
         return 0.0
-    if switches_of(options, NetSplit).relaxed:
+    if switches_of(problem.search, NetSplit).relaxed:
         return 0.0
     whole = placement_problem.num_operators <= FINE_GROUPS
     return time_limit_s * SINGLES_SHARE * (0.5 if whole else 1.0)
@@ -513,7 +514,7 @@ def _refined(
         kept = kept_bytes(model)
         return Judged(math.inf, tighter(problem, model, one.device_of, strategies[0], kept))
 
-    seed, watch = problem.options.seed, SearchWatch(log, 1.0, brake=brake)
+    seed, watch = problem.search.seed, SearchWatch(log, 1.0, brake=brake)
     pesto_s = PESTO_SHARE * time_limit_s
     with interruptible(watch):
         rival = pesto.place(placement_problem, pesto_s, seed, brake)
@@ -535,19 +536,19 @@ def _searches(
     problem: Problem, placement_problem: PlacementProblem, brake: Brake
 ) -> Iterator[_ObjectiveSearch]:
     """The searches for a problem's objective, the most telling one first."""
-    options, own = problem.options, switches_of(problem.options, NetSplit)
-    several = options.objective is Objective.ITERATION and options.num_microbatches > 1
-    if options.objective is Objective.BOTTLENECK or several:
+    own = switches_of(problem.search, NetSplit)
+    several = problem.training.objective is Objective.ITERATION and problem.num_microbatches > 1
+    if problem.training.objective is Objective.BOTTLENECK or several:
         order = _device_order(problem) if own.contiguous else None
         yield _ObjectiveSearch(
             "the smallest bottleneck",
             lambda device_of: _bottleneck_s(placement_problem, device_of, order),
             lambda instance, limit_s, start: netsplit_bottleneck.solve(
-                instance, limit_s, start, order, options.seed, own.engine, brake
+                instance, limit_s, start, order, problem.search.seed, own.engine, brake
             ),
             whole=True,
         )
-    if options.objective is not Objective.BOTTLENECK:
+    if problem.training.objective is not Objective.BOTTLENECK:
         yield _ObjectiveSearch(
             "the least latency (times to 0.1 %)",
             lambda device_of: latency_s(placement_problem, device_of),
@@ -563,8 +564,8 @@ def _by_engine(
     brake: Brake,
 ) -> EngineAnswer:
     """The answer of the chosen engine, or of CP-SAT if that one cannot be used."""
-    own = switches_of(problem.options, NetSplit)
-    seed, gap = problem.options.seed, own.gap
+    own = switches_of(problem.search, NetSplit)
+    seed, gap = problem.search.seed, own.gap
     note = ""
     if own.engine is Engine.GUROBI:
         try:
@@ -612,7 +613,7 @@ def _best(
     levels = (
         _levels_to_whole(placement_problem)
         if search.whole
-        else _levels(placement_problem, relaxed=switches_of(problem.options, NetSplit).relaxed)
+        else _levels(placement_problem, relaxed=switches_of(problem.search, NetSplit).relaxed)
     )
     answer, instance = None, levels[0]
     for k, instance in enumerate(levels):
@@ -715,6 +716,6 @@ def _space(problem: Problem, objective: str, groups: int, note: str = "") -> str
     parts = ["placements without replicas or recomputation"]
     if objective:
         parts.append(f"{objective} over {groups} groups of operators")
-    if switches_of(problem.options, NetSplit).relaxed:
+    if switches_of(problem.search, NetSplit).relaxed:
         parts.append("as published: devices and links run any number of jobs at once")
     return "; ".join([*parts, *([note] if note else [])])

@@ -25,7 +25,7 @@ import numpy as np
 
 from planner.artefacts.graph import Graph, consumers, predecessors
 from planner.artefacts.plan import MAX_MICROBATCHES
-from planner.artefacts.problem import Options, Problem, Result, Status, switches_of
+from planner.artefacts.problem import Problem, Result, Status, switches_of
 from planner.artefacts.strategy import ScheduleName, Strategy, asynchronous_violations
 from planner.solvers.fit import first_that_fits, pipeline, recompute_choices
 from planner.solvers.pipedream import kernels
@@ -92,11 +92,9 @@ def solve_alone(problem: Problem) -> Result:
     if best.report is None:
         return Result(best.status, None, space=SPACE, reason=best.reason)
     least = math.lcm(*(len(stage.devices) for stage in best.report.stages))
-    count = -(-problem.options.num_microbatches // least) * least
-    options = replace(
-        problem.options, schedule=ScheduleName.PIPEDREAM, num_microbatches=count
-    )  # fmt: skip
-    own = replace(problem, options=options)
+    count = -(-problem.num_microbatches // least) * least
+    training = replace(problem.training, schedule=ScheduleName.PIPEDREAM)
+    own = replace(problem, training=training, num_microbatches=count)
     strategy = _strategy(own, best, recompute=recompute_choices(own)[0])
     wrong = next(asynchronous_violations(strategy, problem.profile.graph), None)
     if count > MAX_MICROBATCHES:
@@ -111,11 +109,11 @@ def _not_a_strategy(problem: Problem, best: Optimum) -> Result | None:
     if best.report is None:
         return Result(best.status, None, space=SPACE, reason=best.reason)
     widest = max(len(stage.devices) for stage in best.report.stages)
-    if widest <= problem.options.num_microbatches:
+    if widest <= problem.num_microbatches:
         return None
     reason = (
         f"a stage of PipeDream's plan has {widest} replicas, and there are only"
-        f" {problem.options.num_microbatches} microbatches; give --microbatches {widest} or more"
+        f" {problem.num_microbatches} microbatches; give --microbatches {widest} or more"
     )
     return Result(Status.UNKNOWN, None, space=SPACE, reason=reason, report=best.report)
 
@@ -198,8 +196,8 @@ def _search(
     problem: Problem, states: States, costs: StateCosts
 ) -> tuple[list[kernels.LevelTables], list[Floats]]:
     """The tables and the optima of every level, innermost first."""
-    options, levels = switches_of(problem.options, PipeDream), problem.topology.levels
-    limit_bytes = _limit_bytes(problem.options)
+    options, levels = switches_of(problem.search, PipeDream), problem.topology.levels
+    limit_bytes = _limit_bytes(problem)
     compute = costs.compute_s[None, :] - np.concatenate(([0.0], costs.compute_s[:-1]))[:, None]
     tables, optima = [], []
     inside = 1
@@ -226,20 +224,20 @@ def _search(
     return tables, optima
 
 
-def _limit_bytes(options: Options) -> float:
+def _limit_bytes(problem: Problem) -> float:
     """The limit to what a stage stashes, by PipeDream's count; inf for none."""
-    if not switches_of(options, PipeDream).memory_constraint:
+    if not switches_of(problem.search, PipeDream).memory_constraint:
         return math.inf
-    return float(options.device_memory_bytes or _MEMORY_BYTES)
+    return float(problem.training.device_memory or _MEMORY_BYTES)
 
 
 def _why_infeasible(problem: Problem, num_states: int) -> str:
-    options, levels = switches_of(problem.options, PipeDream), problem.topology.levels
+    options, levels = switches_of(problem.search, PipeDream), problem.topology.levels
     reasons = []
     if options.memory_constraint:
         reasons.append(
             "every split stashes more activations and parameters in front, by PipeDream's count,"
-            f" than the memory constraint of {format_bytes(_limit_bytes(problem.options))}; give"
+            f" than the memory constraint of {format_bytes(_limit_bytes(problem))}; give"
             " a larger --device-memory, more levels or no --memory-constraint"
         )
     if options.straight_pipeline:
@@ -413,7 +411,7 @@ def _flattened(
         )
         for s, leaf in enumerate(leaves)
     )
-    own = switches_of(problem.options, PipeDream)
+    own = switches_of(problem.search, PipeDream)
     report = PipeDreamReport(
         objective_s=float(best[-1][-1, -1, 0]),
         single_s=float(costs.compute_s[-1]),

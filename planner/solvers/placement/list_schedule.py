@@ -51,7 +51,7 @@ class NoRoom:
 
     def reason(self, problem: Problem) -> str:
         """The sentence for the user."""
-        operators, reserve = problem.profile.operators, problem.options.reserve_bytes
+        operators, reserve = problem.profile.operators, problem.training.reserve
         name, devices = operators[self.operator].name, range(len(problem.topology.devices))
         limit = max(limit_bytes(problem, devices, d) for d in devices)
         return (

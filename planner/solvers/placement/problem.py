@@ -178,10 +178,10 @@ def placement_problem_of(problem: Problem) -> PlacementProblem:
             graph, ((o.workspace_bytes, v) for v, o in enumerate(profile.operators))
         ),
         capacity_bytes=np.array(
-            [limit_bytes(problem, devices, d) - problem.options.reserve_bytes for d in devices],
+            [limit_bytes(problem, devices, d) - problem.training.reserve for d in devices],
             dtype=np.int64,
         ),
-        moments=problem.options.optimizer.num_moments,
+        moments=problem.training.optimizer.num_moments,
         shared=shared_links(topology),
     )
 
@@ -251,7 +251,7 @@ def tighter(
         strategy: the stages made of it.
         kept: the solver's count.
     """
-    reserve_bytes = problem.options.reserve_bytes
+    reserve_bytes = problem.training.reserve
     limit = placement_problem_of(problem).capacity_bytes
     capacity = placement_problem.capacity_bytes.copy()
     used = bytes_by_device(kept, device_of)

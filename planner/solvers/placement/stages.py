@@ -94,9 +94,9 @@ def strategies_of(
 
 def _strategy(problem: Problem, parts: Sequence[Segment]) -> Strategy:
     """One stage per segment, in the order given, with the default warm-up depths."""
-    options, operators = problem.options, problem.profile.graph.operators
+    operators = problem.profile.graph.operators
     depths = default_warmups(
-        [1] * len(parts), options.num_microbatches, schedule=options.schedule,
+        [1] * len(parts), problem.num_microbatches, schedule=problem.training.schedule,
         devices=[(device,) for device, _ in parts],
     )  # fmt: skip
     return Strategy(
@@ -105,13 +105,13 @@ def _strategy(problem: Problem, parts: Sequence[Segment]) -> Strategy:
                 tuple(operators[v].name for v in inside),
                 (device,),
                 depth,
-                options.recompute is Recompute.FULL,
+                problem.training.recompute is Recompute.FULL,
             )
             for (device, inside), depth in zip(parts, depths, strict=True)
         ),
-        options.schedule,
-        options.num_microbatches,
-        options.vertical_sync,
+        problem.training.schedule,
+        problem.num_microbatches,
+        problem.training.vertical_sync,
     )
 
 

@@ -132,9 +132,9 @@ def strategy_of(problem: Problem, layout: Layout, recompute: Sequence[bool]) -> 
     Args:
         recompute: of each stage.
     """
-    options, graph = problem.options, problem.profile.graph
+    graph = problem.profile.graph
     widths = [len(groups) for groups in layout.groups]
-    depths = default_warmups(widths, options.num_microbatches, 0, options.schedule)
+    depths = default_warmups(widths, problem.num_microbatches, 0, problem.training.schedule)
     stages = tuple(
         Stage(
             operators=tuple(graph.operators[v].name for v in inside),
@@ -148,7 +148,10 @@ def strategy_of(problem: Problem, layout: Layout, recompute: Sequence[bool]) -> 
         )
     )
     return Strategy(
-        stages, options.schedule, options.num_microbatches, vertical_sync=options.vertical_sync
+        stages,
+        problem.training.schedule,
+        problem.num_microbatches,
+        vertical_sync=problem.training.vertical_sync,
     )
 
 

@@ -68,7 +68,7 @@ def _by_depth(problem: Problem) -> Result:
     space = "Wu's rules: copies on all hosts, layers by depth on their devices"
     depth = min(smallest_host(problem), len(problem.profile.operators))
     devices = host_by_host(problem)
-    copies = min(len(devices) // smallest_host(problem), problem.options.num_microbatches)
+    copies = min(len(devices) // smallest_host(problem), problem.num_microbatches)
     stages = stage_cuts(problem, depth)
     of_host = [devices[c * smallest_host(problem) :][:depth] for c in range(copies)]
     groups = [tuple((host[s],) for host in of_host) for s in range(depth)]
@@ -92,7 +92,7 @@ def _on_one_mesh(
     def leaves(name: str, part: str) -> bool:
         return may_leave(graph, name, part)
 
-    rounds = problem.options.num_microbatches
+    rounds = problem.num_microbatches
     axis = axis_of(problem, devices, (size,), 0, rounds) if size > 1 else None
     if axis is None:
         return Result(Status.INFEASIBLE, None, space=space, reason=ONE_DEVICE)

@@ -74,10 +74,9 @@ def axis_of(
         group: the devices of the mesh.
         rounds: microbatches of a replica in an iteration.
     """
-    options = problem.options
     links = [ring_links(problem.topology, tuple(sorted(line))) for line in lines(group, mesh, axis)]
     kind = device_type(problem.topology, group[0])
-    passes = 4 + 2 * options.optimizer.num_moments
+    passes = 4 + 2 * problem.training.optimizer.num_moments
     return Axis(
         size=mesh[axis],
         latency_s=max(latency for latency, _ in links),

@@ -86,7 +86,7 @@ def solve(problem: Problem, time_limit_s: float) -> Result:
         OptionError: if the degrees that are given do not fit the devices.
     """
     space = "Megatron-LM's grid of tensor, data and pipeline degrees"
-    points = grid(problem, switches_of(problem.options, Megatron))
+    points = grid(problem, switches_of(problem.search, Megatron))
     if not has_rules(problem.profile):
         return Result(Status.UNKNOWN, None, space=space, reason=NO_RULES)
     layouts = _layouts(problem, points)
@@ -100,7 +100,7 @@ def _layouts(problem: Problem, points: Sequence[tuple[int, int, int]]) -> Iterat
     """The layouts of the points, with sequence parallelism and without, unless that is given; the
     points in the order of promise.
     """
-    given = switches_of(problem.options, Megatron).sequence_parallel
+    given = switches_of(problem.search, Megatron).sequence_parallel
     sequences = (False, True) if given is None else (given,)
     devices, forced = host_by_host(problem), all(t > 1 for t, *_ in points)
     known: dict[tuple[Axes, float, bool], Lines | None] = {}
@@ -109,12 +109,12 @@ def _layouts(problem: Problem, points: Sequence[tuple[int, int, int]]) -> Iterat
     order = [(one, i) for i, one in enumerate(promises(problem, devices, points))]
     for _, number in sorted(order):
         t, d, p = points[number]
-        replicas = max(n for n in divisors(d) if n <= problem.options.num_microbatches)
+        replicas = max(n for n in divisors(d) if n <= problem.num_microbatches)
         axes = tuple(one for one in ((d // replicas, True), (t, False)) if one[0] > 1)
         groups = groups_of(devices, tuple(size for size, _ in axes), replicas, p)
         made: list[Lines] = []
         work_s = 0.0
-        rounds = max(1.0, problem.options.num_microbatches / replicas)
+        rounds = max(1.0, problem.num_microbatches / replicas)
         for key in product([axes], [rounds, 1.0], sequences if t > 1 else [False]):
             if key not in known:
                 known[key] = _lines(problem, devices, *key, forced=forced)
@@ -159,7 +159,7 @@ class _Cut:
             times = _Times(group, lines, *self._times())
             known.append(times)
         self.forward_s, self.backward_s = times.forward_s, times.backward_s
-        self.rounds = problem.options.num_microbatches / len(groups[0])
+        self.rounds = problem.num_microbatches / len(groups[0])
 
     def layout(self, recompute: Sequence[bool]) -> Layout:
         """The layout for stages of which some recompute."""
@@ -181,7 +181,7 @@ class _Cut:
         (split,) = shardings(graph, everything, self.mesh, self.lines)
         names = tuple(operator.name for operator in graph.operators)
         stage = Stage(names, (tuple(range(len(group))),), 1, False, split)
-        strategy = Strategy((stage,), problem.options.schedule, 1)
+        strategy = Strategy((stage,), problem.training.schedule, 1)
         if all_violations(strategy, graph, len(group)):
             return whole.forward_s, whole.backward_s  # it is refused when it is a strategy
         return operator_times(problem, stage, group)

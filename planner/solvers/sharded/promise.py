@@ -36,21 +36,21 @@ def promises(
     Args:
         devices: all, in the order in which groups are made of them.
     """
-    profile, options = problem.profile, problem.options
+    profile = problem.profile
     trained = sum(one.bytes for one in profile.graph.parameters if one.trainable)
     kept = memory_of(profile, range(len(profile.operators))).kept_bytes
     summed = _summed_bytes(profile.graph)
     times = times_on(problem, devices[0])
     forward_s, backward_s = float(times.forward_s.sum()), float(times.backward_s.sum())
-    room = min(own_limit_bytes(problem, device) for device in devices) - options.reserve_bytes
+    room = min(own_limit_bytes(problem, device) for device in devices) - problem.training.reserve
     across = slowest_link(problem.topology, devices, devices)[1]
 
     def promise(t: int, d: int, p: int) -> Promise:
-        replicas = max(n for n in divisors(d) if n <= options.num_microbatches)
-        rounds = options.num_microbatches / replicas
+        replicas = max(n for n in divisors(d) if n <= problem.num_microbatches)
+        rounds = problem.num_microbatches / replicas
         share = t * p * (d // replicas)  # of a microbatch that a device has
         held = trained / (t * p)
-        static = held * (2 + options.optimizer.num_moments)
+        static = held * (2 + problem.training.optimizer.num_moments)
         # With one forward after one backward, the first stage keeps up to p microbatches.
         plain, again = (static + n * kept / share <= room for n in (min(p, rounds), 1))
         fitting = [one for one in recompute_choices(problem) if (again if one else plain)]

@@ -41,7 +41,7 @@ def solve(problem: Problem, time_limit_s: float) -> Result:
     Args:
         time_limit_s: not needed.
     """
-    stage = switches_of(problem.options, Zero).zero_stage
+    stage = switches_of(problem.search, Zero).zero_stage
     space = f"ZeRO-{stage} over all devices"
     if not has_rules(problem.profile):
         return Result(Status.UNKNOWN, None, space=space, reason=NO_RULES)
@@ -58,7 +58,7 @@ def _layouts(problem: Problem, stage: int) -> Iterator[Layout]:
     """
     graph, devices = problem.profile.graph, host_by_host(problem)
     everything = (tuple(range(len(graph.operators))),)
-    samples, most = problem.profile.microbatch_size, problem.options.num_microbatches
+    samples, most = problem.profile.microbatch_size, problem.num_microbatches
     sizes = [n for n in reversed(divisors(len(devices))) if n > 1 and len(devices) // n <= most]
     about = dict(named(graph))
     lines: tuple[AxisRule, ...] = ()
