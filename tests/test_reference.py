@@ -10,12 +10,13 @@ import pytest
 from planner.artefacts.files import shipped
 from planner.artefacts.formats.any import read_any_profiles
 from planner.artefacts.options import Objective
-from planner.artefacts.problem import Options, Problem
+from planner.artefacts.problem import Problem
 from planner.artefacts.strategy import Stage, Strategy
 from planner.clusters.yaml.read import device_table, find_topology, read_topology
 from planner.costs.evaluate import closed_form_s, evaluate
 from planner.solvers import SOLVERS
 from tests.support import reference
+from tests.support.builders import asked
 
 GRAPHS = ("alexnet", "gnmt", "resnet18", "resnext50", "squeezenet1_0", "vgg16")
 OTHERS = (
@@ -108,8 +109,8 @@ def test_never_worse_on_published_profiles(name, counts, objective, tmp_path):
     if not path.is_file():
         pytest.skip(f"{path} is not there; set PLANNER_REFERENCE")
     # The batches were large: most graphs fit no V100 at all.
-    options = Options(4 * prod(counts), objective=objective, device_memory_bytes=2**40)
-    problem = Problem(reference.profile(name), hierarchy(tmp_path, counts), options)
+    options = asked(4 * prod(counts), objective=objective, device_memory=2**40)
+    problem = Problem(reference.profile(name), hierarchy(tmp_path, counts), **options)
     others = dict(rivals(problem, counts))
     assert {"single", "data-parallel", "even"} <= set(others)
     assert "pipedream" in others or path.suffix != ".txt"
@@ -123,8 +124,8 @@ def test_never_worse_on_published_profiles(name, counts, objective, tmp_path):
 @pytest.mark.parametrize("path", SHIPPED)
 def test_never_worse_on_the_profiles_that_come_with_the_planner(path, topology):
     found = read_topology(find_topology(topology))
-    options = Options(4 * len(found.devices))
+    options = asked(4 * len(found.devices))
     for profile in read_any_profiles(path):
         measured_on = device_table().get(profile.device_type)
-        problem = Problem(profile, found, options, measured_on)
+        problem = Problem(profile, found, **options, measured_on=measured_on)
         check_never_worse(problem, dict(rivals(problem)))

@@ -190,7 +190,7 @@ def test_sizes_are_bytes_or_text():
         planner.solve(
             chain(), topology=topology, solvers=["single"],
             training=planner.Training(device_memory=size, reserve=0),
-        ).problems[0].options.device_memory_bytes
+        ).problems[0].training.device_memory
         for size in (2**29, "512 MiB")
     ]  # fmt: skip
     assert limits == [2**29, 2**29]
@@ -281,7 +281,7 @@ def test_changes_are_planned_beside_the_present_cluster(folder):
     assert (plans.before.num_devices, plans.num_devices) == (4, 3)
     assert plans.changes == ("without gpu3",)
     samples = [
-        one.problems[0].options.num_microbatches * one.problems[0].profile.microbatch_size
+        one.problems[0].num_microbatches * one.problems[0].profile.microbatch_size
         for one in (plans.before, plans)
     ]
     assert samples[0] == samples[1]

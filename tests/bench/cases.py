@@ -15,14 +15,13 @@ import statistics
 import sys
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 
 from planner.artefacts.files import read_profile, shipped, write_profile
 from planner.artefacts.formats.any import read_any_profiles
 from planner.artefacts.graph import predecessors
 from planner.artefacts.options import Objective, Recompute
-from planner.artefacts.problem import Options, Problem
+from planner.artefacts.problem import Problem
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy
 from planner.clusters.yaml.read import device_table, find_topology, read_topology
 from planner.costs.evaluate import evaluate
@@ -37,7 +36,7 @@ from planner.solvers.piper import costs as piper
 from planner.solvers.piper.equal import equal_stages
 from planner.solvers.piper.solve import plan
 from tests.support import reference
-from tests.support.builders import graph_of, hierarchy, problem_of, profile_of
+from tests.support.builders import asked, changed, graph_of, hierarchy, problem_of, profile_of
 from tests.support.scale import deep_profile, regular_cluster
 from tests.support.wide import wide_profile
 
@@ -188,21 +187,19 @@ def wide_problem(profile, setting, count, objective, per_device):
     needs and no recomputation.
     """
     topology = ethernet(count) if setting == "10 Gbps" else preset(count)
-    options = Options(per_device * count, objective=objective)
-    problem = Problem(profile, topology, options, device_table()["V100-SXM2-16GB"])
+    options = asked(per_device * count, objective=objective)
+    problem = Problem(profile, topology, **options, measured_on=device_table()["V100-SXM2-16GB"])
     if "memory" not in setting:
         return problem
     everything = tuple(o.name for o in profile.graph.operators)
     replicated = Strategy(
         (Stage.whole(everything, tuple(range(count)), 1, False),),
         ScheduleName.ONE_F_ONE_B,
-        options.num_microbatches,
+        problem.num_microbatches,
     )
-    bare = replace(problem, options=replace(options, reserve_bytes=0, recompute=Recompute.NONE))
+    bare = changed(problem, reserve=0, recompute=Recompute.NONE)
     needed = evaluate(bare, replicated).memory[0].total_bytes
-    return replace(
-        bare, options=replace(bare.options, device_memory_bytes=int(0.6 * needed))
-    )  # fmt: skip
+    return changed(bare, device_memory=int(0.6 * needed))  # fmt: skip
 
 
 def wide(name):
@@ -227,7 +224,7 @@ def _antichain(problem, runs=RUNS):
     made, _ = judge(problem, "antichain", result) if result.strategy else (
         None, None)  # fmt: skip
     if made is not None:
-        iteration = problem.options.objective is Objective.ITERATION
+        iteration = problem.training.objective is Objective.ITERATION
         told = made.prediction
         figures |= {
             "gap": made.certificate.gap,
@@ -261,7 +258,7 @@ def exact(name, setting, count, asked):
     """The same question with all downsets and by default, each once."""
     FIRST["antichain"](tiny())
     problem = wide_problem(wide_profile(name), setting, int(count), *ASKED[int(asked)])
-    whole = replace(problem, options=replace(problem.options, exact=True))
+    whole = changed(problem, exact=True)
     return {"default": _antichain(problem, 1), "exact": _antichain(whole, 1)}
 
 
@@ -276,7 +273,7 @@ def profiles():
         profile = read_any_profiles(path)[-1]
         measured_on = device_table().get(profile.device_type)
         for count in (4, 8):
-            problem = Problem(profile, preset(count), Options(4 * count), measured_on)
+            problem = Problem(profile, preset(count), **asked(4 * count), measured_on=measured_on)
             rows.append(
                 {
                     "profile": path.stem, "microbatch": profile.microbatch_size,
@@ -307,8 +304,8 @@ def scale(profile, topology):
     """The antichain solver on files of the two before."""
     FIRST["antichain"](tiny())
     profile, topology = read_profile(Path(profile)), read_topology(Path(topology))
-    options = Options(4 * len(topology.devices))
-    problem = Problem(profile, topology, options, device_table()[profile.device_type])
+    options = asked(4 * len(topology.devices))
+    problem = Problem(profile, topology, **options, measured_on=device_table()[profile.device_type])
     ours_s, result = timed(lambda: SOLVERS["antichain"](problem, 10.0), 1)
     return {"ours_s": ours_s, "status": result.status.value}
 

@@ -21,7 +21,7 @@ from statistics import fmean
 
 from planner.artefacts.files import write_plan
 from planner.artefacts.options import Optimizer
-from planner.artefacts.problem import Options, Problem
+from planner.artefacts.problem import Problem
 from planner.artefacts.profile import Profile
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy, stages_by_device
 from planner.artefacts.topology import Topology
@@ -34,7 +34,7 @@ from planner.reports.tables import percent
 from planner.schedules.orders import default_warmups
 from tests.bench.solvers import ROOT, put, table
 from tests.support.accuracy_plans import SUBJECTS, planned
-from tests.support.builders import cluster, unit_type
+from tests.support.builders import asked, cluster, unit_type
 from tests.support.memory_runs import OVER, UNDER, RankPeak, SlowLinks, run
 from tests.support.models import cached
 from tests.support.split_kinds import KINDS, split_plan
@@ -98,8 +98,8 @@ def drawn(name: str, profile: Profile, seed: int) -> Mapping[int, Plans]:
                 f"{'.recompute' if again else ''}"
             )
             strategy = Strategy(tuple(parts), schedule, number)
-            options = Options(number, schedule=schedule, optimizer=optimizer)
-            some[title] = Problem(profile, cpus(ranks), options), strategy
+            options = asked(number, schedule=schedule, optimizer=optimizer)
+            some[title] = Problem(profile, cpus(ranks), **options), strategy
     return by_ranks
 
 
@@ -111,7 +111,7 @@ def split(name: str, profile: Profile, seed: int) -> Mapping[int, Plans]:
         for kind in kinds:
             number, optimizer = dice.randint(2, 6), dice.choice(list(Optimizer))
             recompute = dice.choices(("none", "full"), (1 - RERUN, RERUN))[0]
-            options = Options(number, optimizer=optimizer, recompute=recompute)
+            options = asked(number, optimizer=optimizer, recompute=recompute)
             plan = split_plan(profile, cpus(ranks), kind, options)
             if plan is not None:
                 again = ".recompute" if recompute == "full" else ""

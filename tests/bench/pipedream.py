@@ -23,7 +23,7 @@ import numpy as np
 
 from planner.artefacts.files import read_profile, write_plan
 from planner.artefacts.plan import Plan
-from planner.artefacts.problem import Options, Problem
+from planner.artefacts.problem import Problem
 from planner.artefacts.profile import Profile
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy
 from planner.artefacts.topology import take
@@ -31,6 +31,7 @@ from planner.clusters.yaml.read import read_topology
 from planner.schedules.orders import default_warmups
 from tests.bench.accuracy import PACE_FILE, pace_s, planner, prepare
 from tests.support.accuracy_plans import planned
+from tests.support.builders import asked
 
 WIDTHS: Mapping[int, tuple[tuple[int, ...], ...]] = {
     2: ((1, 1), (2,)),
@@ -66,8 +67,8 @@ def plans(folder: Path, models: list[str]) -> Iterator[tuple[str, str, Plan]]:
         profile = read_profile(folder / f"{model}.json")
         for ranks, some in WIDTHS.items():
             topology = take(read_topology(folder / f"cluster{ranks}.yaml"), ranks)
-            options = Options(COUNT, schedule=ScheduleName.PIPEDREAM)
-            problem = Problem(profile, topology, options)
+            options = asked(COUNT, schedule=ScheduleName.PIPEDREAM)
+            problem = Problem(profile, topology, **options)
             for widths in some:
                 for vertical_sync in (False, True) if len(widths) > 2 else (False,):
                     strategy = strategy_of(profile, widths, vertical_sync=vertical_sync)

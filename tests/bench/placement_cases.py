@@ -10,7 +10,7 @@ from onnx import ModelProto
 
 from planner.artefacts.graph import Graph, producers
 from planner.artefacts.options import Objective, Optimizer
-from planner.artefacts.problem import Options, Problem
+from planner.artefacts.problem import Problem
 from planner.artefacts.profile import Profile
 from planner.artefacts.topology import Topology, take
 from planner.clusters.routes import bandwidth_bytes_per_s
@@ -18,6 +18,7 @@ from planner.clusters.yaml.read import device_table, find_topology, read_topolog
 from planner.model.load import load
 from planner.profilers.analytic import analytic
 from tests.support import thesis_models
+from tests.support.builders import asked
 from tests.support.inception import inception_v3
 from tests.support.models import deep_transformer, llama
 from tests.support.rooflines import roofline_of
@@ -212,8 +213,8 @@ class Case:
         return Problem(
             NETWORKS[self.network].profile(self.batch // num_microbatches),
             CLUSTERS[self.cluster](),
-            Options(num_microbatches, optimizer=Optimizer.ADAM, objective=objective),
-            device_table()[DEVICE],
+            **asked(num_microbatches, optimizer=Optimizer.ADAM, objective=objective),
+            measured_on=device_table()[DEVICE],
         )
 
 

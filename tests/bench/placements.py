@@ -20,7 +20,7 @@ import hashlib
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 
 from planner.artefacts.options import Objective
 from planner.artefacts.problem import Problem, Result
@@ -33,6 +33,7 @@ from planner.solvers import SOLVERS
 from planner.solvers.netsplit.options import NetSplit, Pesto
 from tests.bench.placement_cases import CASES, CLUSTERS, NETWORKS, PUBLISHED, Case, megabytes
 from tests.bench.solvers import ROOT, machine, percent, put, table
+from tests.support.builders import changed
 
 DOCUMENT = ROOT / "docs" / "placements.md"
 KEPT = ROOT / ".cache" / "placements"
@@ -106,8 +107,8 @@ def asked(problem: Problem, name: str) -> tuple[Problem, str]:
     switch = {"netsplit-published": NetSplit(relaxed=True), "pesto-printed": Pesto(True)}.get(name)
     if switch is None:
         return problem, name
-    options = replace(problem.options, switches=(switch,))
-    return replace(problem, options=options), name.partition("-")[0]
+    options = {"switches": (switch,)}
+    return changed(problem, **options), name.partition("-")[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +143,7 @@ def answered(case: Problem, name: str, limit_s: float, known: Sequence[Strategy]
     begin = time.monotonic()
     result = SOLVERS[solver](problem, limit_s, tuple(known))
     # With one microbatch that is the latency and the optimizer's step, in the simulator.
-    judged = replace(problem, options=replace(problem.options, objective=Objective.ITERATION))
+    judged = changed(problem, objective=Objective.ITERATION)
     verdict, reason, fits = None, result.reason, True
     if result.strategy is not None:
         verdict, reason = judge(judged, solver, result)

@@ -10,13 +10,14 @@ import argparse
 import random
 import statistics
 import time
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
 
 from planner.artefacts.files import shipped
 from planner.artefacts.formats.any import read_any_profiles
-from planner.artefacts.problem import Options, Problem
+from planner.artefacts.problem import Problem
 from planner.artefacts.strategy import crossings, shares_devices
 from planner.artefacts.topology import Sharing, take
 from planner.clusters.yaml.read import device_table, find_topology, read_topology
@@ -28,6 +29,7 @@ from planner.simulator.delta import simulated
 from planner.simulator.events import prepared, run, workload
 from planner.solvers import SOLVERS
 from tests.simulator.test_events import costs
+from tests.support.builders import asked
 from tests.support.moves import operator_moves, replication_moves, with_devices, with_operator
 from tests.support.programs import chain, hosts, mesh, split, with_sharing
 
@@ -93,17 +95,17 @@ def problem_of(model, count, preset, sharing=Sharing.EXCLUSIVE):
     """A shipped profile on the first devices of a preset, four microbatches for each."""
     profile = profile_of(model)
     topology = with_sharing(take(read_topology(find_topology(preset)), count), sharing)
-    options = Options(4 * count, device_memory_bytes=10**15)
-    return Problem(profile, topology, options, device_table().get(profile.device_type))
+    options = asked(4 * count, device_memory=10**15)
+    return Problem(
+        profile, topology, **options, measured_on=device_table().get(profile.device_type)
+    )
 
 
 def starts(problem, count):
     """Even pipelines with a device for each stage, and with one left free for each four."""
     pipelines = []
     for stages in (count, max(2, count * 3 // 4)):
-        part = Problem(
-            problem.profile, take(problem.topology, stages), problem.options, problem.measured_on
-        )
+        part = replace(problem, topology=take(problem.topology, stages))
         result = SOLVERS["even"](part, 10.0)
         if result.strategy is not None and not shares_devices(result.strategy):
             pipelines.append(result.strategy)

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 import cli
 from planner.artefacts.files import shipped, write_profile
 from planner.artefacts.formats.any import read_any_profiles
-from planner.artefacts.problem import Options, Problem
+from planner.artefacts.problem import Problem
 from planner.artefacts.topology import problems
 from planner.clusters.routes import bandwidth_bytes_per_s, pair_widths, routes
 from planner.clusters.yaml.read import device_table, find_topology, preset_names, read_topology
@@ -21,7 +21,7 @@ from planner.costs.pricing import ActionCosts
 from planner.planning.portfolio import compare
 from planner.simulator.events import simulate
 from tests.bench import preset_table
-from tests.support.builders import graph_of, profile_of
+from tests.support.builders import asked, graph_of, profile_of
 from tests.support.programs import written
 
 # NVLinks of each pair of a DGX-1V.
@@ -73,9 +73,11 @@ def resnet50():
 def best_on(name, profile, solvers=None):
     """The best plan of a profile on a preset."""
     topology = preset(name)
-    options = Options(2 * len(topology.devices), max_downsets=16)
+    options = asked(2 * len(topology.devices), max_downsets=16)
     measured_on = device_table()[profile.device_type]
-    best = compare(Problem(profile, topology, options, measured_on), solvers, 2.0).best
+    best = compare(
+        Problem(profile, topology, **options, measured_on=measured_on), solvers, 2.0
+    ).best
     assert best is not None
     assert best.plan is not None
     assert best.plan.prediction.iteration_s > 0

@@ -249,7 +249,7 @@ def test_without_a_switch_that_joins_hosts_no_host_is_added():
 def data_parallel(problem, devices):
     names = tuple(operator.name for operator in problem.profile.graph.operators)
     stage = Stage.whole(names, tuple(range(devices)), 1, False)
-    return Strategy((stage,), ScheduleName.ONE_F_ONE_B, problem.options.num_microbatches)
+    return Strategy((stage,), ScheduleName.ONE_F_ONE_B, problem.num_microbatches)
 
 
 def test_a_device_alone_is_bound_by_itself():

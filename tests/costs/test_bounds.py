@@ -18,7 +18,7 @@ from planner.planning.judge import one_more_in_flight
 from planner.simulator.steady import iterate
 from planner.solvers.fit import pipeline
 from planner.solvers.graphs.downsets import downsets, members
-from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type
+from tests.support.builders import changed, cluster, graph_of, problem_of, profile_of, unit_type
 from tests.support.strategies import problems
 
 
@@ -51,7 +51,7 @@ def all_strategies(problem):
     everything = list(range(len(problem.topology.devices)))
     for stages in chains(sets, sets[-1]):
         for where in groups(everything, len(stages)):
-            if max(map(len, where)) <= problem.options.num_microbatches:
+            if max(map(len, where)) <= problem.num_microbatches:
                 one = pipeline(problem, stages, where, recompute=False)
                 if not any(asynchronous_violations(one, problem.profile.graph)):
                     yield from {one, one_more_in_flight(one)}
@@ -59,7 +59,7 @@ def all_strategies(problem):
 
 def judged_s(problem, strategy):
     evaluation = evaluate(problem, strategy)
-    match problem.options.objective:
+    match problem.training.objective:
         case Objective.ITERATION:
             return iterate(problem, strategy, evaluation).iteration_s
         case Objective.BOTTLENECK:
@@ -70,7 +70,7 @@ def judged_s(problem, strategy):
 @settings(max_examples=25)
 @given(problems(max_nodes=4, max_devices=3))
 def test_no_strategy_at_all_is_below_the_bound(problem):
-    problem = replace(problem, options=replace(problem.options, num_microbatches=3))
+    problem = changed(problem, num_microbatches=3)
     bound = lower_bound_s(problem)
     assert bound > 0
     assert min(judged_s(problem, one) for one in all_strategies(problem)) >= bound * (1 - 1e-9)
@@ -83,11 +83,11 @@ def test_nor_where_processes_slow_each_other_down(problem, data):
     slow = [data.draw(st.sampled_from([1.0, 1.1, 1.5, 1.9, 2.5])) for _ in range(2)]
     host = replace(problem.topology.hosts[0], cores=2)
     devices = tuple(replace(one, type="unit") for one in problem.topology.devices)
-    problem = replace(
+    problem = changed(
         problem,
         profile=replace(problem.profile, contention=Contention(2, {2: slow[0], 3: max(slow)})),
         topology=replace(problem.topology, hosts=(host,), devices=devices),
-        options=replace(problem.options, num_microbatches=3),
+        num_microbatches=3,
     )
     assume({one.name for one in problem.topology.device_types} >= {"unit"})
     bound = lower_bound_s(problem)

@@ -39,7 +39,7 @@ from planner.simulator.events import simulate
 from planner.simulator.steady import iterate
 from planner.solvers.fit import pipeline
 from planner.support.errors import OptionError
-from tests.support.builders import KB, cluster, graph_of, problem_of, profile_of, unit_type
+from tests.support.builders import KB, changed, cluster, graph_of, problem_of, profile_of, unit_type
 from tests.support.programs import SYNCHRONOUS
 
 
@@ -140,7 +140,7 @@ def test_a_device_is_as_slow_as_those_that_compute_at_the_time_make_it():
         profile_of(graph_of([[], [0]]), [1.0, 1.0]), contention=Contention(2, {2: 1.5})
     )
     problem = problem_of(profile, cluster([unit_type()] * 2, 1e18, cores=2), 2)
-    problem = replace(problem, options=replace(problem.options, schedule=ScheduleName.GPIPE))
+    problem = changed(problem, schedule=ScheduleName.GPIPE)
     strategy = straight(problem)
     evaluation = evaluate(problem, strategy)
     assert [one.forward_s for one in evaluation.stages] == [1.5, 1.5]

@@ -5,7 +5,7 @@ from unittest import mock
 
 import pytest
 
-from planner.artefacts.problem import Options, Problem
+from planner.artefacts.problem import Problem
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy, gradient_sums
 from planner.artefacts.topology import Host
 from planner.costs.bounds import lower_bound_s
@@ -13,7 +13,7 @@ from planner.costs.closed_form import exposed_sum_s
 from planner.costs.evaluate import evaluate
 from planner.costs.overlap import left_s, runs_beside
 from planner.simulator.events import run
-from tests.support.builders import cluster, graph_of, profile_of, unit_type
+from tests.support.builders import asked, cluster, graph_of, profile_of, unit_type
 
 MB = 10**6
 
@@ -43,7 +43,7 @@ def problem_of(sizes_mb, count, bandwidth=1e9, times=None):
     graph = chain_of(sizes_mb)
     profile = profile_of(graph, times or [0.01] * len(sizes_mb))
     profile = replace(profile, device_type="unit")
-    return Problem(profile, cluster([unit_type()] * count, bandwidth=bandwidth), Options(count))
+    return Problem(profile, cluster([unit_type()] * count, bandwidth=bandwidth), **asked(count))
 
 
 def test_buckets_grow_to_25_mib_in_the_order_of_a_backward():

@@ -1,7 +1,5 @@
 """Operators that have to be on a device."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,7 +9,7 @@ from planner.costs.pins import broken, pinned
 from planner.planning.portfolio import compare
 from planner.solvers.registry import automatic
 from planner.support.errors import OptionError
-from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type
+from tests.support.builders import changed, cluster, graph_of, problem_of, profile_of, unit_type
 from tests.support.commands import run
 
 
@@ -77,7 +75,7 @@ def test_a_wrong_pin_is_said(pins, said):
     problem = chain([])
     first = problem.profile.graph.operators[0].name
     named = tuple((first if name == "op0" else name, device) for name, device in pins)
-    wrong = replace(problem, options=replace(problem.options, pins=named))
+    wrong = changed(problem, pins=named)
     with pytest.raises(OptionError, match=said):
         pinned(wrong)
 

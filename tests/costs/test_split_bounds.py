@@ -15,7 +15,7 @@ from planner.costs.closed_form import bottleneck_s
 from planner.costs.evaluate import evaluate
 from planner.simulator.objective import latency_s, objective_s
 from planner.simulator.steady import iterate
-from tests.support.builders import cluster, problem_of, unit_type
+from tests.support.builders import changed, cluster, problem_of, unit_type
 from tests.support.split import mlp
 
 RULES = {
@@ -92,10 +92,8 @@ def least_of(problem):
 
 def bounds_of(problem):
     """The bound of each objective."""
-    options = problem.options
     return {
-        objective: lower_bound_s(replace(problem, options=replace(options, objective=objective)))
-        for objective in Objective
+        objective: lower_bound_s(changed(problem, objective=objective)) for objective in Objective
     }
 
 
@@ -148,7 +146,7 @@ def test_no_strategy_of_parts_that_all_take_a_tenth_beats_the_bound():
     stage = Stage(tuple(RULES), ((0, 1),), 1, False, by_sample)
     strategy = Strategy((stage,), ScheduleName.ONE_F_ONE_B, 2)
     for objective, bound_s in bounds_of(problem).items():
-        asked = replace(problem, options=replace(problem.options, objective=objective))
+        asked = changed(problem, objective=objective)
         assert bound_s <= objective_s(asked, strategy) * (1 + 1e-9)
 
 

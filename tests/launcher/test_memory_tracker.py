@@ -10,7 +10,7 @@ import torch
 
 from planner.artefacts.files import write_plan
 from planner.artefacts.options import Optimizer
-from planner.artefacts.problem import Options, Problem
+from planner.artefacts.problem import Problem
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy
 from planner.launcher.gradients import make_optimizer
 from planner.model.load import load
@@ -20,7 +20,7 @@ from planner.reports.launch import launch_json, launch_tables
 from planner.schedules.orders import default_warmups
 from planner.training.run import launch
 from tests.support.accuracy_plans import planned
-from tests.support.builders import cluster, unit_type
+from tests.support.builders import asked, cluster, unit_type
 from tests.support.memory_runs import SlowLinks, peaks_of, run
 from tests.support.models import light, llama
 
@@ -102,8 +102,8 @@ def write_case(folder, model, profile, case):
         stages.append(Stage.whole(operators, tuple(range(first, first + width)), warmups[s], again))
         first += width
     topology = cluster([unit_type("cpu")] * first, bandwidth=1e9)
-    options = Options(count, schedule=schedule, optimizer=Optimizer(optimizer))
-    problem = Problem(profile, topology, options)
+    options = asked(count, schedule=schedule, optimizer=Optimizer(optimizer))
+    problem = Problem(profile, topology, **options)
     plan = planned(problem, Strategy(tuple(stages), schedule, count))
     path = folder / f"{model}.{len(list(folder.glob('*.strategy.json')))}.strategy.json"
     write_plan(plan, path)

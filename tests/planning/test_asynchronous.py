@@ -19,6 +19,7 @@ from planner.reports.plans import stage_table
 from planner.schedules.versions import alive
 from planner.solvers import SOLVERS
 from tests.support.builders import (
+    changed,
     cluster,
     graph_of,
     hierarchy,
@@ -68,8 +69,8 @@ def test_all_the_rest_of_the_memory_is_that_of_1f1b_with_as_many_in_flight():
 
 def test_a_shortage_names_the_versions():
     problem, strategy = row([1, 1], 4, 10**9)
-    options = replace(problem.options, device_memory_bytes=10**9)
-    shortage = evaluate(replace(problem, options=options), strategy).shortage
+    options = {"device_memory": 10**9}
+    shortage = evaluate(changed(problem, **options), strategy).shortage
     assert shortage.startswith("stage 0 needs 3.73 GiB per device")
     assert "parameters 954 MiB, versions 954 MiB, gradients 954 MiB" in shortage
 
@@ -96,15 +97,15 @@ def test_the_prediction_is_of_the_steady_state():
     assert prediction.throughput == pytest.approx(problem.profile.microbatch_size / 3.0)
     # Its flushed twin has a bubble, and the bound of flushed ones does not hold for it.
     assert lower_bound_s(problem) == pytest.approx(4 * 3.0)
-    options = replace(problem.options, schedule=ScheduleName.ONE_F_ONE_B)
-    assert lower_bound_s(replace(problem, options=options)) >= 4 * 3.0
+    options = {"schedule": ScheduleName.ONE_F_ONE_B}
+    assert lower_bound_s(changed(problem, **options)) >= 4 * 3.0
 
 
 @settings(max_examples=15)
 @given(problems(max_nodes=4, max_devices=3))
 def test_every_solver_answers_with_what_the_schedule_runs(problem):
-    options = replace(problem.options, schedule=PIPEDREAM, objective=Objective.ITERATION)
-    problem = replace(problem, options=options)
+    options = {"schedule": PIPEDREAM, "objective": Objective.ITERATION}
+    problem = changed(problem, **options)
     bound_s = lower_bound_s(problem)
     for name in ("single", "data-parallel", "even", "pipedream", "antichain"):
         result = SOLVERS[name](problem, 10.0)

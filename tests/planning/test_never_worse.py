@@ -7,11 +7,12 @@ import pytest
 from planner.artefacts.files import shipped
 from planner.artefacts.formats.any import read_any_profiles
 from planner.artefacts.options import Objective
-from planner.artefacts.problem import Options, Problem
+from planner.artefacts.problem import Problem
 from planner.artefacts.topology import take
 from planner.clusters.yaml.read import device_table, find_topology, preset_names, read_topology
 from planner.planning.judge import judge_unchanged, objective_s, predicted_s
 from planner.planning.portfolio import compare
+from tests.support.builders import asked
 
 COUNTS = (2, 4, 8, 16)
 PROFILES = sorted(path.stem for path in shipped("profiles").glob("*.json"))
@@ -27,7 +28,7 @@ def problem(profile, preset, count, **options):
     smallest = read_any_profiles(shipped("profiles") / f"{profile}.json")[0]
     own = {kind.name: kind for kind in topology.device_types}
     measured_on = (device_table() | own).get(smallest.device_type)
-    return Problem(smallest, topology, Options(2 * count, **options), measured_on)
+    return Problem(smallest, topology, **asked(2 * count, **options), measured_on=measured_on)
 
 
 def check(asked, time_limit_s=1.0):
@@ -46,7 +47,7 @@ def check(asked, time_limit_s=1.0):
     assert best.certificate.gap >= -1e-12
     again, _ = judge_unchanged(asked, best.strategy)
     assert not again.notes  # it fits
-    assert predicted_s(again.prediction, asked.options.objective) == objective_s(best)
+    assert predicted_s(again.prediction, asked.training.objective) == objective_s(best)
 
 
 @pytest.mark.parametrize(

@@ -643,7 +643,7 @@ def test_a_profile_of_the_planner_under_foreign_models():
     graph = graph_of(feeds, [10**6, 1000, 10**6, 10**6])
     problem = problem_of(
         profile_of(graph, [0.01] * 4), cluster([unit_type()] * 2), num_microbatches=2,
-        reserve_bytes=0,
+        reserve=0,
     )  # fmt: skip
     kept = ForeignOptions(exact=True)
     split_in_two = solve_profile(problem, ForeignModel.DNN_PARTITIONING, kept).rows[0]
@@ -658,7 +658,7 @@ def test_a_profile_of_the_planner_under_foreign_models():
 def test_a_reserve_that_leaves_nothing_is_an_error():
     problem = problem_of(
         profile_of(graph_of([[]]), [0.01]), cluster([unit_type(memory=10)]), num_microbatches=1,
-        reserve_bytes=10,
+        reserve=10,
     )  # fmt: skip
     with pytest.raises(OptionError, match="leaves nothing"):
         solve_profile(problem, ForeignModel.PIPER, ForeignOptions())

@@ -25,7 +25,7 @@ def profile_at(rows):
 def compared(sizes, samples, devices, names=None, **options):
     profiles = [profile_at(n) for n in sizes]
     topology = cluster([FAST] * devices, 1e4, 1e-7)
-    options = {"optimizer": Optimizer.ADAM, "reserve_bytes": 0, **options}
+    options = {"optimizer": Optimizer.ADAM, "reserve": 0, **options}
     problems = [
         problem_of(one, topology, samples // one.microbatch_size, measured_on=FAST, **options)
         for one in profiles
@@ -65,7 +65,7 @@ def test_where_no_mesh_divides_the_samples_zero_takes_one_on_which_anything_can_
     profile = replace(profile_at(8), microbatch_size=1)
     comparison, _ = compare_between(
         [problem_of(profile, cluster([FAST] * 6, 1e4, 1e-7), 6, measured_on=FAST,
-                    optimizer=Optimizer.ADAM, reserve_bytes=0)],
+                    optimizer=Optimizer.ADAM, reserve=0)],
         [profile], ("zero",), 60.0,
     )  # fmt: skip
     (row,) = comparison.rows

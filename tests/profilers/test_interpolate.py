@@ -247,7 +247,7 @@ def problems_of(sizes, samples, devices=2, overhead_s=1e-2, **options):
 
 
 def test_a_size_between_wins_where_the_larger_one_does_not_fit():
-    problems, profiles = problems_of([1, 16], 64, device_memory_bytes=1500)
+    problems, profiles = problems_of([1, 16], 64, device_memory=1500)
     assert compare(problems[1]).best is None
     found, asked = compare_between(problems, profiles)
     assert found.best.microbatch_size in (2, 4, 8)
@@ -271,7 +271,7 @@ def asked_of(sizes, samples, **options):
 
 def test_sizes_are_asked_next_to_the_best_only():
     # Of the profiled sizes one sample alone fits, so larger ones than four are not worth asking.
-    found, asked = asked_of([1, 4, 120], 120, device_memory_bytes=600)
+    found, asked = asked_of([1, 4, 120], 120, device_memory=600)
     assert asked == [1, 2, 3, 4, 120]
     assert found.best.microbatch_size == 3
 
@@ -284,7 +284,7 @@ def test_powers_of_two_are_asked_first_and_no_more_than_a_few():
 
 
 def test_where_not_even_the_smallest_fits_nothing_larger_is_asked():
-    found, asked = asked_of([2, 16], 64, device_memory_bytes=400)
+    found, asked = asked_of([2, 16], 64, device_memory=400)
     assert found.best is None
     assert asked == [2, 16]
 
@@ -298,7 +298,7 @@ def test_sizes_that_cannot_win_are_not_asked():
 
 
 def test_where_only_the_larger_size_divides_smaller_ones_between_are_asked():
-    problems, profiles = problems_of([3, 16], 16, device_memory_bytes=1500)
+    problems, profiles = problems_of([3, 16], 16, device_memory=1500)
     assert [one.profile.microbatch_size for one in problems] == [16]
     found, asked = compare_between(problems, profiles)
     assert [one.profile.microbatch_size for one in asked] == [4, 8, 16]
@@ -307,14 +307,14 @@ def test_where_only_the_larger_size_divides_smaller_ones_between_are_asked():
 
 def test_a_bottleneck_is_compared_per_sample_between_too():
     problems, profiles = problems_of(
-        [1, 16], 64, objective=Objective.BOTTLENECK, device_memory_bytes=1500
+        [1, 16], 64, objective=Objective.BOTTLENECK, device_memory=1500
     )
     found, _ = compare_between(problems, profiles)
     assert found.best.source is Source.INTERPOLATED
 
 
 def test_sizes_that_cannot_be_interpolated_are_said():
-    problems, profiles = problems_of([2, 16], 64, device_memory_bytes=1500)
+    problems, profiles = problems_of([2, 16], 64, device_memory=1500)
     problems[1] = replace(problems[1], profile=without_a_view(problems[1].profile))
     found, asked = compare_between(problems, [profiles[0], problems[1].profile])
     assert [one.profile.microbatch_size for one in asked] == [2, 16]

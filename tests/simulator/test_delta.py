@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from planner.artefacts.problem import Options, Problem
+from planner.artefacts.problem import Problem
 from planner.artefacts.strategy import violations
 from planner.artefacts.topology import Sharing
 from planner.costs.evaluate import evaluate
 from planner.simulator.delta import simulated
 from planner.simulator.events import run
-from tests.support.builders import cluster, profile_of, unit_type
+from tests.support.builders import asked, cluster, profile_of, unit_type
 from tests.support.moves import operator_moves, replication_moves, with_devices, with_operator
 from tests.support.often import often
 from tests.support.programs import SYNCHRONOUS, split_graphs, with_sharing
@@ -37,8 +37,8 @@ def problems_and_strategies(draw):
     types = draw(st.lists(st.sampled_from(kinds), min_size=count, max_size=count))
     topology = cluster(types, draw(st.sampled_from([1.0, 10.0, 1e3])), draw(st.just(0.25)))
     sharing = draw(st.sampled_from([*Sharing, Sharing.EXCLUSIVE]))
-    options = Options(strategy.num_microbatches, schedule=strategy.schedule)
-    problem = Problem(profile, with_sharing(topology, sharing), options, kinds[0])
+    options = asked(strategy.num_microbatches, schedule=strategy.schedule)
+    problem = Problem(profile, with_sharing(topology, sharing), **options, measured_on=kinds[0])
     return problem, strategy
 
 
@@ -105,7 +105,7 @@ def example():
 
     graph = chain(6)
     topology = with_sharing(cluster([unit_type()] * 5), Sharing.EXCLUSIVE)
-    problem = Problem(profile_of(graph, [1e-3] * 6), topology, Options(4))
+    problem = Problem(profile_of(graph, [1e-3] * 6), topology, **asked(4))
     return problem, split(graph, [2, 4], [1, 1, 1], 4)
 
 

@@ -21,7 +21,7 @@ from planner.solvers.placement.stages import strategy_of
 from planner.support.errors import OptionError
 from tests.costs.test_bounds import all_strategies
 from tests.support.brute_force import least_objective_s
-from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type
+from tests.support.builders import changed, cluster, graph_of, problem_of, profile_of, unit_type
 from tests.support.often import often
 from tests.support.strategies import dags, problems
 
@@ -36,7 +36,7 @@ def least(problem):
 
 @often(20, 60, problems(max_nodes=7, max_devices=4))
 def test_finds_the_same_objective_as_brute_force(problem):
-    problem = replace(problem, options=replace(problem.options, recompute=Recompute.NONE))
+    problem = changed(problem, recompute=Recompute.NONE)
     expected = least(problem)
     result = SOLVERS["antichain"](problem, 10.0)
     assert result.status is Status.OPTIMAL
@@ -51,8 +51,8 @@ def test_finds_the_same_objective_as_brute_force_where_memory_is_scarce(problem,
     parameters = sum(p.bytes for p in problem.profile.graph.parameters)
     stash = sum(t.bytes for t in problem.profile.graph.tensors)
     limit = int(share * (2 * parameters + 2 * stash))
-    options = replace(problem.options, recompute=recompute, device_memory_bytes=limit)
-    problem = replace(problem, options=options)
+    options = {"recompute": recompute, "device_memory": limit}
+    problem = changed(problem, **options)
     expected = least(problem)
     result = SOLVERS["antichain"](problem, 10.0)
     if expected == math.inf:
@@ -133,15 +133,13 @@ def test_recomputation_is_used_only_where_the_stash_does_not_fit():
     roomy = problem_of(profile, cluster([unit_type(memory=10**6)]))
     assert not SOLVERS["antichain"](roomy, 10.0).strategy.stages[0].recompute
     # Four in flight with GPipe: 4 x (1000 + 4000 + 10 + 10) B do not fit, 4 x 1010 B do.
-    tight = replace(
-        roomy,
-        topology=cluster([unit_type(memory=17_000)]),
-        options=replace(roomy.options, schedule=ScheduleName.GPIPE),
+    tight = changed(
+        roomy, topology=cluster([unit_type(memory=17_000)]), schedule=ScheduleName.GPIPE
     )
     strategy = SOLVERS["antichain"](tight, 10.0).strategy
     assert strategy.stages[0].recompute
     assert evaluate(tight, strategy).memory[0].stash_bytes < 17_000 < 4 * 5020
-    never = replace(tight, options=replace(tight.options, recompute=Recompute.NONE))
+    never = changed(tight, recompute=Recompute.NONE)
     assert SOLVERS["antichain"](never, 10.0).strategy is None
 
 
@@ -151,7 +149,7 @@ def test_a_budget_of_downsets_is_respected_and_said():
     result = SOLVERS["antichain"](problem, 10.0)
     assert result.status is Status.FEASIBLE
     assert "60 operators in" in result.space
-    exact = replace(problem, options=replace(problem.options, max_downsets=None, exact=True))
+    exact = changed(problem, max_downsets=None, exact=True)
     assert SOLVERS["antichain"](exact, 10.0).status is Status.OPTIMAL
 
 

@@ -31,7 +31,7 @@ from planner.solvers.netsplit.model import (
 from planner.solvers.placement.coplacement import coplaced, kept_bytes
 from planner.solvers.placement.problem import SharedBytes, placement_problem_of, transfer_s
 from planner.solvers.placement.timetable import latency_s
-from tests.support.builders import KB, cluster, graph_of, problem_of, profile_of, unit_type
+from tests.support.builders import KB, changed, cluster, graph_of, problem_of, profile_of, unit_type
 from tests.support.netsplit_instances import problem_from
 from tests.support.strategies import dags
 
@@ -81,9 +81,7 @@ def placement_problems(draw, max_nodes=4, max_devices=3):
     need = sum(kept_bytes(placement_problem_of(problem)).values())
     share = draw(st.sampled_from([2.0, 1.0, 0.7, 0.5, 0.2]))
     memory = max(1, int(need * share))
-    return placement_problem_of(
-        replace(problem, options=replace(problem.options, device_memory_bytes=memory))
-    )
+    return placement_problem_of(changed(problem, device_memory=memory))
 
 
 @st.composite
@@ -513,12 +511,12 @@ def test_co_placement_ends_without_edges():
 # tensor 0 and 2 x 1 of tensor 1: 26 KB. 2 and 3 keep 2 + 2 + 2 x 1 + 2 x 5 and the result, 2 x 1:
 # 18 KB. With 1 to them it is 2 + 2 x 9 more.
 def test_a_union_that_is_too_large_is_skipped_and_the_walk_goes_on():
-    problem = placement_problem_from(*CHAIN, device_memory_bytes=26 * KB)
+    problem = placement_problem_from(*CHAIN, device_memory=26 * KB)
     kept = kept_bytes(problem)
     assert need_bytes(kept, (0, 1)) == 26 * KB
     assert need_bytes(kept, (2, 3)) == 18 * KB
     assert coplaced(problem, 1) == ((0, 1), (2, 3))
-    smaller = placement_problem_from(*CHAIN, device_memory_bytes=25 * KB)
+    smaller = placement_problem_from(*CHAIN, device_memory=25 * KB)
     assert coplaced(smaller, 1) == ((0,), (1,), (2, 3))
 
 
@@ -593,7 +591,7 @@ def test_devices_of_a_class_are_named_in_the_order_of_the_groups():
 def test_the_benchmark_is_what_its_page_says():
     problem = problem_from(0, 4)
     placement_problem = placement_problem_of(problem)
-    assert problem.options.objective is Objective.LATENCY
+    assert problem.training.objective is Objective.LATENCY
     assert placement_problem.num_operators == 100
     need = sum(kept_bytes(placement_problem).values())
     assert placement_problem.capacity_bytes.sum() == pytest.approx(1.5 * need, rel=1e-6)

@@ -38,7 +38,7 @@ from tests.solvers.test_netsplit import (
     placement_problems,
     placements,
 )
-from tests.support.builders import KB, cluster, graph_of, problem_of, profile_of, unit_type
+from tests.support.builders import KB, changed, cluster, graph_of, problem_of, profile_of, unit_type
 from tests.support.netsplit_instances import problem_from
 from tests.support.often import often
 
@@ -400,15 +400,13 @@ def small(**netsplit_options):
         num_microbatches=1,
         objective=Objective.LATENCY,
     )
-    return replace(
-        problem, options=replace(problem.options, switches=(NetSplit(**netsplit_options),))
-    )
+    return changed(problem, switches=(NetSplit(**netsplit_options),))
 
 
 def test_too_large_for_gurobis_licence_is_solved_by_the_other_engine_and_said(caplog):
     problem = problem_from(0, 2, num_operators=40)
-    options = replace(problem.options, switches=(NetSplit(engine=Engine.GUROBI, gap=0.5),))
-    result = netsplit.solve(replace(problem, options=options), 3.0)
+    options = {"switches": (NetSplit(engine=Engine.GUROBI, gap=0.5),)}
+    result = netsplit.solve(changed(problem, **options), 3.0)
     warned = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert warned
     assert all("10010" in line and "\n" not in line for line in warned)
@@ -453,7 +451,7 @@ def test_the_seed_and_the_gap_reach_both_engines(monkeypatch):
     monkeypatch.setattr(netsplit_gurobi, "solve", solve)
     for engine in Engine:
         problem = small(engine=engine, gap=0.01)
-        netsplit.solve(replace(problem, options=replace(problem.options, seed=5)), 1.0)
+        netsplit.solve(changed(problem, seed=5), 1.0)
     assert set(asked) == {(5, 0.01)}
 
 
@@ -478,7 +476,7 @@ def test_what_the_evaluator_finds_too_large_is_tried_again_with_less_memory(monk
     monkeypatch.setattr(netsplit, "_searched", searched)
     whole = real(problem, netsplit_strategy(problem))
     peak = max(parts.total_bytes for parts in whole.memory.values())
-    tight = replace(problem, options=replace(problem.options, device_memory_bytes=peak - 1))
+    tight = changed(problem, device_memory=peak - 1)
     result = netsplit.solve(tight, 9.0)
     assert len(capacities) == 2
     # One byte is over, and devices are alike.
@@ -507,8 +505,8 @@ def test_a_rivals_strategy_that_fits_ends_no_search_for_a_better_one(monkeypatch
         for s in (one, rival, split)
     ]
     assert needs[0] > max(needs[1:])
-    options = replace(problem.options, device_memory_bytes=needs[0] - 1)
-    result = netsplit.solve(replace(problem, options=options), 10.0)
+    options = {"device_memory": needs[0] - 1}
+    result = netsplit.solve(changed(problem, **options), 10.0)
     assert not answers
     assert (result.strategy, result.others) == (split, (rival,))
     assert result.status is Status.FEASIBLE
@@ -536,7 +534,7 @@ def test_what_never_fits_after_all_is_unknown_with_the_shortage(monkeypatch):
     monkeypatch.setattr(netsplit, "_searched", searched)
     whole = netsplit.evaluate(problem, strategy)
     peak = max(parts.total_bytes for parts in whole.memory.values())
-    tight = replace(problem, options=replace(problem.options, device_memory_bytes=peak - 1))
+    tight = changed(problem, device_memory=peak - 1)
     result = netsplit.solve(tight, 10.0)
     assert calls == pytest.approx([8.0, 1.5, 0.5])
     assert result.status is Status.UNKNOWN
@@ -553,7 +551,7 @@ def test_what_has_no_placement_with_less_memory_is_not_infeasible(monkeypatch):
     monkeypatch.setattr(netsplit, "_searched", lambda *asked: answers.pop(0))
     whole = netsplit.evaluate(problem, strategy)
     peak = max(parts.total_bytes for parts in whole.memory.values())
-    tight = replace(problem, options=replace(problem.options, device_memory_bytes=peak - 1))
+    tight = changed(problem, device_memory=peak - 1)
     result = netsplit.solve(tight, 10.0)
     assert (result.status, result.bound_s) == (Status.UNKNOWN, None)
     assert "the limit is" in result.reason

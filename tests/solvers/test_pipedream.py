@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.artefacts.graph import predecessors
-from planner.artefacts.problem import Options, Problem, Status, switches_of
+from planner.artefacts.problem import Problem, Status, switches_of
 from planner.artefacts.strategy import violations
 from planner.costs.evaluate import evaluate
 from planner.planning.portfolio import under_pipedream
@@ -23,7 +23,16 @@ from planner.solvers.pipedream import solve as solver
 from planner.solvers.pipedream.costs import in_flight
 from planner.solvers.pipedream.options import PipeDream
 from planner.solvers.pipedream.states import augmented_antichain, next_antichains, pipedream_states
-from tests.support.builders import cluster, graph_of, hierarchy, problem_of, profile_of, unit_type
+from tests.support.builders import (
+    asked,
+    changed,
+    cluster,
+    graph_of,
+    hierarchy,
+    problem_of,
+    profile_of,
+    unit_type,
+)
 from tests.support.profiles import read_any_profile
 from tests.support.strategies import dags
 
@@ -77,8 +86,8 @@ def test_transfers_count_only_with_a_compression_ratio():
     assert (free.objective_s, free.transfers_counted) == (pytest.approx(1.0), False)
     assert free.stages[0].transfer_s == free.stages[1].transfer_s == pytest.approx(2.0)
     for ratio, expected in ((1.0, 2.0), (4.0, 1.0)):
-        options = replace(problem.options, switches=(PipeDream(activation_compression=ratio),))
-        assert objective_of(replace(problem, options=options)) == pytest.approx(expected)
+        options = {"switches": (PipeDream(activation_compression=ratio),)}
+        assert objective_of(changed(problem, **options)) == pytest.approx(expected)
 
 
 def test_levels_are_planned_from_the_inside_out():
@@ -105,8 +114,8 @@ def test_fewer_machines_leaves_out_those_that_cost_more_than_they_bring():
     profile = chain([1.0, 1.0], parameters=[100 * GB, 100 * GB])
     problem = problem_of(profile, hierarchy([3]))
     assert objective_of(problem) > 2.0
-    options = replace(problem.options, switches=(PipeDream(fewer_machines=True),))
-    report = solver.optimum(replace(problem, options=options)).report
+    options = {"switches": (PipeDream(fewer_machines=True),)}
+    report = solver.optimum(changed(problem, **options)).report
     assert report.objective_s == pytest.approx(1.0)
     assert report.unused_devices == (2,)
 
@@ -116,8 +125,8 @@ def test_getitem_sinks_run_where_their_producer_does():
     sink = replace(graph.operators[3], type="__getitem__(1)")
     graph = replace(graph, operators=(*graph.operators[:3], sink), outputs=("t2",))
     problem = problem_of(profile_of(graph, [1.0, 1.0, 1.0, 0.0]), hierarchy([3]))
-    options = replace(problem.options, switches=(PipeDream(straight_pipeline=True),))
-    strategy = SOLVERS["pipedream"](replace(problem, options=options), 10.0).strategy
+    options = {"switches": (PipeDream(straight_pipeline=True),)}
+    strategy = SOLVERS["pipedream"](changed(problem, **options), 10.0).strategy
     assert [stage.operators for stage in strategy.stages] == [("op0", "op3"), ("op1",), ("op2",)]
 
 
@@ -146,7 +155,7 @@ def test_a_memory_constraint_that_nothing_meets_is_infeasible():
     # A pipeline of two keeps one more minibatch in front; on two levels the inner ones do.
     profile = chain([1.0, 1.0], parameters=[100, 100])
     own = PipeDream(memory_constraint=True, straight_pipeline=True)
-    options = {"switches": (own,), "device_memory_bytes": 50}
+    options = {"switches": (own,), "device_memory": 50}
     result = SOLVERS["pipedream"](problem_of(profile, hierarchy([2]), **options), 10.0)
     assert result.status is Status.INFEASIBLE
     assert "memory constraint of 50 B" in result.reason
@@ -280,7 +289,7 @@ def pipedream_problems(draw):
         hierarchy(counts, bandwidths),
         num_microbatches=16,
         switches=(switches,),
-        device_memory_bytes=memory_bytes,
+        device_memory=memory_bytes,
     )
 
 
@@ -295,8 +304,8 @@ def test_finds_the_least_objective_of_all_splits(problem):
         levels.append((level.count, level.bandwidth_bytes_per_s, previous))
         previous = level.count
     answer = solver.optimum(problem)
-    switches = switches_of(problem.options, PipeDream)
-    memory_bytes = problem.options.device_memory_bytes
+    switches = switches_of(problem.search, PipeDream)
+    memory_bytes = problem.training.device_memory
     expected = brute_force(states, feeds, problem.profile, levels, switches, memory_bytes)
     if math.isinf(expected):
         assert answer.status is Status.INFEASIBLE
@@ -391,7 +400,7 @@ def problem_of_row(row):
         activation_compression=1.0 if "act1" in switches else None,
     )
     topology = hierarchy([int(n) for n in counts.split()], [float(b) for b in bandwidths.split()])
-    return Problem(reference_profile(row["instance"]), topology, Options(100, switches=(options,)))
+    return Problem(reference_profile(row["instance"]), topology, **asked(100, switches=(options,)))
 
 
 def needs_reference():

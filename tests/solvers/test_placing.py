@@ -27,7 +27,7 @@ from planner.solvers.placement.problem import (
 )
 from planner.solvers.placement.stages import strategies_of, strategy_of
 from planner.solvers.placement.timetable import latency_s, timetable
-from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type
+from tests.support.builders import changed, cluster, graph_of, problem_of, profile_of, unit_type
 from tests.support.programs import SYNCHRONOUS
 from tests.support.strategies import problems
 
@@ -99,7 +99,7 @@ def test_memory_is_what_each_operator_alone_holds_and_what_several_share():
             profile_of(graph, [1.0, 1.0]),
             cluster([unit_type(memory=1000)] * 2),
             optimizer=Optimizer.ADAM,
-            reserve_bytes=300,
+            reserve=300,
         )
     )
     assert problem.tensors == (ConsumedTensor(0, (1,), 20, True), ConsumedTensor(0, (1,), 4, False))
@@ -134,8 +134,8 @@ def test_processes_on_shared_cores_slow_each_other_down():
 def placements(draw):
     problem = draw(problems(max_nodes=8, max_devices=3))
     # A device runs several stages, which asynchronous schedules do not allow.
-    options = replace(problem.options, schedule=draw(st.sampled_from(SYNCHRONOUS)))
-    problem = replace(problem, options=options)
+    options = {"schedule": draw(st.sampled_from(SYNCHRONOUS))}
+    problem = changed(problem, **options)
     device = st.integers(0, len(problem.topology.devices) - 1)
     count = len(problem.profile.operators)
     return problem, tuple(draw(st.lists(device, min_size=count, max_size=count)))
@@ -154,8 +154,8 @@ def stashes(draw):
         if draw(st.booleans()):
             views.append(View(operator.outputs[0], operator.inputs[0]))
     profile = replace(profile, operators=tuple(costs), views=tuple(views))
-    options = replace(problem.options, optimizer=draw(st.sampled_from(Optimizer)))
-    return replace(problem, profile=profile, options=options), device_of
+    options = {"optimizer": draw(st.sampled_from(Optimizer))}
+    return changed(problem, profile=profile, **options), device_of
 
 
 @given(stashes())
@@ -174,7 +174,7 @@ def test_what_does_not_fit_is_beyond_the_memory_that_is_left():
         profile_of(graph_of([[], [0]]), [1.0, 1.0]),
         cluster([unit_type(memory=5_500)] * 2),
         num_microbatches=1,
-        reserve_bytes=1_000,
+        reserve=1_000,
     )
     placement_problem, strategy = placement_problem_of(problem), strategy_of(problem, (0, 1))
     over = {p: m.total_bytes - 5_500 for p, m in evaluate(problem, strategy).memory.items()}
@@ -184,7 +184,7 @@ def test_what_does_not_fit_is_beyond_the_memory_that_is_left():
     assert sum(least.values()) == 2 * 2_000 + 1_000 + 1_000
     less = tighter(problem, placement_problem, (0, 1), strategy, least)
     assert less.capacity_bytes.tolist() == [min(4_000 - over[0] / 2, 3_000 - over[1] / 2)] * 2
-    roomy = replace(problem, options=replace(problem.options, device_memory_bytes=10**6))
+    roomy = changed(problem, device_memory=10**6)
     same = tighter(roomy, placement_problem, (0, 1), strategy, least)
     assert same.capacity_bytes.tolist() == placement_problem.capacity_bytes.tolist()
 

@@ -11,7 +11,8 @@ import pytest
 
 import cli
 from planner.artefacts.files import write_profile
-from planner.artefacts.problem import Options, Status, switches_of
+from planner.artefacts.options import Search
+from planner.artefacts.problem import Status, switches_of
 from planner.planning.portfolio import compare
 from planner.solvers.manual import Manual
 from planner.solvers.netsplit.options import NetSplit
@@ -23,6 +24,7 @@ from planner.solvers.registry import (
     own_options,
     with_given,
 )
+from planner.support.errors import OptionError
 from planner.support.options import declared
 from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type
 
@@ -43,7 +45,7 @@ class Toy(Options):
 
 
 def solve(problem, time_limit_s):
-    device = switches_of(problem.options, Toy).favourite_device
+    device = switches_of(problem.search, Toy).favourite_device
     everything = range(len(problem.profile.operators))
     strategies = [pipeline(problem, [everything], [[device]], recompute=False)]
     return first_that_fits(problem, strategies, "one favourite device")
@@ -138,16 +140,16 @@ def test_options_that_are_as_by_default_are_left_out():
 
 
 def test_options_hold_one_of_each_type_and_give_defaults_for_the_others():
-    options = Options(1, switches=(NetSplit(gap=0.5),))
-    assert switches_of(options, NetSplit).gap == 0.5
-    assert switches_of(options, PipeDream) == PipeDream()
-    with pytest.raises(ValueError, match="one of each type"):
-        Options(1, switches=(NetSplit(), NetSplit(gap=0.5)))
+    search = Search(switches=(NetSplit(gap=0.5),))
+    assert switches_of(search, NetSplit).gap == 0.5
+    assert switches_of(search, PipeDream) == PipeDream()
+    with pytest.raises(OptionError, match="one of each type"):
+        Search(switches=(NetSplit(), NetSplit(gap=0.5)))
 
 
 def test_the_users_own_stages_are_asked_for_where_they_are_given():
-    assert "manual" not in with_given(automatic(), Options(1))
-    given = Options(1, switches=(Manual(("a",)),))
+    assert "manual" not in with_given(automatic(), Search())
+    given = Search(switches=(Manual(("a",)),))
     assert with_given(("single",), given) == ("single", "manual")
     assert with_given(("manual",), given) == ("manual",)
 

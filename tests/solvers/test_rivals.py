@@ -39,7 +39,7 @@ from planner.solvers.placement.problem import (
 from planner.solvers.placement.stages import strategies_of
 from planner.solvers.placement.timetable import latency_s
 from planner.solvers.registry import SOLVERS, portfolio
-from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type
+from tests.support.builders import changed, cluster, graph_of, problem_of, profile_of, unit_type
 from tests.support.strategies import problems
 
 KB = 1000
@@ -379,8 +379,8 @@ def test_pesto_tries_again_where_the_evaluator_finds_no_room():
     )
     together = pesto.solve(problem, 10.0)
     (need,) = evaluate(problem, together.strategy).memory.values()
-    options = replace(problem.options, device_memory_bytes=need.total_bytes - 2_500)
-    apart = pesto.solve(replace(problem, options=options), 10.0)
+    options = {"device_memory": need.total_bytes - 2_500}
+    apart = pesto.solve(changed(problem, **options), 10.0)
     assert (together.status, apart.status) == (Status.OPTIMAL, Status.FEASIBLE)
     assert [len(one.strategy.stages) for one in (together, apart)] == [1, 2]
     assert apart.bound_s is None
@@ -564,7 +564,7 @@ RIVALS = ("heft", "m-topo", "m-etf", "m-sct", "pesto")
 @given(problems(max_nodes=6, max_devices=3), st.sampled_from(RIVALS))
 def test_what_a_rival_plans_is_sound(problem, name):
     (row,) = compare(problem, [name]).rows
-    if problem.options.schedule.is_asynchronous:
+    if problem.training.schedule.is_asynchronous:
         assert row.plan is None
         assert "several stages" in row.reason
         return

@@ -1,13 +1,12 @@
 """Deep models on large clusters: everything around the search stays fast, small and readable."""
 
 import tracemalloc
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
 from planner.artefacts.files import read_plan, read_profile, write_plan, write_profile
-from planner.artefacts.problem import Options, Problem, Result, Status
+from planner.artefacts.problem import Problem, Result, Status
 from planner.artefacts.strategy import MAX_BUCKETS, gradient_sums
 from planner.clusters.yaml.read import device_table, read_topology
 from planner.costs.evaluate import evaluate, evaluation_work_s
@@ -16,6 +15,7 @@ from planner.planning.judge import as_plan, judge
 from planner.reports.plans import MAX_ROWS, stage_table
 from planner.solvers import SOLVERS
 from planner.solvers.fit import pipeline
+from tests.support.builders import asked, changed
 from tests.support.scale import deep_profile, regular_cluster
 
 WIDE = 300 * 2**30  # of memory, so that everything fits
@@ -25,9 +25,9 @@ def problem_on(folder, layers, hosts, num_microbatches, memory_bytes=WIDE):
     path = folder / "cluster.yaml"
     path.write_text(regular_cluster(hosts))
     profile = deep_profile(layers, width=256, sequence=128)
-    options = Options(num_microbatches, device_memory_bytes=memory_bytes)
+    options = asked(num_microbatches, device_memory=memory_bytes)
     kind = device_table()[profile.device_type]
-    return Problem(profile, read_topology(path), options, kind)
+    return Problem(profile, read_topology(path), **options, measured_on=kind)
 
 
 def pipelines(problem, num_stages, num_replicas):
@@ -146,5 +146,5 @@ def test_the_same_problem_with_less_memory_is_another_problem(tmp_path):
     problem = problem_on(tmp_path, 2, 1, 8)
     strategy = pipelines(problem, 2, 4)
     assert evaluate(problem, strategy).shortage is None
-    tight = replace(problem, options=replace(problem.options, device_memory_bytes=2**30))
+    tight = changed(problem, device_memory=2**30)
     assert evaluate(tight, strategy).shortage is not None

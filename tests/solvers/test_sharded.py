@@ -14,7 +14,7 @@ from planner.artefacts.files import shipped
 from planner.artefacts.formats.any import read_any_profiles
 from planner.artefacts.graph import LossChoice, tensors_by_name
 from planner.artefacts.options import Optimizer, Recompute
-from planner.artefacts.problem import Options, Problem, Status
+from planner.artefacts.problem import Problem, Status
 from planner.artefacts.sharding import rule_lines
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy, violations
 from planner.artefacts.topology import take
@@ -39,6 +39,7 @@ from planner.solvers.sharded.promise import Promise, promises
 from planner.solvers.sharded.rules import axis_rule, rules_of
 from planner.support.errors import OptionError
 from tests.costs.test_split_bounds import with_rules
+from tests.support.builders import asked
 from tests.support.split import MEGATRON, mlp
 from tests.support.split_models import BATCH, WIDTH, WORDS, Net, cnn, gpt
 from tests.support.split_profiles import problem, profiled
@@ -116,7 +117,7 @@ def test_points_without_room_promise_recomputation_or_come_last(block):
     stages = (1, 1, 2)
 
     def promised(memory, **options):
-        given = problem(block, 2, 4, device_memory_bytes=memory, reserve_bytes=0, **options)
+        given = problem(block, 2, 4, device_memory=memory, reserve=0, **options)
         return promises(given, (0, 1), [stages])[0]
 
     roomy = promised(2 * trained + kept)  # of Adam's weights, gradients and moments half each
@@ -180,7 +181,9 @@ def test_a_large_language_model_has_its_vocabulary_cut():
     degrees = Megatron(tensor_degree=2, data_degree=1, pipeline_degree=2)
     switches = {"optimizer": Optimizer.SGD, "switches": (degrees,)}
     measured_on = type_of(profile, topology)
-    given = Problem(profile, topology, Options(num_microbatches=2, **switches), measured_on)
+    given = Problem(
+        profile, topology, **asked(num_microbatches=2, **switches), measured_on=measured_on
+    )
     first, last = SOLVERS["megatron"](given, 1.0).strategy.stages
     assert first.sharding.parameters["embedding"] == ("S0",)
     assert last.sharding.parameters["head"] == ("S1",)
@@ -196,8 +199,8 @@ def test_a_table_is_cut_and_left_whole_where_that_takes_as_long():
     (profile,) = read_any_profiles(shipped("profiles") / "llama7b-a100.json")
     topology = take(read_topology(find_topology("p4d")), 2)
     degrees = Megatron(tensor_degree=2, data_degree=1, pipeline_degree=1, sequence_parallel=True)
-    options = Options(64, optimizer=Optimizer.ADAM, switches=(degrees,), device_memory_bytes=10**12)
-    given = Problem(profile, topology, options, type_of(profile, topology))
+    options = asked(64, optimizer=Optimizer.ADAM, switches=(degrees,), device_memory=10**12)
+    given = Problem(profile, topology, **options, measured_on=type_of(profile, topology))
     result = SOLVERS["megatron"](given, 1.0)
     found = {}
     for one in (result.strategy, *result.others):

@@ -112,7 +112,7 @@ def test_only_stages_that_are_short_of_memory_recompute(block):
     limits = range(100_000, 4_000_000, 10_000)
     seen = set()
     for limit in limits:
-        given = {"device_memory_bytes": limit, "reserve_bytes": 0}
+        given = {"device_memory": limit, "reserve": 0}
         strategy = planned(block, 2, switches=(degrees,), **given)
         if strategy is not None:
             seen.add(tuple(stage.recompute for stage in strategy.stages))

@@ -12,7 +12,15 @@ from planner.costs.evaluate import evaluate
 from planner.planning.judge import objective_s
 from planner.planning.portfolio import OUT_OF_TIME, compare
 from planner.solvers.registry import SOLVERS, automatic, portfolio
-from tests.support.builders import cluster, graph_of, hierarchy, problem_of, profile_of, unit_type
+from tests.support.builders import (
+    changed,
+    cluster,
+    graph_of,
+    hierarchy,
+    problem_of,
+    profile_of,
+    unit_type,
+)
 from tests.support.often import often
 from tests.support.strategies import problems
 
@@ -50,11 +58,11 @@ def test_every_solver_says_why_nothing_fits(solver):
 
 @often(20, 100, problems(max_nodes=5, max_devices=3), st.integers(0, 4000))
 def test_what_fits_on_one_device_is_never_called_infeasible(problem, spare):
-    options = replace(problem.options, recompute=Recompute.NONE)
-    roomy = replace(problem, options=options)
+    options = {"recompute": Recompute.NONE}
+    roomy = changed(problem, **options)
     alone = SOLVERS["single"](roomy, 10.0).strategy
     (peak,) = (parts.total_bytes for parts in evaluate(roomy, alone).memory.values())
-    tight = replace(roomy, options=replace(options, device_memory_bytes=peak + spare))
+    tight = changed(roomy, **replace(options, device_memory=peak + spare))
     comparison = compare(tight)
     assert comparison.best is not None
     assert SOLVERS["antichain"](tight, 10.0).status is not Status.INFEASIBLE
@@ -64,7 +72,7 @@ def test_more_processes_on_a_host_never_make_a_model_infeasible():
     graph = graph_of([[]], parameter_bytes=[1000])
     for count in (1, 2, 8, 50):
         topology = cluster([unit_type()] * count, cores=2, memory=10_000)
-        problem = problem_of(profile_of(graph, [1.0]), topology, reserve_bytes=1000)
+        problem = problem_of(profile_of(graph, [1.0]), topology, reserve=1000)
         assert compare(problem).best is not None
 
 

@@ -34,7 +34,7 @@ from planner.simulator.events import simulate
 from planner.solvers.fit import pipeline
 from planner.solvers.placement.stages import pieces, segments, strategies_of, strategy_of
 from tests.support import slow_simulator
-from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type
+from tests.support.builders import changed, cluster, graph_of, problem_of, profile_of, unit_type
 from tests.support.often import often
 from tests.support.programs import SYNCHRONOUS, as_graph, chain, split, split_graphs
 from tests.support.strategies import dags
@@ -207,9 +207,9 @@ def test_the_cut_that_fits_is_taken():
     assert strategy_of(problem, [0, 1, 0, 0]) == few
     # Stages that are longer have more in their largest pass.
     assert [evaluate(problem, s).memory[0].total_bytes for s in (few, more)] == [8064, 8056]
-    small = replace(problem, options=replace(problem.options, device_memory_bytes=8060))
+    small = changed(problem, device_memory=8060)
     assert strategy_of(small, [0, 1, 0, 0]) == more
-    smaller = replace(problem, options=replace(problem.options, device_memory_bytes=8000))
+    smaller = changed(problem, device_memory=8000)
     assert strategy_of(smaller, [0, 1, 0, 0]) == few
 
 
@@ -564,6 +564,6 @@ def test_a_gradient_waits_for_the_earlier_stage_that_it_is_for():
 
 def test_stages_that_do_not_fit_together_are_named():
     problem, (strategy,) = placed([0, 1, 0], [[], [0], [1]], [1.0] * 3)
-    small = replace(problem, options=replace(problem.options, device_memory_bytes=4500))
+    small = changed(problem, device_memory=4500)
     said = evaluate(small, strategy).shortage
     assert said.startswith("stages 0, 2 together need 5")

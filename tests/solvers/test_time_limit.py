@@ -89,7 +89,7 @@ def test_a_strategy_that_is_passed_over_does_not_fit(memory, num_microbatches, s
     topology = cluster([unit_type(memory=memory)] * 4)
     problem = problem_of(
         profile_of(graph, [1.0] * 5), topology, num_microbatches, schedule=schedule,
-        reserve_bytes=0,
+        reserve=0,
     )  # fmt: skip
     for strategy in baselines._pipelines(problem):
         if surely_short(problem, strategy):
@@ -99,7 +99,7 @@ def test_a_strategy_that_is_passed_over_does_not_fit(memory, num_microbatches, s
 def test_strategies_are_passed_over_without_action_lists(monkeypatch):
     graph = graph_of([[], [0], [1]], parameter_bytes=[10_000] * 3)
     topology = cluster([unit_type(memory=15_000)] * 3)
-    problem = problem_of(profile_of(graph, [1.0] * 3), topology, 2, reserve_bytes=0)
+    problem = problem_of(profile_of(graph, [1.0] * 3), topology, 2, reserve=0)
     assert all(surely_short(problem, one) for one in baselines._pipelines(problem))
     assert "the limit is 14.6 KiB" in baselines.even(problem, 1.0).reason
 

@@ -11,12 +11,13 @@ import numpy as np
 from onnx import ModelProto
 
 from planner.artefacts.plan import Plan
-from planner.artefacts.problem import Options, Problem, Result, Status
+from planner.artefacts.problem import Problem, Result, Status
 from planner.artefacts.profile import Profile
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy
 from planner.artefacts.topology import Topology, take
 from planner.planning.judge import as_plan, judge_unchanged
 from planner.schedules.orders import default_warmups
+from tests.support.builders import asked
 from tests.support.models import bert, gpt2, light, llama
 from tests.support.split_kinds import KINDS, split_plan
 
@@ -119,10 +120,11 @@ def draw_split(
     dice, plans = random.Random(f"{model} split {seed}"), []
     for ranks, topology in topologies.items():
         for kind in KINDS[ranks]:
-            options = Options(dice.randint(2, 6), schedule=dice.choice(SCHEDULES))
+            options = asked(dice.randint(2, 6), schedule=dice.choice(SCHEDULES))
             made = split_plan(profile, take(topology, ranks), kind, options)
             if made is not None:
-                said = f"{kind} {options.schedule.value} M={options.num_microbatches}"
+                schedule, count = made[0].training.schedule, made[0].num_microbatches
+                said = f"{kind} {schedule.value} M={count}"
                 plan = planned(*made)
                 plans.append(Drawn(f"{model}-{kind}", model, made[0], plan, said, splits=True))
     return plans
@@ -150,7 +152,7 @@ def _drawn(
         stages.append(Stage.whole(operators, devices, warmups[s], recompute))
         first += width
     strategy = Strategy(tuple(stages), schedule, num_microbatches)
-    problem = Problem(profile, take(topology, first), Options(num_microbatches, schedule=schedule))
+    problem = Problem(profile, take(topology, first), **asked(num_microbatches, schedule=schedule))
     widths = "+".join(map(str, replicas))
     said = f"{widths} {schedule.value} M={num_microbatches}"
     if len(replicas) > 1:

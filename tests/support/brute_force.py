@@ -27,13 +27,13 @@ from planner.solvers.antichain.devices import numbers_of_devices, orders_of
 from planner.solvers.graphs.downsets import downsets, members
 
 
-def asynchronous(options):
-    return options.schedule is ScheduleName.PIPEDREAM
+def asynchronous(training):
+    return training.schedule is ScheduleName.PIPEDREAM
 
 
-def steady(options):
+def steady(training):
     """Whether the objective is that of a flow without end."""
-    return asynchronous(options) and options.objective is not Objective.LATENCY
+    return asynchronous(training) and training.objective is not Objective.LATENCY
 
 
 def least_objective_s(problem):
@@ -63,21 +63,20 @@ class _Trial:
 
     def _grow(self, rest, k, r, warmup, value, weight_behind):
         """The least objective of all pipelines that run `rest` in front of what is there."""
-        options = self.problem.options
         if not rest:
             total, *others = value
-            if steady(options):
+            if steady(self.problem.training):
                 return others[0]
             return {
                 Objective.ITERATION: total + sum(others),
                 Objective.BOTTLENECK: value[1] + value[2],
                 Objective.LATENCY: total,
-            }[options.objective]
+            }[self.problem.training.objective]
         found = math.inf
         for before in (s for s in self.sets if s < rest):
-            most = min(len(self.order) - k, options.num_microbatches)
+            most = min(len(self.order) - k, self.problem.num_microbatches)
             for width in range(1, most + 1):
-                if asynchronous(options) and options.num_microbatches % width:
+                if asynchronous(self.problem.training) and self.problem.num_microbatches % width:
                     continue
                 for depth in self._depths(k, r, warmup, width):
                     longer = self._put_in_front(
@@ -88,29 +87,33 @@ class _Trial:
         return found
 
     def _depths(self, k, r, warmup, width):
-        options = self.problem.options
-        if asynchronous(options):
+        if asynchronous(self.problem.training):
             return {math.ceil((k + width) / width)}
-        most = -(-options.num_microbatches // width)
-        if options.schedule is ScheduleName.GPIPE:
+        most = -(-self.problem.num_microbatches // width)
+        if self.problem.training.schedule is ScheduleName.GPIPE:
             return {most}
         least = -(-warmup * r // width) + 1
         return {1} if k == 0 else {min(most, least), min(most, least + 1)}
 
     def _put_in_front(self, before, rest, k, r, warmup, width, depth, value, weight_behind):
         """The value with one more stage, or None if it does not fit."""
-        problem, options, topology = self.problem, self.problem.options, self.problem.topology
+        problem, topology = self.problem, self.problem.topology
         inside = rest - before
         count = len(self.order)
         devices = self.order[count - k - width : count - k]
         need, entering, workspace = self.bytes_of(inside, before)
         crossing, messages, gradient_bytes, gradients = self.cut(rest)
-        limit = min(limit_bytes(problem, self.order, d) for d in devices) - options.reserve_bytes
-        static = static_bytes(need.parameter_bytes, need.trainable_bytes, options.optimizer)
+        limit = (
+            min(limit_bytes(problem, self.order, d) for d in devices)
+            - self.problem.training.reserve
+        )
+        static = static_bytes(
+            need.parameter_bytes, need.trainable_bytes, self.problem.training.optimizer
+        )
         inputs, returned = self._ends(inside)
         boundary = inputs + returned + crossing
-        rounds = -(-options.num_microbatches // width)
-        if asynchronous(options):
+        rounds = -(-self.problem.num_microbatches // width)
+        if asynchronous(self.problem.training):
             static += (depth - 1) * need.trainable_bytes
             rounds = 10**9
         rest_of = (entering, gradient_bytes, workspace, depth, rounds)
@@ -118,7 +121,9 @@ class _Trial:
             0: search_bytes(static, need.kept_bytes, *rest_of),
             1: search_recompute_bytes(static, need.kept_bytes, boundary, *rest_of),
         }
-        allowed = {Recompute.NONE: [0], Recompute.FULL: [1]}.get(options.recompute, [0, 1])
+        allowed = {Recompute.NONE: [0], Recompute.FULL: [1]}.get(
+            self.problem.training.recompute, [0, 1]
+        )
         again = next((a for a in allowed if bytes_needed[a] <= limit), None)
         if again is None:
             return None
@@ -136,7 +141,7 @@ class _Trial:
         trained = need.trainable_bytes
         tail = max(
             slowdown(self.problem, self.order, d)
-            * step_s(options.optimizer, trained, device_type(topology, d))
+            * step_s(self.problem.training.optimizer, trained, device_type(topology, d))
             for d in devices
         )
         if width > 1 and trained:
@@ -148,10 +153,13 @@ class _Trial:
             Objective.ITERATION: rounds - 1.0,
             Objective.BOTTLENECK: 1 / width,
             Objective.LATENCY: 0.0,
-        }[options.objective]
-        bottleneck = options.objective is Objective.BOTTLENECK
-        phases = options.schedule is ScheduleName.GPIPE and options.objective is Objective.ITERATION
-        if steady(options):
+        }[self.problem.training.objective]
+        bottleneck = self.problem.training.objective is Objective.BOTTLENECK
+        phases = (
+            self.problem.training.schedule is ScheduleName.GPIPE
+            and self.problem.training.objective is Objective.ITERATION
+        )
+        if steady(self.problem.training):
             total = value[0] + f + b + send + back
             in_flight = math.inf if bottleneck else depth
             # A forward, and a backward in the next stage behind it, which was so many rounds ahead.
@@ -160,7 +168,7 @@ class _Trial:
             period = max(
                 f + b + tail, (total + tail) / in_flight, 0.0 if bottleneck else pair / turn
             )
-            weight = (1 if bottleneck else options.num_microbatches) / width
+            weight = (1 if bottleneck else self.problem.num_microbatches) / width
             worst = max(
                 value[1], weight * period, max(weight, weight_behind) * max(send, back)
             )  # fmt: skip

@@ -4,9 +4,11 @@ from dataclasses import replace
 from math import prod
 
 from planner.artefacts.graph import Graph, Operator, Parameter, Tensor
-from planner.artefacts.problem import Options, Problem
+from planner.artefacts.options import Search, Training
+from planner.artefacts.problem import Problem
 from planner.artefacts.profile import OperatorCost, Profile, Source
 from planner.artefacts.topology import Device, DeviceType, Host, Level, Link, Topology
+from planner.support.options import declared, options_from
 
 KB = 1000
 
@@ -117,8 +119,26 @@ def islands(counts, inside, between, kind=None, latency=0.0):
     )
 
 
+def asked(num_microbatches, **how):
+    """What a `Problem` says of training and search, as its keyword arguments."""
+    training, search = options_from("asked", how, Training, Search)
+    return {"num_microbatches": num_microbatches, "training": training, "search": search}
+
+
+PROBLEMS_OWN = ("profile", "topology", "num_microbatches")
+
+
+def changed(problem, **changes):
+    """A problem with other values of its own fields, or of its training's and search's."""
+    own = {name: changes.pop(name) for name in PROBLEMS_OWN if name in changes}
+    for name in ("training", "search"):
+        known = declared(type(getattr(problem, name)))
+        given = {one: changes.pop(one) for one in known if one in changes}
+        own[name] = replace(getattr(problem, name), **given)
+    assert not changes
+    return replace(problem, **own)
+
+
 def problem_of(profile, topology, num_microbatches=4, measured_on=None, **options):
-    options = {"reserve_bytes": 0, **options}
-    return Problem(
-        profile, topology, Options(num_microbatches, **options), measured_on or unit_type()
-    )
+    how = asked(num_microbatches, **{"reserve": 0, **options})
+    return Problem(profile, topology, **how, measured_on=measured_on or unit_type())

@@ -29,7 +29,7 @@ from torch.optim import SGD
 import planner
 from planner.artefacts.files import read_plan, write_plan
 from planner.artefacts.options import LossOptions
-from planner.artefacts.problem import Options, Problem
+from planner.artefacts.problem import Problem
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy
 from planner.commands.errors import ranks_leave_at_once
 from planner.launcher import world
@@ -42,7 +42,7 @@ from planner.profilers.measured import measure
 from planner.schedules.orders import default_warmups
 from planner.training.trainer import Trainer
 from tests.support.accuracy_plans import planned
-from tests.support.builders import cluster, unit_type
+from tests.support.builders import asked, cluster, unit_type
 
 ALIKE = 1e-3
 LAUNCH, TORCH, BEHIND = "launch", "torch", "launch, sums behind the backward"
@@ -139,7 +139,7 @@ def prepare(folder: Path) -> None:
             first += width
         strategy = Strategy(tuple(stages), ScheduleName.ONE_F_ONE_B, duel.num_microbatches)
         topology = cluster([unit_type("cpu")] * first, bandwidth=1e9)
-        problem = Problem(profile, topology, Options(duel.num_microbatches))
+        problem = Problem(profile, topology, **asked(duel.num_microbatches))
         write_plan(planned(problem, strategy), folder / f"{name}.json")
 
 

@@ -26,7 +26,7 @@ from torch import nn
 from planner.artefacts.files import write_plan
 from planner.artefacts.losses import losses as model_losses
 from planner.artefacts.options import Optimizer as OptimizerName
-from planner.artefacts.problem import Options, Problem
+from planner.artefacts.problem import Problem
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy
 from planner.commands.errors import ranks_leave_at_once
 from planner.launcher.gradients import make_optimizer
@@ -36,7 +36,7 @@ from planner.profilers.measured import measure
 from planner.schedules.orders import default_warmups
 from planner.training import run, trainer
 from tests.support.accuracy_plans import planned
-from tests.support.builders import cluster, unit_type
+from tests.support.builders import asked, cluster, unit_type
 from tests.support.ranks import forked
 
 ROOT = Path(__file__).parents[2]
@@ -136,9 +136,9 @@ def write_strategy(path, profile, widths, *, recompute=False, num_microbatches=M
         inside = tuple(names[bounds[s] : bounds[s + 1]])
         stages.append(Stage.whole(inside, own, warmups[s], recompute))
         first += width
-    options = Options(num_microbatches, optimizer=OptimizerName(optimizer), seed=SEED)
+    options = asked(num_microbatches, optimizer=OptimizerName(optimizer), seed=SEED)
     count = first if devices is None else max(devices) + 1
-    problem = Problem(profile, cluster([unit_type("cpu")] * count, bandwidth=1e9), options)
+    problem = Problem(profile, cluster([unit_type("cpu")] * count, bandwidth=1e9), **options)
     strategy = Strategy(tuple(stages), schedule, num_microbatches, vertical_sync)
     write_plan(planned(problem, strategy), path)
     return path

@@ -11,12 +11,11 @@
 """
 
 import random
-from dataclasses import replace
 
 from planner.artefacts.options import Objective, Optimizer
 from planner.solvers.placement.coplacement import kept_bytes
 from planner.solvers.placement.problem import placement_problem_of
-from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type
+from tests.support.builders import changed, cluster, graph_of, problem_of, profile_of, unit_type
 
 SEEDS = range(10)
 NUM_OPERATORS = 100
@@ -65,4 +64,4 @@ def problem_from(seed, num_devices, num_operators=NUM_OPERATORS):
     )
     need = sum(kept_bytes(placement_problem_of(problem)).values())
     memory = int(SLACK * need / num_devices)
-    return replace(problem, options=replace(problem.options, device_memory_bytes=memory))
+    return changed(problem, device_memory=memory)

@@ -11,10 +11,10 @@ from pathlib import Path
 from planner.artefacts.formats.dnn_partitioning import read_dnn_partitioning
 from planner.artefacts.formats.piper import read_piper
 from planner.artefacts.options import Recompute
-from planner.artefacts.problem import Options, Problem
+from planner.artefacts.problem import Problem
 from planner.solvers.pipedream.options import PipeDream
 from planner.solvers.piper.solve import PiperOptions
-from tests.support.builders import hierarchy
+from tests.support.builders import asked, hierarchy
 from tests.support.profiles import read_any_profile
 
 REFERENCE = Path(
@@ -51,7 +51,7 @@ def pipedream_problem(row):
     )
     graph = profile(f"pipedream/{row['instance']}.txt")
     topology = hierarchy([int(n) for n in counts.split()], [float(b) for b in bandwidths.split()])
-    return Problem(graph, topology, Options(100, switches=(options,)))
+    return Problem(graph, topology, **asked(100, switches=(options,)))
 
 
 @cache

@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
-from planner.artefacts.problem import Options, Problem, Result
+from planner.artefacts.problem import Problem, Result
 from planner.artefacts.profile import Profile
 from planner.artefacts.strategy import Strategy
 from planner.artefacts.topology import Topology
 from planner.solvers.sharded import megatron, zero
 from planner.solvers.sharded.options import Megatron, Zero
+from tests.support.builders import changed
 
 TIME_LIMIT_S = 60.0
 
@@ -51,7 +53,7 @@ KINDS: Mapping[int, Mapping[str, Kind]] = {
 
 
 def split_plan(
-    profile: Profile, topology: Topology, name: str, options: Options
+    profile: Profile, topology: Topology, name: str, options: dict[str, Any]
 ) -> tuple[Problem, Strategy] | None:
     """The problem and the strategy of a kind; None where the model has no plan of this kind that
     splits anything.
@@ -63,7 +65,7 @@ def split_plan(
         options: the solver's own are added.
     """
     kind = KINDS[len(topology.devices)][name]
-    problem = Problem(profile, topology, replace(options, switches=(kind.switches,)))
+    problem = changed(Problem(profile, topology, **options), switches=(kind.switches,))
     strategy = kind.solve(problem, TIME_LIMIT_S).strategy
     if strategy is None:
         return None

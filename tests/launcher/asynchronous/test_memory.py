@@ -5,12 +5,12 @@ import pytest
 from planner.artefacts.files import write_plan
 from planner.artefacts.graph import parameters_by_name
 from planner.artefacts.options import Optimizer
-from planner.artefacts.problem import Options, Problem
+from planner.artefacts.problem import Problem
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy
 from planner.schedules.orders import default_warmups
 from tests.bench.memory import profiled
 from tests.support.accuracy_plans import planned
-from tests.support.builders import cluster, unit_type
+from tests.support.builders import asked, cluster, unit_type
 from tests.support.memory_runs import run
 
 COUNT = 6
@@ -56,11 +56,11 @@ def runs(tmp_path_factory):
     for name, (widths, how, _) in CASES.items():
         options = {key: how[key] for key in how if key != "optimizer"}
         strategy = strategy_of(profile, widths, **options)
-        chosen = Options(
+        chosen = asked(
             COUNT, schedule=ScheduleName.PIPEDREAM, optimizer=how.get("optimizer", Optimizer.SGD)
         )
         topology = cluster([unit_type("cpu")] * sum(widths), bandwidth=1e9)
-        plans[name] = planned(Problem(profile, topology, chosen), strategy)
+        plans[name] = planned(Problem(profile, topology, **chosen), strategy)
         write_plan(plans[name], folder / f"{name}.strategy.json")
     peaks = run(folder, 3, timeout_s=600)
     return profile.graph, plans, peaks

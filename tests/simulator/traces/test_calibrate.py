@@ -68,7 +68,7 @@ def problem_with(seed, schedule=ScheduleName.ONE_F_ONE_B, num_microbatches=4):
 def plan_with(problem, cut):
     """Two stages, cut before an operator; data parallel with cut 0."""
     names = [operator.name for operator in problem.profile.graph.operators]
-    count, schedule = problem.options.num_microbatches, problem.options.schedule
+    count, schedule = problem.num_microbatches, problem.training.schedule
     if cut == 0:
         stages = (Stage.whole(tuple(names), (0, 1), 1, False),)
     else:
