@@ -53,7 +53,7 @@ HEAVY = {
     "onnxruntime": (),
     "ortools": (),
     "gurobipy": (),
-    "numba": ("planner/support/jit.py", "planner/solvers/clock.py"),
+    "numba": ("planner/support/jit.py", "planner/solvers/piper/kernels.py"),
     "scipy": (),
     "rich": (),
     "click": ("cli.py", "planner/commands"),

@@ -4,11 +4,10 @@ PipeDream's graph.txt with the stage of every node.
 
 from pathlib import Path
 
-from planner.api.lookup import profile_of
+from planner.api.lookup import newest_profile, profile_of
 from planner.artefacts.files import (
     PROFILE_FILE,
     STRATEGY_FORMAT,
-    newest_profile,
     read_plan,
     read_text,
     write_profiles,
@@ -27,7 +26,7 @@ from planner.artefacts.formats.graph_txt import (
 )
 from planner.artefacts.plan import Plan
 from planner.artefacts.profile import Profile
-from planner.model import load
+from planner.model.load import load
 from planner.resharding.checks import check_fits
 from planner.support.caches import LOGGER
 from planner.support.errors import OptionError

@@ -13,7 +13,7 @@ from planner.support.reading import File
 if TYPE_CHECKING:
     from planner.artefacts.profile import Profile
     from planner.artefacts.topology import Topology
-    from planner.model import Model
+    from planner.model.load import Model
     from planner.profilers.analytic import RooflineFit
     from planner.profilers.compare import EngineComparison
     from planner.profilers.measured import Effort
@@ -193,8 +193,5 @@ def calibrate(
 
     if not traces:
         raise OptionError("no trace is given; expected at least one")
-    paths, places = (
-        [Path(path) for path in traces],
-        [given_topology(one, None) for one in topologies],
-    )
+    paths, places = [Path(path) for path in traces], [given_topology(one)[0] for one in topologies]
     return calibration.calibrate(read_runs(paths, profiles, places, dict(device_table())))

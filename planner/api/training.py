@@ -12,7 +12,7 @@ from planner.support.reading import File
 if TYPE_CHECKING:
     from planner.artefacts.plan import Plan
     from planner.launcher.settings import LoopOptions, TrainingOptions
-    from planner.model import Model
+    from planner.model.load import Model
     from planner.training.own_loop import LoopTrainer
     from planner.training.report import LaunchReport
     from planner.training.trials import Trial

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 
-from planner.support.derived import derived
+from planner.support.memo import remembered
 
 ITEM_BYTES: Mapping[str, float] = {
     "bool": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4,
@@ -199,25 +199,25 @@ def loss_outputs(graph: Graph) -> tuple[str, ...]:
     return tuple(one.output for one in losses_of(graph))
 
 
-@derived
+@remembered
 def tensors_by_name(graph: Graph) -> Mapping[str, Tensor]:
     """The tensors of the graph by name."""
     return {t.name: t for t in graph.tensors}
 
 
-@derived
+@remembered
 def parameters_by_name(graph: Graph) -> Mapping[str, Parameter]:
     """The parameters of the graph by name."""
     return {p.name: p for p in graph.parameters}
 
 
-@derived
+@remembered
 def producers(graph: Graph) -> Mapping[str, int]:
     """The index of the operator that makes each tensor; inputs of the graph are left out."""
     return {name: i for i, operator in enumerate(graph.operators) for name in operator.outputs}
 
 
-@derived
+@remembered
 def consumers(graph: Graph) -> Mapping[str, tuple[int, ...]]:
     """The indices of the operators that read each tensor, ascending; unread ones have ()."""
     readers: dict[str, list[int]] = {t.name: [] for t in graph.tensors}
@@ -227,7 +227,7 @@ def consumers(graph: Graph) -> Mapping[str, tuple[int, ...]]:
     return {name: tuple(indices) for name, indices in readers.items()}
 
 
-@derived
+@remembered
 def holders(graph: Graph) -> Mapping[str, tuple[int, ...]]:
     """The indices of the operators that read each parameter, ascending."""
     readers: dict[str, list[int]] = {p.name: [] for p in graph.parameters}
@@ -237,7 +237,7 @@ def holders(graph: Graph) -> Mapping[str, tuple[int, ...]]:
     return {name: tuple(indices) for name, indices in readers.items()}
 
 
-@derived
+@remembered
 def predecessors(graph: Graph) -> tuple[tuple[int, ...], ...]:
     """Per operator, the indices of the operators that feed it, ascending."""
     made_by = producers(graph)

@@ -16,9 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import prod
-from typing import TypeVar
-
-from onnx import NodeProto
+from typing import TYPE_CHECKING, TypeVar
 
 from planner.artefacts.graph import (
     FLOAT_DTYPES,
@@ -30,6 +28,9 @@ from planner.artefacts.graph import (
     tensors_by_name,
 )
 from planner.support.errors import ModelError, OptionError
+
+if TYPE_CHECKING:
+    from onnx import NodeProto
 
 T = TypeVar("T", str, int)
 
@@ -129,7 +130,7 @@ class Loss:
 def default_choice(
     outputs: Sequence[str],
     inputs: Sequence[str],
-    nodes: Sequence[NodeProto],
+    nodes: "Sequence[NodeProto]",
     shapes: Mapping[str, tuple[int, ...]],
     has_gradient: Callable[[str], bool],
 ) -> LossChoice:
@@ -162,7 +163,9 @@ def default_choice(
     return LossChoice(first)
 
 
-def _inputs_read(inputs: Sequence[str], nodes: Sequence[NodeProto]) -> Mapping[str, frozenset[str]]:
+def _inputs_read(
+    inputs: Sequence[str], nodes: "Sequence[NodeProto]"
+) -> Mapping[str, frozenset[str]]:
     """The inputs of the graph that each tensor depends on."""
     read = {name: frozenset([name]) for name in inputs}
     for node in nodes:

@@ -15,7 +15,7 @@ from planner.artefacts.graph import (
     tensors_by_name,
 )
 from planner.artefacts.sharding import rule_of
-from planner.support.derived import derived
+from planner.support.memo import remembered
 
 MAX_SECONDS = 1e9
 MAX_FLOPS = 10**30
@@ -560,13 +560,13 @@ def without_parts(profile: Profile) -> Profile:
     return replace(profile, operators=tuple(replace(one, parts=()) for one in profile.operators))
 
 
-@derived
+@remembered
 def view_bases(profile: Profile) -> Mapping[str, str]:
     """The base of each view; other tensors are left out."""
     return {view.tensor: view.base for view in profile.views}
 
 
-@derived
+@remembered
 def gradient_bases(profile: Profile) -> Mapping[tuple[int, str], str]:
     """By operator and input, the output of whose gradient it makes a view."""
     made_by = producers(profile.graph)

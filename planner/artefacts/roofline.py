@@ -8,8 +8,8 @@ from planner.artefacts.graph import producers
 from planner.artefacts.profile import OperatorCost, Profile, Source
 from planner.artefacts.topology import DeviceType, Topology
 from planner.support.arrays import Floats
-from planner.support.derived import derived
 from planner.support.errors import OptionError
+from planner.support.memo import remembered
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def loss_times_s(profile: Profile) -> tuple[Floats, Floats]:
     return forward, backward
 
 
-@derived(kept=64)
+@remembered(kept=64)
 def operator_times(
     profile: Profile, kind: DeviceType, measured_on: DeviceType | None
 ) -> OperatorTimes:

@@ -19,7 +19,7 @@ from planner.artefacts.graph import (
     tensors_by_name,
 )
 from planner.artefacts.sharding import Sharding
-from planner.support.derived import derived
+from planner.support.memo import remembered
 
 
 class ScheduleName(StrEnum):
@@ -141,7 +141,7 @@ class GradientSum:
     keep: tuple[tuple[int, ...], ...] = ()
 
 
-@derived
+@remembered
 def operator_indices(graph: Graph) -> Mapping[str, int]:
     """The index of every operator by its name."""
     return {operator.name: i for i, operator in enumerate(graph.operators)}
@@ -159,7 +159,7 @@ def stage_of(strategy: Strategy, graph: Graph) -> tuple[int, ...]:
     return tuple(stages[operator.name] for operator in graph.operators)
 
 
-@derived
+@remembered
 def crossings(strategy: Strategy, graph: Graph) -> tuple[Crossing, ...]:
     """The tensors that cross stages, in the order in which they are made."""
     return tuple(crossings_among(producers(graph), graph, stage_of(strategy, graph)))

@@ -10,8 +10,8 @@ from enum import StrEnum
 
 import numpy as np
 
-from planner.support.derived import derived
 from planner.support.errors import TopologyError
+from planner.support.memo import remembered
 
 MAX_DEVICES, MAX_SWITCHES, MAX_LINKS = 4096, 2048, 2**15
 """Of a topology: devices; hosts and switches together; links, each direction counted. Tables of
@@ -182,7 +182,7 @@ def device_type(topology: Topology, device: int) -> DeviceType:
     return next(one for one in topology.device_types if one.name == name)
 
 
-@derived
+@remembered
 def hosts_by_name(topology: Topology) -> Mapping[str, Host]:
     """The hosts by name."""
     return {host.name: host for host in topology.hosts}
@@ -397,7 +397,7 @@ def table_of(
     return min(holding, key=lambda table: len(table.devices), default=None)
 
 
-@derived
+@remembered
 def _tables(
     topology: Topology,
 ) -> Mapping[tuple[CollectiveKind, int], list[tuple[frozenset[str], CollectiveTable]]]:

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from planner.artefacts.topology import Topology
-from planner.support.derived import derived
+from planner.support.memo import remembered
 
 
-@derived
+@remembered
 def neighbours(topology: Topology) -> Mapping[str, tuple[str, ...]]:
     """Per vertex, those that it is linked to in either direction, in the order of the links."""
     names = [*(d.name for d in topology.devices), *(h.name for h in topology.hosts)]
@@ -18,7 +18,7 @@ def neighbours(topology: Topology) -> Mapping[str, tuple[str, ...]]:
     return {name: tuple(others) for name, others in beside.items()}
 
 
-@derived
+@remembered
 def homes(topology: Topology) -> Mapping[str, str | None]:
     """Per vertex, the host that it stands in, by name; None for a switch that joins hosts.
 

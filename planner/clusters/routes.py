@@ -14,8 +14,8 @@ import numpy as np
 
 from planner.artefacts.topology import CollectiveTable, Link, Topology
 from planner.support.arrays import Floats, Ints
-from planner.support.derived import derived
 from planner.support.errors import TopologyError
+from planner.support.memo import remembered
 
 # The message by which routes are compared: large enough for bandwidth to count.
 ROUTED_BYTES = 1_000_000
@@ -67,7 +67,7 @@ class Routes(Mapping[tuple[int, int], tuple[int, ...]]):
         return len(self.latency_s) * (len(self.latency_s) - 1)
 
 
-@derived
+@remembered
 def routes(topology: Topology) -> Routes:
     """Per ordered pair of devices, the fastest path for a message of `ROUTED_BYTES` that runs
     through no other device; of equally fast ones, a link from device to device, else that of the
@@ -224,7 +224,7 @@ def _shortest_paths(topology: Topology, core: Mapping[str, int], start: str) -> 
     return _CorePaths(np.array(latency), np.array(width), np.array(time), np.array(before))
 
 
-@derived
+@remembered
 def _core_links(topology: Topology) -> Mapping[int, list[tuple[int, int, float]]]:
     """The links from each host and switch to others, by positions in the core: the link, where it
     leads, and the time by which paths are compared.
@@ -238,7 +238,7 @@ def _core_links(topology: Topology) -> Mapping[int, list[tuple[int, int, float]]
     return leaving
 
 
-@derived
+@remembered
 def _core(topology: Topology) -> Mapping[str, int]:
     """The position of each host and switch that is linked, by its name."""
     names = {device.name for device in topology.devices}
@@ -318,7 +318,7 @@ def unlike_pairs(topology: Topology, table: CollectiveTable) -> str | None:
     return None
 
 
-@derived
+@remembered
 def _devices_and_ends(
     topology: Topology,
 ) -> tuple[Mapping[str, int], Mapping[str, frozenset[tuple[str, bool, float, float]]]]:
@@ -353,7 +353,7 @@ _ALL_ORDERS = 8
 _STEPS = 4096
 
 
-@derived(kept=4096)
+@remembered(kept=4096)
 def chain(topology: Topology, devices: tuple[int, ...], *, closed: bool = False) -> tuple[int, ...]:
     """Devices in an order in which neighbours are well linked; `closed` makes the last a
     neighbour of the first (a ring).

@@ -7,7 +7,7 @@ import click
 
 from planner import api
 from planner.commands.errors import NO_PLAN
-from planner.commands.inputs import InputNames, say_if_compiling
+from planner.commands.options import InputNames
 from planner.commands.terminal import say, show, spinner
 
 if TYPE_CHECKING:
@@ -34,13 +34,11 @@ def solve_foreign(
         published_table,
     )
 
-    path = names.profile or api.newest_profile()
-    say_if_compiling()
-    with spinner() as progress:
+    with spinner(names.gpus) as progress:
         progress(cost_model)
         comparison = api.solve_under(
             cost_model,
-            path,
+            names.profile or api.newest_profile(),
             topology=names.topology,
             gpus=names.gpus,
             training=training,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from planner import api
 from planner.support.printable import printable, printable_lines
 
 if TYPE_CHECKING:
@@ -52,6 +53,12 @@ def say(line: str, *, err: bool = False) -> None:
         err: whether it goes to standard error.
     """
     say_lines(printable(line), err=err)
+
+
+def say_note(note: str | None) -> None:
+    """Prints a note on standard error, if there is one."""
+    if note is not None:
+        say(f"note: {note}", err=True)
 
 
 def say_lines(text: str, *, err: bool = False) -> None:
@@ -227,11 +234,22 @@ class SolverLog(logging.Handler):
             self.show_state(record.getMessage())
 
 
-@contextmanager
-def spinner() -> Iterator[Callable[[str], None]]:
-    """Shows which solver is at work and its state, on standard error; only warnings, where that is
-    no terminal.
+def say_if_compiling(num_devices: int | None) -> None:
+    """Says why the first solve of a version takes longer. On one device nothing is searched.
+
+    Args:
+        num_devices: that are planned for; None where it is not known.
     """
+    if num_devices != 1 and not api.is_compiled():
+        say("compiling the search, once per version: up to a minute", err=True)
+
+
+@contextmanager
+def spinner(num_devices: int | None) -> Iterator[Callable[[str], None]]:
+    """Shows which solver is at work and its state, on standard error; only warnings, where that is
+    no terminal. It gives the callback for the name of the solver.
+    """
+    say_if_compiling(num_devices)
     if not sys.stderr.isatty():
         with listening(lambda state: None, logging.WARNING):
             yield lambda name: None

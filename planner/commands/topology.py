@@ -12,7 +12,6 @@ import click
 from planner import api
 from planner.commands.errors import one_of_several
 from planner.commands.option_types import RATE, SIZE
-from planner.commands.outputs import check_output
 from planner.commands.terminal import bar, say, show
 from planner.support.errors import OptionError
 
@@ -75,7 +74,7 @@ def probe(
     from planner.reports.topology import probe_comments
 
     largest_bytes = SIZE.convert(largest, None, ctx)
-    check_output({"topology": output}, {})
+    api.check_outputs({"topology": output}, {})
     if nproc is not None and "RANK" not in os.environ:
         options = ["--output", str(output), "--device", device, "--largest", largest]
         ctx.exit(api.start_probe(nproc, [*options, *(["--json"] if as_json else [])]))
@@ -121,7 +120,7 @@ def show_topology(name: str, gpus: int | None, picture: Path | None, as_json: bo
     path = api.find_topology(name)
     cluster = api.read_topology(path, gpus, pruned=True)
     if picture is not None:
-        check_output({"picture": picture}, {"topology": path})
+        api.check_outputs({"picture": picture}, {"topology": path})
         api.write_svg(cluster, picture)
     if as_json:
         plain = topology_json(cluster)
@@ -192,7 +191,7 @@ def import_cluster(
     sheets. The file that is written names them: look through it.
     """
     named = types_by_name(types)
-    check_output({"topology": output}, {"file": source})
+    api.check_outputs({"topology": output}, {"file": source})
     cluster = api.import_topology(
         source, form=form, device=device, types=named, inside=inside, between=between
     )

@@ -9,8 +9,8 @@ import numpy as np
 
 from planner.artefacts.topology import CollectiveKind, CollectiveTable, Topology, table_of
 from planner.clusters.routes import bandwidth_bytes_per_s, chain, latency_s, pair_widths
-from planner.resharding.conversion import LOCAL, Kind, Step
-from planner.support.derived import derived
+from planner.resharding.conversion import LOCAL, Collective, Step
+from planner.support.memo import remembered
 
 
 def transfer_s(topology: Topology, source: int, target: int, size_bytes: int) -> float:
@@ -37,7 +37,7 @@ def slowest_link(
     return float(latency[pairs].max(initial=0.0)), float(width[pairs].min(initial=np.inf))
 
 
-@derived(kept=65536)
+@remembered(kept=65536)
 def ring_links(topology: Topology, devices: tuple[int, ...]) -> tuple[float, float]:
     """Latency in s and bandwidth in bytes/s with which `ring_allreduce_s` gives the time of an
     all-reduce over a group of at least 2 devices. Searches use it.
@@ -126,7 +126,7 @@ def _measured_s(
 _Points = tuple[tuple[float, float], ...]
 
 
-@derived(kept=4096)
+@remembered(kept=4096)
 def _measured(topology: Topology, devices: tuple[int, ...], table: CollectiveTable) -> _Points:
     """The times of a table for a group, from 0 bytes on."""
     sizes, times = zip(*table.times, strict=True)
@@ -297,12 +297,12 @@ def conversion_s(
     return sum(_step_s(topology, group, mesh, s.kind, s.axis, s.bytes) for s in steps)
 
 
-@derived(kept=65536)
+@remembered(kept=65536)
 def _step_s(
     topology: Topology,
     group: tuple[int, ...],
     mesh: tuple[int, ...],
-    kind: Kind,
+    kind: Collective,
     axis: int,
     size_bytes: int,
 ) -> float:

@@ -9,7 +9,7 @@ from planner.artefacts.profile import Profile, slowdown_among
 from planner.artefacts.roofline import OperatorTimes, operator_times
 from planner.artefacts.topology import DeviceType, Topology, device_type
 from planner.costs.pins import PENALTY, pinned
-from planner.support.derived import derived
+from planner.support.memo import remembered
 
 
 def slowdowns(problem: Problem, used: Iterable[int]) -> dict[int, float]:
@@ -42,7 +42,7 @@ def crowd_slowdown(problem: Problem, host: str, num_computing: int, num_devices:
     return max(1.0, num_computing / cores) if cores is not None else 1.0
 
 
-@derived
+@remembered
 def _cores(topology: Topology) -> Mapping[str, int | None]:
     return {host.name: host.cores for host in topology.hosts}
 
@@ -54,7 +54,7 @@ def crowded_hosts(problem: Problem) -> frozenset[str]:
     return _crowded_hosts(problem.profile, problem.topology)
 
 
-@derived
+@remembered
 def _crowded_hosts(profile: Profile, topology: Topology) -> frozenset[str]:
     if profile.contention is None:
         return frozenset()
@@ -84,7 +84,7 @@ def _times_on(problem: Problem, device: int) -> OperatorTimes:
     return _calibrated_times(problem.profile, kind, problem.measured_on, problem.calibration)
 
 
-@derived(kept=64)
+@remembered(kept=64)
 def _calibrated_times(
     profile: Profile, kind: DeviceType, measured_on: DeviceType | None, calibration: Calibration
 ) -> OperatorTimes:

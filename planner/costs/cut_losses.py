@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping
 from math import prod
 
 from planner.artefacts.graph import ITEM_BYTES, Graph, loss_outputs, tensors_by_name
+from planner.artefacts.losses import losses
 from planner.artefacts.sharding import dim_of, local_shape
 from planner.artefacts.strategy import Stage
-from planner.resharding.conversion import Kind, Step
+from planner.resharding.conversion import Collective, Step
 
 _LEAST_BYTES = 4
 """Of a score while it is compared: shorter floats become float32."""
@@ -37,11 +38,9 @@ def _steps(graph: Graph, name: str, axes: list[int], count: int) -> Iterator[Ste
     size = count * max(_LEAST_BYTES, round(ITEM_BYTES[tensors_by_name(graph)[name].dtype]))
     for axis in axes:
         for figures in (1, 2):
-            yield Step(Kind.ALL_REDUCE, axis, "P", "R", figures * size)
+            yield Step(Collective.ALL_REDUCE, axis, "P", "R", figures * size)
 
 
 def _class_dim(graph: Graph, name: str) -> int | None:
     """The dimension of the classes of an output."""
-    from planner.artefacts.losses import losses  # takes onnx along, which is slow to load
-
     return next(one.class_dim for one in losses(graph) if one.output.name == name)

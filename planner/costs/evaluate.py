@@ -36,12 +36,12 @@ from planner.costs.shared import shared_stage_costs, stage_transfers
 from planner.resharding import Piece, pieces
 from planner.resharding.checks import all_violations
 from planner.resharding.sums import gradient_sums
-from planner.schedules.actions import Code, Kind, Program
+from planner.schedules.actions import ActionKind, Code, Program
 from planner.schedules.dry_run import dry_run, meshes_of
 from planner.schedules.flows import flow, steady_minibatches
 from planner.schedules.pipelines import mesh_end
 from planner.schedules.program import program
-from planner.support.derived import derived
+from planner.support.memo import remembered
 from planner.support.units import format_bytes
 
 # Work per second of an ordinary core: operators priced, those of split stages, actions of a program
@@ -74,7 +74,7 @@ class Evaluation:
     shortage: str | None
 
 
-@derived(kept=2)
+@remembered(kept=2)
 def evaluate(problem: Problem, strategy: Strategy) -> Evaluation:
     """Prices a strategy. The last ones are remembered: the judge asks for the one that a solver has
     evaluated.
@@ -296,7 +296,7 @@ def _memory(
 
 def _transfers(code: Code, mine: slice) -> bytes:
     """The transfers of a list, to compare it with others."""
-    moved = (code.kind[mine] == Kind.SEND) | (code.kind[mine] == Kind.RECEIVE)
+    moved = (code.kind[mine] == ActionKind.SEND) | (code.kind[mine] == ActionKind.RECEIVE)
     return np.where(moved, code.piece[mine], -1).tobytes()
 
 

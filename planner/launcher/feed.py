@@ -10,7 +10,7 @@ from torch import Tensor
 from planner.artefacts import graph as graphs
 from planner.artefacts.graph import Graph, tensors_by_name
 from planner.artefacts.losses import Loss, LossName
-from planner.model import Model
+from planner.model.load import Model
 from planner.operators import synthetic
 from planner.support.errors import LaunchError
 

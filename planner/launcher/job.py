@@ -13,7 +13,7 @@ from planner.launcher.processes import torchrun_command
 from planner.launcher.settings import Settings
 from planner.launcher.source import read_model
 from planner.launcher.world import ProcessRank, choose_device
-from planner.model import Model
+from planner.model.load import Model
 from planner.operators.losses import criterion
 from planner.profilers.devices import autocast_dtype
 from planner.profilers.facts import facts

@@ -5,6 +5,7 @@ canonical.py  nodes named; the content hash
 binding.py    symbolic dimensions -> sizes
 expansion/    control flow, sequences and functions as plain nodes
 folding.py    constants and shape arithmetic folded, shapes inferred, node by node
+reference.py  ONNX's reference, which evaluates nodes
 modes.py      training or evaluation: BatchNormalization, Dropout
 record.py     the module that `planner export` wrote into the file
 scopes.py     the notes of torch's exporter at each node: module, call and its arguments
@@ -19,8 +20,3 @@ weights.py    where the bytes of initializers are: the message without them
 wire.py       the fields of a protobuf message in a file
 metadata.py   the metadata of a file of any size
 """
-
-from planner.model.load import Model, Node, content_hash, first_consumers, hash_of, load
-from planner.model.trainable import Choice
-
-__all__ = ["Choice", "Model", "Node", "content_hash", "first_consumers", "hash_of", "load"]

@@ -18,13 +18,12 @@ functions never get here: `expansion/` replaces them by plain nodes.
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import inf, isnan, prod
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, TypeProto, helper, numpy_helper
 from onnx.defs import OpSchema
-from onnx.reference import ReferenceEvaluator
-from onnx.reference.op_run import OpRun
 from onnx.shape_inference import InferenceError, infer_node_outputs
 
 from planner.model.canonical import domain_of, own_domain
@@ -50,6 +49,9 @@ from planner.model.values import (
 )
 from planner.support.errors import ModelError, OperatorError
 from planner.support.units import format_bytes
+
+if TYPE_CHECKING:
+    from onnx.reference import ReferenceEvaluator
 
 MAX_FOLDED_BYTES = 64 * 2**20
 MAX_COMPUTED_BYTES = 2**30
@@ -392,15 +394,17 @@ class Pass:
                 " smaller ones"
             )
 
-    def evaluator(self, node: NodeProto) -> ReferenceEvaluator:
+    def evaluator(self, node: NodeProto) -> "ReferenceEvaluator":
         """ONNX's reference for a model of this node alone."""
+        from planner.model.reference import evaluator  # for which many models have no use
+
         names = [onnx.ValueInfoProto(name=name) for name in dict.fromkeys(node.input) if name]
         outputs = [onnx.ValueInfoProto(name=name) for name in node.output]
         graph = helper.make_graph([node], "node", names, outputs)
         model = helper.make_model(
             graph, opset_imports=self.opset_imports, ir_version=self.ir_version
         )
-        return ReferenceEvaluator(model, new_ops=[GatherElements])
+        return evaluator(model)
 
     def guess(self, node: NodeProto, more: Mapping[str, np.ndarray]) -> dict[str, TypeProto]:
         """Types of the outputs that are static with these inputs; an error gives none."""
@@ -540,15 +544,6 @@ class Pass:
             return "a tensor of unknown rank"
         return str([dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?"
                     for dim in type_.tensor_type.shape.dim]).replace("'", "")  # fmt: skip
-
-
-class GatherElements(OpRun):
-    """Replaces the reference's own operator, which fails on [1, 512] at [1, 32] (onnx 1.23)."""
-
-    def _run(self, data: np.ndarray, indices: np.ndarray, axis: int = 0) -> tuple[np.ndarray]:
-        kept = [slice(n) for n in indices.shape]
-        kept[axis] = slice(None)
-        return (np.take_along_axis(data[tuple(kept)], indices, axis),)
 
 
 def _one_sided(node: NodeProto) -> NodeProto:

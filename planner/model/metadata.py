@@ -1,41 +1,45 @@
-"""The metadata of an ONNX file of any size, without reading its graph and weights."""
+"""The metadata of an ONNX file of any size, without reading its graph and weights, and without
+loading onnx.
+"""
 
-from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
-from typing import BinaryIO
-
-from google.protobuf.message import DecodeError
-from onnx import ModelProto
 
 from planner.model.wire import BYTES, fields
 
-# Field of ModelProto -> its number; every other field is skipped.
-_METADATA = ModelProto.DESCRIPTOR.fields_by_name["metadata_props"].number
+# `ModelProto.metadata_props` and the two texts of a `StringStringEntryProto`, from onnx.proto.
+METADATA, KEY, VALUE = 14, 1, 2
 # More than any record of a module; beyond it, a file is not the planner's.
 MAX_ENTRY_BYTES = 1 << 28
 
 
 def metadata_of(path: Path) -> dict[str, str]:
     """The entries of a model's metadata; none if the file is no ONNX model, or cannot be read."""
+    entries = {}
     try:
         with path.open("rb") as file:
-            proto = ModelProto.FromString(b"".join(_entries(file)))
-    except (OSError, EOFError, ValueError, DecodeError):
+            for field in fields(file, 0, file.seek(0, 2)):
+                if (field.number, field.wire) == (METADATA, BYTES):
+                    size = field.end - field.content
+                    if size > MAX_ENTRY_BYTES:
+                        raise ValueError(f"{size} bytes of metadata")
+                    file.seek(field.content)
+                    entry = _texts(file.read(size))
+                    entries[entry.get(KEY, "")] = entry.get(VALUE, "")
+    except (OSError, EOFError, ValueError):
         return {}
-    return {one.key: one.value for one in proto.metadata_props}
+    return entries
 
 
-def _entries(file: BinaryIO) -> Iterator[bytes]:
-    """The fields of a model that are metadata, as they stand in the file.
+def _texts(entry: bytes) -> dict[int, str]:
+    """The texts of a message by the numbers of their fields.
 
     Raises:
-        EOFError: if the file breaks off.
-        ValueError: if it is no protobuf.
+        EOFError: if it breaks off.
+        ValueError: if it is no protobuf, or a text is not UTF-8.
     """
-    for field in fields(file, 0, file.seek(0, 2)):
-        if (field.number, field.wire) != (_METADATA, BYTES):
-            continue
-        if field.end - field.content > MAX_ENTRY_BYTES:
-            raise ValueError(f"{field.end - field.content} bytes of metadata")
-        file.seek(field.start)
-        yield file.read(field.end - field.start)
+    return {
+        field.number: entry[field.content : field.end].decode()
+        for field in fields(BytesIO(entry), 0, len(entry))
+        if field.wire == BYTES
+    }

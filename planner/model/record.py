@@ -9,12 +9,14 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
-
-from onnx import ModelProto
+from typing import TYPE_CHECKING
 
 from planner.model.metadata import metadata_of
 from planner.support.errors import ModelError
-from planner.support.outputs import Kind
+from planner.support.outputs import FileKind
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
 
 METADATA_KEY = "planner.module"
 # What `planner solve` annotates has the record, too, and an entry of its own.
@@ -34,8 +36,13 @@ def _is_trained(path: Path) -> bool:
     return WEIGHTS_KEY in entries and ANNOTATION_KEY not in entries
 
 
-EXPORTED_FILE = Kind("an exported model", _is_exported, is_model=True)
-WEIGHTS_FILE = Kind("a trained model", _is_trained, is_model=True)
+def _is_annotated(path: Path) -> bool:
+    return ANNOTATION_KEY in metadata_of(path)
+
+
+ANNOTATED_FILE = FileKind("an annotated model", _is_annotated, is_model=True)
+EXPORTED_FILE = FileKind("an exported model", _is_exported, is_model=True)
+WEIGHTS_FILE = FileKind("a trained model", _is_trained, is_model=True)
 
 
 class Checked(StrEnum):
@@ -101,7 +108,7 @@ def record_text(record: ModuleRecord) -> str:
     return json.dumps({"format": FORMAT, **asdict(record)}, sort_keys=True)
 
 
-def write_record(proto: ModelProto, record: ModuleRecord) -> None:
+def write_record(proto: "ModelProto", record: ModuleRecord) -> None:
     """Puts a record into a model's metadata, in place of an older one."""
     for at in reversed(range(len(proto.metadata_props))):
         if proto.metadata_props[at].key == METADATA_KEY:
@@ -109,7 +116,7 @@ def write_record(proto: ModelProto, record: ModuleRecord) -> None:
     proto.metadata_props.add(key=METADATA_KEY, value=record_text(record))
 
 
-def read_record(proto: ModelProto) -> ModuleRecord | None:
+def read_record(proto: "ModelProto") -> ModuleRecord | None:
     """The record in a model's metadata; None where there is none.
 
     Raises:

@@ -13,7 +13,6 @@ from math import ceil, prod
 from typing import NamedTuple
 
 import onnx
-import onnx_ir
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 from onnx import (
@@ -27,6 +26,7 @@ from onnx import (
 )
 
 from planner.artefacts.graph import MAX_BYTES
+from planner.model.weights import element_bits
 from planner.support.errors import ModelError
 
 MAX_LINES = 5
@@ -182,7 +182,7 @@ def _tensor(tensor: TensorProto) -> Iterator[str]:
 
 
 def _item_bytes(tensor: TensorProto) -> float:
-    return float(onnx_ir.DataType(tensor.data_type).itemsize)
+    return element_bits(tensor.data_type) / 8
 
 
 def _size_bytes(tensor: TensorProto) -> int:

@@ -4,8 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 
 import numpy as np
-import onnx_ir
-from onnx import TensorProto, TypeProto, helper
+from onnx import TensorProto, TypeProto, helper, numpy_helper
 
 from planner.model.weights import ModelFile, is_stored, size_of
 
@@ -22,8 +21,7 @@ class Values(Mapping[str, np.ndarray]):
 
     def __init__(self, initializers: Iterable[TensorProto], file: ModelFile) -> None:
         self.file = file
-        self._stored: dict[str, TensorProto] = {}  # initializers whose content is in a file
-        self._tensors: dict[str, onnx_ir.TensorProtocol] = {}  # all others
+        self._initializers: dict[str, TensorProto] = {}
         self._folded: dict[str, np.ndarray] = {}
         for tensor in initializers:
             self.hold(tensor)
@@ -32,25 +30,28 @@ class Values(Mapping[str, np.ndarray]):
         """The values; large ones are mapped into memory."""
         if name in self._folded:
             return self._folded[name]
-        if name in self._tensors:
-            return self._tensors[name].numpy()
-        return self.file.array(self._stored[name])
+        tensor = self._initializers[name]
+        if is_stored(tensor):
+            return self.file.array(tensor)
+        if tensor.data_type == TensorProto.STRING:  # ONNX's texts are bytes in any encoding
+            return np.array(tensor.string_data).reshape(tuple(tensor.dims))
+        return numpy_helper.to_array(tensor)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors | self._stored | self._folded)
+        return iter(self._initializers | self._folded)
 
     def __len__(self) -> int:
-        return len(self._tensors | self._stored | self._folded)
+        return len(self._initializers | self._folded)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._tensors or name in self._stored or name in self._folded
+        return name in self._initializers or name in self._folded
 
     def described(self, name: str) -> tuple[np.dtype, tuple[int, ...]]:
         """The element type and shape of a value, which is not read."""
-        if name not in self._stored:
+        tensor = self._initializers.get(name)
+        if tensor is None or not is_stored(tensor):
             value = self[name]
             return value.dtype, value.shape
-        tensor = self._stored[name]
         return helper.tensor_dtype_to_np_dtype(tensor.data_type), tuple(tensor.dims)
 
     def fill(self, name: str, target: np.ndarray) -> None:
@@ -59,9 +60,9 @@ class Values(Mapping[str, np.ndarray]):
         Args:
             target: contiguous, of the value's shape; its elements have the size of the value's.
         """
-        tensor = self._stored.get(name)
-        whole = tensor is None or name in self._folded or not target.size
-        if tensor is None or whole or size_of(tensor) != target.nbytes:  # or packed numbers
+        tensor = None if name in self._folded else self._initializers[name]
+        stored = tensor is not None and is_stored(tensor) and target.size
+        if tensor is None or not stored or size_of(tensor) != target.nbytes:  # or packed numbers
             target[...] = self[name].view(target.dtype)
             return
         room, at = target.reshape(-1).view(np.uint8).data, 0
@@ -79,14 +80,11 @@ class Values(Mapping[str, np.ndarray]):
 
     def hold(self, tensor: TensorProto, name: str = "") -> None:
         """Hold one more initializer, under its own name or another."""
-        if is_stored(tensor):
-            self._stored[name or tensor.name] = tensor
-        else:
-            self._tensors[name or tensor.name] = onnx_ir.serde.deserialize_tensor(tensor)
+        self._initializers[name or tensor.name] = tensor
 
     def forget(self, name: str) -> None:
         """Hold an initializer no more."""
-        del (self._stored if name in self._stored else self._tensors)[name]
+        del self._initializers[name]
 
     def add(self, name: str, value: np.ndarray) -> None:
         """Hold a folded constant."""

@@ -17,10 +17,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
-import onnx_ir
 from google.protobuf.message import Message
 from onnx import GraphProto, ModelProto, TensorProto, helper
 
@@ -28,6 +27,9 @@ from planner.artefacts.graph import ITEM_BYTES
 from planner.model.wire import BYTES, Field, fields
 from planner.support.errors import FileError
 from planner.support.reading import MAX_MODEL_BYTES, check_mapped, read_bytes
+
+if TYPE_CHECKING:
+    from onnx_ir import ExternalTensor
 
 INLINE = "planner.inline"
 """Key in the metadata of a tensor whose place is in another file, or in another part of this one,
@@ -53,6 +55,10 @@ _NUMBERS: dict[int, int] = {
     for name, size in ITEM_BYTES.items()
     if name != "bfloat16"
 } | {int(TensorProto.BFLOAT16): 2}
+_PACKED_BITS = {
+    "UINT2": 2, "INT2": 2, "UINT4": 4, "INT4": 4, "FLOAT4E2M1": 4, "FLOAT6E2M3": 6, "FLOAT6E3M2": 6,
+}  # fmt: skip
+"""Bits of an element where several elements share a byte; in numpy, each has a byte of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +103,19 @@ def is_inline(tensor: TensorProto) -> bool:
     return is_stored(tensor) and any(one.key == INLINE for one in tensor.metadata_props)
 
 
+def element_bits(kind: int) -> int:
+    """Bits of an element in a file.
+
+    Args:
+        kind: an element type of ONNX, no text.
+    """
+    packed = _PACKED_BITS.get(TensorProto.DataType.Name(kind))
+    return packed or 8 * helper.tensor_dtype_to_np_dtype(kind).itemsize
+
+
 def size_of(tensor: TensorProto) -> int:
     """Bytes of a tensor's content, by its shape."""
-    return -(-int(prod(tensor.dims)) * onnx_ir.DataType(tensor.data_type).bitwidth // 8)
+    return -(-int(prod(tensor.dims)) * element_bits(tensor.data_type) // 8)
 
 
 class ModelFile:
@@ -161,6 +177,8 @@ class ModelFile:
         piece = memoryview(bytearray(min(_PIECE_BYTES, place.length)))
         at, end = place.offset, place.offset + place.length
         while at < end:
+            # Read and not mapped: the pages of a map count as memory of the process until all of it
+            # is gone.
             read = os.preadv(self._handle, [piece[: end - at]], at)
             if not read:
                 raise ValueError(f"the file ends before byte {end}")
@@ -182,10 +200,13 @@ class ModelFile:
     def _is_own(self, tensor: TensorProto) -> bool:
         return is_inline(tensor) and place_of(tensor).location == self.path.name
 
-    def _outside(self, tensor: TensorProto) -> onnx_ir.ExternalTensor:
+    def _outside(self, tensor: TensorProto) -> "ExternalTensor":
         """A tensor in a file beside this one, made anew each time, so that nothing stays mapped."""
-        made = onnx_ir.serde.deserialize_tensor(tensor, self.path.absolute().parent)
-        if not isinstance(made, onnx_ir.ExternalTensor):
+        # Half a second to load, and only here are its checks of the path wanted.
+        from onnx_ir import ExternalTensor, serde
+
+        made = serde.deserialize_tensor(tensor, self.path.absolute().parent)
+        if not isinstance(made, ExternalTensor):
             raise ValueError(f"{tensor.name} is in the message")
         check_mapped(Path(made.path))
         return made

@@ -34,8 +34,8 @@ from onnx import defs, helper
 from torch import Tensor
 
 from planner.artefacts.graph import parameters_by_name, tensors_by_name
-from planner.model import Model, Node
 from planner.model.definitions import FOREIGN, definition
+from planner.model.load import Model, Node
 from planner.support.errors import OperatorError
 
 Parameters = Mapping[str, inspect.Parameter]

@@ -20,14 +20,14 @@ from planner.artefacts.graph import (
     parameters_by_name,
     tensors_by_name,
 )
-from planner.model import Model, Node
 from planner.model.definitions import REGISTER, modules_of
+from planner.model.load import Model, Node
 from planner.model.values import Values
 from planner.operators.binding import Call, bind
 from planner.operators.running import REFUSALS
 from planner.operators.table import OPERATORS, UNSUPPORTED
-from planner.support.derived import derived
 from planner.support.errors import OperatorError, words_of
+from planner.support.memo import remembered
 
 
 def input_names(graph: Graph, operators: Iterable[int]) -> tuple[str, ...]:
@@ -51,7 +51,7 @@ def output_names(graph: Graph, operators: Iterable[int]) -> tuple[str, ...]:
     return tuple(sorted(leaving, key=_position(graph).__getitem__))
 
 
-@derived
+@remembered
 def _position(graph: Graph) -> Mapping[str, int]:
     return {tensor.name: i for i, tensor in enumerate(graph.tensors)}
 
@@ -177,7 +177,7 @@ def _word(name: str) -> str:
 # ---- parameters in submodules
 
 
-@derived
+@remembered
 def _targets(model: Model) -> Mapping[str, str]:
     """The place of each parameter or constant of the model in a module.
 

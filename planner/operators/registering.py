@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from planner.model import Node
 from planner.model.definitions import FOREIGN, Foreign
 from planner.model.foreign import Described, ForeignNode, ShapeFunction
+from planner.model.load import Node
 from planner.operators.binding import Known, call
 from planner.operators.table import OPERATORS
 from planner.support.errors import OperatorError

@@ -14,7 +14,7 @@ from types import TracebackType
 import torch
 from torch import fx
 
-from planner.model import Model, Node
+from planner.model.load import Model, Node
 from planner.support.errors import OperatorError, words_of
 
 REFUSALS = (

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from planner.artefacts import graph as graphs
 from planner.artefacts.losses import Loss, LossName
-from planner.model import Model, Node
+from planner.model.load import Model, Node
 from planner.operators.randomness import seeded
 from planner.support.errors import ModelError
 from planner.support.units import format_bytes

@@ -12,6 +12,7 @@ a busy machine do not stay for good.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from planner.artefacts.plan import Plan
 from planner.artefacts.profile import Part, Profile
@@ -21,13 +22,15 @@ from planner.costs.bounds import lower_bound_s
 from planner.costs.split import split_parts
 from planner.planning.judge import judge, judge_unchanged, predicted_s
 from planner.planning.portfolio import Attempt, Attempts, comparison
-from planner.profilers.parts import MeasuredParts, obstacle
+
+if TYPE_CHECKING:
+    from planner.profilers.parts import MeasuredParts
 
 MAX_ROUNDS = 20
 
 Wanted = Mapping[int, tuple[Part, ...]]
 """Parts to measure, by index of the operator."""
-Measure = Callable[[Profile, Wanted], MeasuredParts]
+Measure = Callable[[Profile, Wanted], "MeasuredParts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,9 @@ def refine(
         of_sizes: by size of the microbatch.
         measure: gives a profile with times of some parts.
     """
+    # Loads what measures, and with it onnx, for a step that few ask for.
+    from planner.profilers.parts import obstacle
+
     made, first = list(of_sizes), _best(of_sizes)
     if first is None:
         return tuple(made), nothing("there is no plan")

@@ -30,7 +30,7 @@ from planner.artefacts.graph import (
 from planner.artefacts.profile import ROOFLINE, OperatorCost, Profile, Source
 from planner.artefacts.roofline import fits_any_device, operator_times
 from planner.artefacts.topology import DeviceType
-from planner.model import Model
+from planner.model.load import Model
 from planner.profilers.devices import autocast_dtype, versions
 from planner.profilers.efficiencies import DeviceFamily, Kernel, device_family
 from planner.profilers.origin import model_fields

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from planner.artefacts.profile import Profile
 from planner.clusters.yaml.read import shipped_device_type
-from planner.model import Model
+from planner.model.load import Model
 from planner.profilers.contention import contention_of, machine_contention
 from planner.profilers.devices import check_measuring, device_type
 from planner.profilers.measured import Effort, measure

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from planner.artefacts.graph import loss_outputs, parameters_by_name, tensors_by_name
 from planner.artefacts.profile import View
-from planner.model import Model
+from planner.model.load import Model
 from planner.operators import input_names, output_names, to_torch
 from planner.operators.binding import Call, Read, bind
 from planner.operators.running import REFUSALS, autocast

@@ -11,8 +11,8 @@ from math import ceil
 
 from planner.artefacts.graph import Graph, Parameter, Tensor
 from planner.artefacts.profile import ALIKE, LossCost, OperatorCost, Profile, Source
-from planner.support.derived import derived
 from planner.support.errors import OptionError
+from planner.support.memo import remembered
 
 # The fields in which two profiles must agree for a third one to lie between them.
 _SAME = (*ALIKE, "engine", "threads")
@@ -58,7 +58,7 @@ def interpolated(profiles: Sequence[Profile], size: int) -> Profile:
     return _made(gap.low, gap.high, gap.size)
 
 
-@derived
+@remembered
 def _made(low: Profile, high: Profile, size: int) -> Profile:
     """The same object each time: memos of a profile go by its identity."""
     return _Gap(low, high, size).profile()

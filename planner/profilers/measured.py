@@ -29,7 +29,7 @@ from planner.artefacts.graph import (
     tensors_by_name,
 )
 from planner.artefacts.profile import LossCost, OperatorCost, Profile, Source, View, WholeStep
-from planner.model import Model
+from planner.model.load import Model
 from planner.profilers.cache import Cache, MeasuredClass, cache_for, processor
 from planner.profilers.classes import (
     Surroundings,

@@ -7,7 +7,7 @@ from typing import TypedDict
 from planner.artefacts.graph import Graph, retyped
 from planner.artefacts.losses import LossOptions
 from planner.artefacts.profile import BatchNorm, Profile
-from planner.model import Model, load
+from planner.model.load import Model, load
 from planner.model.modes import batch_norm_form
 from planner.model.modules import modules_of
 from planner.support.errors import FileError

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from planner.model import Model
+from planner.model.load import Model
 from planner.operators import input_names, output_names, parameters, to_torch
 
 

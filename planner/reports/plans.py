@@ -27,7 +27,7 @@ from planner.reports.tables import (
     table,
 )
 from planner.schedules.versions import alive
-from planner.support.outputs import Kind, head_of
+from planner.support.outputs import FileKind, head_of
 from planner.support.units import format_bytes, format_seconds
 
 # Nearer than this, two plans are as fast as each other.
@@ -96,7 +96,7 @@ MEASURED_KEYS = "measured_throughput least_throughput most_throughput measured_s
 _CSV_HEADS = tuple(
     keys.replace(" ", ",") + "\n" for keys in (CSV_KEYS, f"{CSV_KEYS} {MEASURED_KEYS} not_measured")
 )
-TABLE_FILE = Kind("a table", lambda path: head_of(path).startswith(_CSV_HEADS))
+TABLE_FILE = FileKind("a table", lambda path: head_of(path).startswith(_CSV_HEADS))
 
 
 def solver_columns(comparison: SolverComparison) -> tuple[Column[SolverRow], ...]:

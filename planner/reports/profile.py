@@ -15,7 +15,7 @@ from planner.support.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     from planner.artefacts.graph import Parameter
     from planner.artefacts.profile import Contention, Profile
-    from planner.model import Choice
+    from planner.model.trainable import Choice
     from planner.profilers.analytic import RooflineFit
     from planner.profilers.compare import EngineComparison, EngineRow
     from planner.profilers.measured import Effort

@@ -28,7 +28,7 @@ from planner.artefacts.sharding import Sharding, Spec, reads, rule_by
 from planner.artefacts.strategy import Stage, indices_of, operator_indices
 from planner.resharding.conversion import LOCAL, Step, conversion
 from planner.resharding.gradients import gradient_spec
-from planner.support.derived import derived
+from planner.support.memo import remembered
 
 # These use no value of what they read in their backward.
 _READS_NOTHING_BACK = frozenset(
@@ -86,7 +86,7 @@ class Home:
     gradient: Spec
 
 
-@derived
+@remembered
 def homes(stage: Stage, graph: Graph) -> dict[str, Home]:
     """Where all tensors and parameters of a stage are at home, by name.
 
@@ -122,7 +122,7 @@ def homes(stage: Stage, graph: Graph) -> dict[str, Home]:
     return found
 
 
-@derived
+@remembered
 def reshardings(stage: Stage, graph: Graph) -> tuple[Resharding, ...]:
     """The reshardings of a stage, in topological order of first use, those that leave it last.
 
@@ -180,6 +180,9 @@ def _again(
         v = heappop(todo)
         operator = graph.operators[v]
         wanted = zip(reads(operator), rule_by(sharding, operator).inputs, strict=True)
+        # A view that is itself converted is not followed: the copy has to lie in one storage on all
+        # devices of a line, and of a conversion the first device may get its input back, the others
+        # zeros.
         if v in named or any(
             one in views and one != name and spec == at_home[one].spec for one, spec in wanted
         ):

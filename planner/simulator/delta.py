@@ -55,7 +55,7 @@ from planner.schedules.pipelines import (
 )
 from planner.simulator.events import Prepared, Workload, prepared, run_prepared, workload
 from planner.simulator.timeline import Times
-from planner.support.derived import derived
+from planner.support.memo import remembered
 
 # A chain of strategies that remembers more patterns forgets them all.
 MAX_PATTERNS = 256
@@ -202,7 +202,7 @@ def _stages_after(
     return tuple(stage_of_each)
 
 
-@derived
+@remembered
 def _ranks(graph: Graph) -> Mapping[str, int]:
     """The tensors that operators make, in the order of the crossings."""
     return {name: i for i, name in enumerate(producers(graph))}

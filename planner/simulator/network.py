@@ -8,7 +8,7 @@ from planner.artefacts.topology import Sharing, Topology
 from planner.clusters.routes import routes
 from planner.schedules.tasks import Paths
 from planner.support.arrays import Bools, Floats, Ints
-from planner.support.derived import derived
+from planner.support.memo import remembered
 
 
 class Network(NamedTuple):
@@ -39,7 +39,7 @@ def network(topology: Topology, sources: Ints, targets: Ints) -> Network:
     )
 
 
-@derived
+@remembered
 def exclusive_links(topology: Topology) -> Bools:
     """(L,) whether each link carries one transfer at a time."""
     return np.array([link.sharing is Sharing.EXCLUSIVE for link in topology.links], dtype=bool)

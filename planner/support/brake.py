@@ -10,12 +10,31 @@ that it cuts is not reproducible, which its answer says.
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-
-from planner.support.jit import compile_clock
+from dataclasses import dataclass
 
 TIMES, LEAST_S = 10.0, 1.0
 """Processor time at which the brake ends a search, as a multiple of its limit of work, of which a
 second counts at least: libraries have to be loaded and tables made, however small the limit is."""
+
+
+@dataclass
+class Compiling:
+    """Time that this process has spent on compiling, in s. `jit.py` counts it: who keeps a limit
+    need not load numba, which takes half a second, to know that nothing was compiled.
+    """
+
+    total_s: float = 0.0
+
+
+COMPILING = Compiling()
+
+
+def compile_clock() -> Callable[[], float]:
+    """A function that returns the time spent on compiling since, in s, so that it need not count
+    against a limit.
+    """
+    before_s = COMPILING.total_s
+    return lambda: COMPILING.total_s - before_s
 
 
 def processor_s() -> float:
@@ -58,5 +77,4 @@ def braked(limit_s: float) -> Iterator[Brake]:
     Args:
         limit_s: its limit of work, in seconds of an ordinary core.
     """
-    with compile_clock() as compiling_s:
-        yield Brake(limit_s, compiling_s)
+    yield Brake(limit_s, compile_clock())

@@ -23,11 +23,12 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from math import ceil
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
 from pathlib import Path
 from time import process_time
-from typing import Any, Generic, NamedTuple, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, Self, TypeVar
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 FORKS = sys.platform == "linux"
 """Whether functions run in processes of their own."""
@@ -104,6 +105,8 @@ class Forked(Generic[Question, Answer]):
         """Starts the process, where the system lets it."""
         if not FORKS:
             return
+        from multiprocessing import Pipe
+
         own, other = Pipe()
         parent = os.getpid()
         with _undisturbed():

@@ -9,8 +9,7 @@ import hashlib
 import pickle
 import re
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -18,11 +17,12 @@ from typing import Any, TypeVar, cast
 import llvmlite
 import numba
 import numpy
-from numba.core import caching
+from numba.core import caching, event
 from numba.core.compiler import CompileResult
 from numba.core.dispatcher import Dispatcher
 from numba.core.serialize import dumps
 
+from planner.support.brake import COMPILING
 from planner.support.caches import LOGGER, Shelf, cache_root, private_folder
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -156,16 +156,16 @@ def _kept(compiled: Any) -> Any:
     return compiled
 
 
-@contextmanager
-def compile_clock() -> Iterator[Callable[[], float]]:
-    """A context with a function that returns the time spent on compiling since, in s, so that it
-    need not count against a time limit.
-    """
-    from numba.core import event
+class _Timer(event.TimingListener):
+    """Counts the time that compiling takes; loading what was compiled before is no compiling."""
 
-    timer = event.TimingListener()  # type: ignore[no-untyped-call]
-    with event.install_listener("numba:compile", timer):
-        yield lambda: float(timer.duration) if timer.done else 0.0
+    def on_end(self, one: Any) -> None:
+        """The end of a function, of which others may be a part."""
+        super().on_end(one)  # type: ignore[no-untyped-call]
+        COMPILING.total_s = self.duration if self.done else 0.0
+
+
+event.register("numba:compile", _Timer())  # type: ignore[no-untyped-call]
 
 
 def njit(function: F) -> F:

@@ -14,8 +14,8 @@ from planner.artefacts.files import (
     write_plan,
     write_profile,
 )
-from planner.model import load
 from planner.model.annotated import STAGE_MODULES, check_agreement, write_partition
+from planner.model.load import load
 from planner.reports.plans import plan_json, stage_table
 from tests.model.annotated.test_annotated import plan_for, small_model
 from tests.support.builders import cluster, graph_of, profile_of, unit_type

@@ -25,7 +25,7 @@ from planner.artefacts.strategy import ScheduleName, Stage, Strategy, stages_by_
 from planner.artefacts.topology import Topology
 from planner.costs.evaluate import evaluate
 from planner.costs.memory import peak_memory, stage_memory
-from planner.model import load
+from planner.model.load import load
 from planner.profilers.measured import measure
 from planner.profilers.rules import with_rules
 from planner.reports.tables import percent

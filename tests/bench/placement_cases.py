@@ -14,7 +14,7 @@ from planner.artefacts.profile import Profile
 from planner.artefacts.topology import Topology, take
 from planner.clusters.routes import bandwidth_bytes_per_s
 from planner.clusters.yaml.read import device_table, find_topology, read_topology
-from planner.model import load
+from planner.model.load import load
 from planner.profilers.analytic import analytic
 from tests.support import thesis_models
 from tests.support.inception import inception_v3

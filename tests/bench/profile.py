@@ -53,7 +53,7 @@ TRAINING = """
 import sys
 from pathlib import Path
 import torch
-from planner.model import load
+from planner.model.load import load
 from planner.operators import synthetic, to_torch
 torch.set_num_threads(1)
 batch, *dims = (text for text in sys.argv[2:] if not text.startswith("--"))

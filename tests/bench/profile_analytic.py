@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from planner.artefacts.profile import Profile
-from planner.model import load
+from planner.model.load import load
 from planner.profilers.analytic import RooflineFit, fit_constants
 from planner.profilers.facts import facts
 

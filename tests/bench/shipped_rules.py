@@ -14,7 +14,7 @@ from pathlib import Path
 
 from planner.artefacts.files import write_profiles
 from planner.artefacts.formats.any import read_any_profiles
-from planner.model import load
+from planner.model.load import load
 from planner.profilers.rules import with_rules
 from tests.support.models import LARGE, MODELS, SYNTHETIC
 

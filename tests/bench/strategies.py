@@ -63,11 +63,11 @@ def _solve_one(root, profile, topology, target, options):
                *options]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(root)}
     for count in (["--gpus", str(NUM_DEVICES)], []):
-        begin_s, before_s = time.monotonic(), _children_s()
+        begin_s, before_s = time.monotonic(), children_s()
         done = subprocess.run(
             [*command, *count], cwd=root, env=environment, capture_output=True, text=True
         )
-        wall_s, cpu_s = time.monotonic() - begin_s, _children_s() - before_s
+        wall_s, cpu_s = time.monotonic() - begin_s, children_s() - before_s
         # Fewer devices than asked for: then all of them.
         if done.returncode == 0 or "devices" not in done.stderr:
             break
@@ -77,7 +77,7 @@ def _solve_one(root, profile, topology, target, options):
     return "planned", wall_s, cpu_s
 
 
-def _children_s():
+def children_s():
     """CPU time of all child processes that have ended, in s."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime

@@ -394,7 +394,7 @@ def test_every_shipped_profile_has_plain_plans_on_every_kind_of_device(name, tmp
         (["solve", "-o", "model.json"], "model.onnx is the model itself"),
         (["solve", "-o", "plan.ONNX"], "expected a name such as plan.json"),
         (["solve", "-o", "."], "is a folder"),
-        (["launch", "model.onnx", "--trace", "model.onnx"], "is the strategy itself"),
+        (["launch", "model.onnx", "--trace", "model.onnx"], "this is a binary file"),
     ],
 )
 def test_no_output_overwrites_what_is_read(folder, monkeypatch, arguments, said):
@@ -434,7 +434,7 @@ def test_ranks_get_options_that_are_zero(folder, monkeypatch):
     ("arguments", "where"),
     [
         (["profile", "model.onnx"], "planner.model.load"),
-        (["solve"], "planner.artefacts.files.newest_profile"),
+        (["solve"], "planner.api.lookup.newest_profile"),
         (["launch", "strategy.json"], "planner.training.run.launch"),
     ],
 )

@@ -16,8 +16,8 @@ from planner.artefacts.plan import (
     StagePrediction,
 )
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy, crossings
-from planner.model import load
 from planner.model.annotated import check_agreement, write_partition
+from planner.model.load import load
 from planner.training.run import launch
 from tests.support import exports
 

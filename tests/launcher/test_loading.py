@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from planner.artefacts.files import write_plan
-from planner.model import load
 from planner.model.annotated import write_partition
+from planner.model.load import load
 from tests.model.annotated.test_annotated import plan_for
 from tests.support.large_models import MIB, load_part, name_of, write_chain
 

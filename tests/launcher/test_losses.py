@@ -13,7 +13,7 @@ from planner.artefacts.files import write_plan
 from planner.artefacts.graph import LossChoice, loss_outputs
 from planner.artefacts.losses import LossOptions, losses
 from planner.artefacts.strategy import ScheduleName
-from planner.model import load
+from planner.model.load import load
 from planner.operators import synthetic
 from planner.reports.launch import launch_json, loss_lines
 from planner.support.errors import LaunchError, OptionError

@@ -12,7 +12,7 @@ from planner.artefacts.files import write_plan
 from planner.artefacts.problem import Optimizer, Options, Problem
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy
 from planner.launcher.gradients import make_optimizer
-from planner.model import load
+from planner.model.load import load
 from planner.profilers.measured import measure
 from planner.profilers.storages import StorageTracker
 from planner.reports.launch import launch_json, launch_tables

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from planner.training.checkpoints.folder import latest, read
-from planner.training.checkpoints.storage import empty, fill
+from planner.training.checkpoints.storage import fill
 from tests.launcher.test_launch import write_case
 from tests.support.launch_worker import Case
 
@@ -55,7 +55,7 @@ def weights(folder):
     last = latest(folder / "kept")
     assert last is not None and last.name.endswith(str(STEPS))
     places = read(last).record.tensors
-    tensors = {name: empty(place) for name, place in places.items()}
+    tensors = {name: place.empty() for name, place in places.items()}
     fill(tensors, last, places)
     assert any(name.endswith("w1") for name in tensors)
     return {

@@ -13,9 +13,9 @@ import torch
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from planner.model import Model, content_hash, first_consumers, load
 from planner.model.expansion.control_flow import CONTROL_FLOW
 from planner.model.expansion.inlining import INLINED_OPERATORS, function_graph
+from planner.model.load import Model, content_hash, first_consumers, load
 from planner.operators import OPERATORS, to_torch
 from planner.support.errors import ModelError, OperatorError
 

@@ -14,9 +14,8 @@ from onnx import TensorProto, helper
 import cli
 import planner
 from planner.api.models import _supported
-from planner.model import load
 from planner.model.inspection import flops_of
-from planner.model.load import Node
+from planner.model.load import Node, load
 from planner.operators import OPERATORS
 from planner.profilers.efficiencies import Work
 from planner.profilers.facts import facts

@@ -8,7 +8,7 @@ import pytest
 from planner.artefacts.files import read_profile, to_plain, write_profile
 from planner.artefacts.graph import Graph, LossChoice, Operator, Tensor, loss_outputs
 from planner.artefacts.losses import LossOptions, chosen, loss_json, loss_lines, losses
-from planner.model import load
+from planner.model.load import load
 from planner.support.errors import ModelError, OptionError
 from tests.support.builders import graph_of, profile_of
 

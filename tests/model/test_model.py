@@ -11,7 +11,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from planner.artefacts.graph import Tensor, parameters_by_name, tensors_by_name
 from planner.artefacts.profile import BatchNorm
-from planner.model import Model, content_hash, first_consumers, load
+from planner.model.load import Model, content_hash, first_consumers, load
 from planner.model.modes import batch_norm_form
 from planner.support.errors import FileError, ModelError, OperatorError
 from tests.support import models

@@ -7,7 +7,7 @@ import onnxruntime
 import pytest
 import torch
 
-from planner.model import load
+from planner.model.load import load
 from planner.operators.convert import to_torch
 from tests.support.models import llama
 

@@ -5,8 +5,8 @@ import onnx
 import pytest
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
-from planner.model import load
 from planner.model.inspection import inspect
+from planner.model.load import load
 from planner.model.sound import MAX_LINES, check
 from planner.support.errors import ModelError, OperatorError, OptionError
 

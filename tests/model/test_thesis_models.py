@@ -10,7 +10,7 @@ import torch
 from onnx import numpy_helper
 
 from planner.artefacts.graph import producers
-from planner.model import load
+from planner.model.load import load
 from planner.operators.convert import to_torch
 from tests.bench.placement_cases import CASES, PUBLISHED, megabytes, three
 from tests.support.inception import inception_v3

@@ -9,7 +9,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 import planner
-from planner.model import load
+from planner.model.load import load
 from planner.model.modules import modules_of
 from planner.model.record import ModuleRecord, TensorRecord, write_record
 from planner.operators import to_torch

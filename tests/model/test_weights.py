@@ -11,8 +11,8 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from planner.model import content_hash, load, weights
-from planner.model.load import hash_of, read_proto
+from planner.model import weights
+from planner.model.load import content_hash, hash_of, load, read_proto
 from planner.model.weights import INLINE, ModelFile, is_inline, place_of
 from planner.operators import parameters
 from planner.support.errors import FileError, ModelError

@@ -10,9 +10,9 @@ import torch
 from onnx import helper, numpy_helper
 from onnxruntime.capi import _pybind_state as runtime
 
-from planner.model import load
 from planner.model.definitions import AS_ONNX, FOREIGN, FUSED
 from planner.model.inspection import flops_of
+from planner.model.load import load
 from planner.operators import OPERATORS, to_torch
 from planner.profilers.efficiencies import Work
 from planner.profilers.facts import facts

@@ -7,7 +7,7 @@ import pytest
 import torch
 from onnx import helper, numpy_helper
 
-from planner.model import load
+from planner.model.load import load
 from planner.operators import recurrent, to_torch
 from planner.profilers.facts import facts
 from planner.support.errors import OperatorError

@@ -12,7 +12,7 @@ from onnx import helper, numpy_helper
 from torch import Tensor
 
 import planner
-from planner.model import load
+from planner.model.load import load
 from planner.operators import register, to_torch
 from planner.profilers.cache import cache_for
 from planner.support.errors import OperatorError, OptionError

@@ -7,7 +7,7 @@ import torch
 from onnx import numpy_helper
 
 from planner.clusters.yaml.read import device_table
-from planner.model import load
+from planner.model.load import load
 from planner.operators import check, synthetic, to_torch
 from planner.operators.running import failing_operator, told_whole
 from planner.profilers.analytic import analytic

@@ -8,7 +8,7 @@ from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from torch.nn import functional
 
-from planner.model import load
+from planner.model.load import load
 from planner.operators import to_torch
 from planner.operators.normalization import batch_normalization, updating
 from planner.operators.randomness import drawing, dropout_mask, standard_normal, standard_uniform

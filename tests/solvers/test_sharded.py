@@ -22,7 +22,7 @@ from planner.costs.collectives import allreduce_s, conversion_s
 from planner.costs.evaluate import closed_form_s, evaluate
 from planner.costs.memory import memory_of
 from planner.costs.split import conversion_times
-from planner.model import load
+from planner.model.load import load
 from planner.planning.portfolio import compare
 from planner.reports.plans import parameter_table, stage_table
 from planner.resharding import reshardings

@@ -81,7 +81,7 @@ def test_more_stages_than_operators_are_refused():
 
 @pytest.fixture(scope="module")
 def block(tmp_path_factory):
-    from planner.model import load
+    from planner.model.load import load
     from tests.support.split_models import gpt
 
     return profiled(load(gpt(tmp_path_factory.mktemp("gpt") / "gpt.onnx", blocks=2, tied=False)))

@@ -19,14 +19,14 @@ from planner.commands.errors import ranks_leave_at_once
 from planner.training import run
 from planner.training.checkpoints.folder import find
 from planner.training.checkpoints.keeping import Keeping
-from planner.training.checkpoints.storage import empty, fill
+from planner.training.checkpoints.storage import fill
 
 
 def tensors_of(path):
     """All tensors of a checkpoint, but the generators' states, by name."""
     checkpoint = find(path)
     places = checkpoint.record.tensors
-    tensors = {name: empty(place) for name, place in places.items() if "random/" not in name}
+    tensors = {name: place.empty() for name, place in places.items() if "random/" not in name}
     fill(tensors, checkpoint.path, places)
     return tensors
 

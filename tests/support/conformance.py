@@ -19,7 +19,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from onnx.backend.test.loader import load_model_tests
 
-from planner.model import load
+from planner.model.load import load
 from planner.model.trainable import differentiable_inputs
 from planner.operators import to_torch
 from planner.support.errors import ModelError

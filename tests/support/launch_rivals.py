@@ -37,7 +37,7 @@ from planner.launcher.job import prepare as job_of
 from planner.launcher.settings import Settings
 from planner.launcher.sums import BucketSums
 from planner.launcher.world import ProcessRank
-from planner.model import load
+from planner.model.load import load
 from planner.profilers.measured import measure
 from planner.schedules.orders import default_warmups
 from planner.training.trainer import Trainer

@@ -46,7 +46,7 @@ from planner.launcher.settings import Settings
 from planner.launcher.split.boxes import boxes_of
 from planner.launcher.store import begin_generation
 from planner.launcher.world import World
-from planner.model import load
+from planner.model.load import load
 from planner.operators import parameters, synthetic, to_torch
 from planner.operators.running import autocast
 from planner.profilers.measured import measure

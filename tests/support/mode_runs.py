@@ -30,7 +30,7 @@ from planner.artefacts.problem import Options, Problem
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy
 from planner.commands.errors import ranks_leave_at_once
 from planner.launcher.gradients import make_optimizer
-from planner.model import load
+from planner.model.load import load
 from planner.operators import randomness, synthetic
 from planner.profilers.measured import measure
 from planner.schedules.orders import default_warmups

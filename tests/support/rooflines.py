@@ -8,7 +8,7 @@ from planner.artefacts.graph import parameters_by_name, tensors_by_name
 from planner.artefacts.profile import OperatorCost, Profile, Source, View
 from planner.artefacts.roofline import roofline_s
 from planner.clusters.yaml.read import device_table
-from planner.model import load
+from planner.model.load import load
 
 # They change no value; their output lies in the storage of their input.
 _VIEWS = ("Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")

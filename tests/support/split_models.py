@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from planner.artefacts.graph import parameters_by_name, tensors_by_name
 from planner.artefacts.sharding import Sharding, reads, rule_of
-from planner.model import load
+from planner.model.load import load
 
 BATCH, LENGTH, WIDTH, HEADS, WORDS = 4, 8, 16, 4, 24
 _FLOAT = TensorProto.DOUBLE

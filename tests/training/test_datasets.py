@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from planner.artefacts.losses import losses as model_losses
 from planner.launcher.feed import BatchNeeds
-from planner.model import load
+from planner.model.load import load
 from planner.operators import randomness
 from planner.support.errors import LaunchError
 from planner.training.datasets import dataset_feed, given

@@ -14,9 +14,9 @@ from onnx import TensorProto, helper, numpy_helper
 import planner
 from planner.artefacts.files import read_plan
 from planner.artefacts.profile import BatchNorm
-from planner.model import load
 from planner.model.annotated import write_partition
 from planner.model.export.forms import remove_annotations, to_evaluation
+from planner.model.load import load
 from planner.model.metadata import metadata_of
 from planner.model.record import WEIGHTS_KEY
 from planner.operators import parameters, randomness, to_torch

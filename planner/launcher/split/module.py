@@ -22,7 +22,7 @@ from planner.artefacts.strategy import Stage, indices_of
 from planner.launcher.split.again import GatheredAgain
 from planner.launcher.split.convert import Conversion
 from planner.launcher.split.mesh import LateLine, Mesh
-from planner.model import Model
+from planner.model.load import Model
 from planner.operators import to_torch
 from planner.operators.normalization import batch_normalization
 from planner.operators.parts.calls import (

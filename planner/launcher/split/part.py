@@ -15,7 +15,7 @@ from planner.launcher.split.convert import converted, local_part
 from planner.launcher.split.losses import split_criterion, tells
 from planner.launcher.split.mesh import Mesh, line_of
 from planner.launcher.world import World
-from planner.model import Model
+from planner.model.load import Model
 from planner.operators import parameters
 from planner.operators.losses import Criterion
 from planner.resharding.conversion import conversion

@@ -11,6 +11,6 @@ Replicas, schedule and warm-up exist only in strategy.json, which is the authori
 
 from planner.model.annotated.agreement import check_agreement, refers_to
 from planner.model.annotated.annotations import STAGE_MODULES
-from planner.model.annotated.write import ANNOTATED_FILE, write_partition
+from planner.model.annotated.write import write_partition
 
-__all__ = ["ANNOTATED_FILE", "STAGE_MODULES", "check_agreement", "refers_to", "write_partition"]
+__all__ = ["STAGE_MODULES", "check_agreement", "refers_to", "write_partition"]

@@ -10,7 +10,6 @@ from google.protobuf.message import DecodeError
 from onnx import ModelProto
 
 from planner.artefacts.plan import Plan
-from planner.model import content_hash
 from planner.model.annotated.annotations import (
     CONFIGURATION,
     INNER_STAGES,
@@ -25,7 +24,7 @@ from planner.model.annotated.annotations import (
 )
 from planner.model.annotated.shards import Shards, read_shards, replica_ranks, shards_of
 from planner.model.annotated.write import MODEL_HASH, short
-from planner.model.load import read_proto
+from planner.model.load import content_hash, read_proto
 from planner.model.weights import ModelFile
 from planner.support.errors import FileError
 

@@ -24,9 +24,9 @@ from onnx import ModelProto, NodeProto
 from planner.artefacts.graph import consumers, producers
 from planner.artefacts.modules import from_to
 from planner.artefacts.plan import Plan
-from planner.model import Model, first_consumers
 from planner.model.annotated.shards import shards_by_operator, write_shards
 from planner.model.expansion.inlining import subgraphs
+from planner.model.load import Model, first_consumers
 from planner.support.errors import FileError
 
 CONFIGURATION = "planner"

@@ -7,23 +7,17 @@ from onnx import ModelProto
 
 from planner.artefacts.files import artefact_hash
 from planner.artefacts.plan import Plan
-from planner.model import Model
 from planner.model.annotated.annotations import annotate, describe
 from planner.model.annotated.weights import WEIGHTS, copies, fill, settle
-from planner.model.metadata import metadata_of
+from planner.model.load import Model
 from planner.model.record import ANNOTATION_KEY
 from planner.support.errors import FileError, ModelError
-from planner.support.outputs import Kind
 from planner.support.writing import explained, writing
 
 MODEL_HASH, STRATEGY_HASH = "planner.model_hash", ANNOTATION_KEY
 
 # ONNX Runtime 1.31 reads nothing newer; annotations exist from IR version 11 on.
 MIN_IR_VERSION, MAX_IR_VERSION, MAX_OPSET = 11, 13, 26
-
-ANNOTATED_FILE = Kind(
-    "an annotated model", lambda path: STRATEGY_HASH in metadata_of(path), is_model=True
-)
 
 
 def write_partition(

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor, fx, nn
 
-from planner.model import Model
+from planner.model.load import Model
 from planner.operators.convert import parameters, to_torch
 from planner.operators.gradients.module_run import Gradients, dense, leaf, loss_of
 from planner.operators.gradients.precision import Recording, widened

@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 
 from planner.artefacts.graph import Graph, Operator
 from planner.artefacts.sharding import Rule, dim_of, reads
-from planner.model import Model
+from planner.model.load import Model
 from planner.operators.parts import HALO, MARKED
 from planner.operators.parts.line import Cut, Line
 from planner.support.errors import LaunchError

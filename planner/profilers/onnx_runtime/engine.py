@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from planner.artefacts.graph import Graph, Operator, main_dtype, parameters_by_name, tensors_by_name
 from planner.artefacts.profile import OperatorCost, Profile, Source
-from planner.model import Model
+from planner.model.load import Model
 from planner.model.modes import is_batch_norm, is_dropout, trains
 from planner.profilers.backward import BackwardEstimates, estimates, shipped_ratios
 from planner.profilers.devices import check_measuring, device_type, versions

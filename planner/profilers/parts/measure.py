@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from planner.artefacts.graph import Graph, main_dtype, parameters_by_name, tensors_by_name
 from planner.artefacts.profile import Part, PartTime, Profile, Source, is_computed
 from planner.artefacts.sharding import local_shape, reads, rule_of
-from planner.model import Model
+from planner.model.load import Model
 from planner.profilers.cache import Cache, MeasuredClass, cache_for, processor
 from planner.profilers.classes import Surroundings, class_name, surroundings
 from planner.profilers.devices import autocast_dtype, device_type, gpu_names

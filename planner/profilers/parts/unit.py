@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from planner.artefacts.profile import Part
 from planner.artefacts.sharding import Spec, blocks_of, dim_of, reads, rule_of, tiles
-from planner.model import Model
+from planner.model.load import Model
 from planner.operators import input_names, output_names, parameters, to_torch
 from planner.operators.parts.calls import (
     Nobody,

@@ -26,8 +26,8 @@ from torch import Tensor
 from planner.artefacts.graph import FLOAT_DTYPES, parameters_by_name, tensors_by_name
 from planner.artefacts.profile import Profile, SplitRule
 from planner.artefacts.sharding import blocks_of, dim_of
-from planner.model import Model, Node
 from planner.model.definitions import FOREIGN
+from planner.model.load import Model, Node
 from planner.operators.binding import Call, Read, bind
 from planner.operators.gradients.events import functions_in
 from planner.operators.parts.attributes import localized
@@ -92,6 +92,8 @@ def split_rules(
         rules = [trials.rules(i) for i in range(len(operators))]
         nodes = [one.node_with(own) for one, own in zip(operators, rules, strict=True)]
         blocked = in_blocks(nodes, trials.hold_in_blocks)
+    # None is tried a second time: an operator that damages memory need not be the one that dies of
+    # it. Nothing of it is kept in the cache either, so that the next profile says it again.
     if trials.ended:
         whole = ", ".join(sorted({*trials.ended.values()}))
         warn(

@@ -13,7 +13,7 @@ from planner.clusters.places import homes, neighbours
 from planner.clusters.routes import chain
 from planner.reports.drawing.svg import text_width
 from planner.reports.drawing.tree import depths, heights, upward
-from planner.support.derived import derived
+from planner.support.memo import remembered
 
 # Devices in a row of a host.
 MAX_IN_A_ROW = 8
@@ -126,7 +126,7 @@ def _own(topology: Topology, host: Host) -> Sequence[str]:
     return _owned(topology)[host.name]
 
 
-@derived
+@remembered
 def _owned(topology: Topology) -> Mapping[str, Sequence[str]]:
     up = upward(topology)
     order = {switch: i for i, switch in enumerate(topology.switches)}

@@ -6,7 +6,7 @@ from itertools import groupby
 
 from planner.artefacts.topology import Link, Topology
 from planner.clusters.places import homes, neighbours
-from planner.support.derived import derived
+from planner.support.memo import remembered
 from planner.support.printable import printable
 from planner.support.units import format_bytes, format_rate, format_seconds
 
@@ -142,7 +142,7 @@ def tree(topology: Topology) -> str:
     return "\n".join(lines)
 
 
-@derived
+@remembered
 def upward(topology: Topology) -> Mapping[str, str]:
     """The vertex that each vertex hangs on; none for those at the top.
 
@@ -186,18 +186,20 @@ def upward(topology: Topology) -> Mapping[str, str]:
     return up
 
 
-@derived
+@remembered
 def depths(topology: Topology) -> Mapping[str, int]:
     """Per switch in a host, the number of switches between the two in the tree."""
     home, up = homes(topology), upward(topology)
+    depth = {}
+    for switch in topology.switches:
+        if home[switch] is not None:
+            depth[switch], above = 0, up[switch]
+            while above != home[switch]:
+                depth[switch], above = depth[switch] + 1, up[above]
+    return depth
 
-    def depth(switch: str) -> int:
-        return 0 if up[switch] == home[switch] else 1 + depth(up[switch])
 
-    return {switch: depth(switch) for switch in topology.switches if home[switch] is not None}
-
-
-@derived
+@remembered
 def heights(topology: Topology) -> Mapping[str, int]:
     """Per switch that joins hosts, its distance from them in links; 1 for the lowest."""
     home, beside = homes(topology), neighbours(topology)

@@ -24,10 +24,10 @@ from planner.artefacts.roofline import OperatorTimes
 from planner.clusters.routes import pair_widths
 from planner.costs.compute import times_on
 from planner.costs.memory import static_bytes
-from planner.support.derived import derived
+from planner.support.memo import remembered
 
 
-@derived
+@remembered
 def outputs(graph: DnnGraph) -> tuple[tuple[float, tuple[int, ...]], ...]:
     """Per node that is read: the cost to send its output, in ms, and the positions of the node
     and its readers, ascending.

@@ -34,7 +34,7 @@ from planner.solvers.graphs.contraction import (
 from planner.solvers.graphs.downsets import count_downsets, downsets, waiting, widest
 from planner.solvers.graphs.repeats import Repeat, repeats, representatives
 from planner.support.arrays import Floats
-from planner.support.derived import derived
+from planner.support.memo import remembered
 
 # From one try to the next, blocks are merged down to this share of their number.
 _FEWER = 0.7
@@ -136,7 +136,7 @@ def coarsen(
         num_blocks = int(_FEWER * len(blocks.members))
 
 
-@derived(kept=4)
+@remembered(kept=4)
 def _contraction(
     graph: Graph, times: tuple[float, ...], s_per_byte: float
 ) -> tuple[tuple[Repeat, ...], tuple[Merger, ...]]:

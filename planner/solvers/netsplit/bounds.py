@@ -38,8 +38,8 @@ from planner.clusters.routes import fastest_way_s
 from planner.solvers.netsplit.model import NetSplitInstance
 from planner.solvers.netsplit.search_arrays import Ragged, ragged
 from planner.support.arrays import Ints
-from planner.support.derived import derived
 from planner.support.jit import inner, njit
+from planner.support.memo import remembered
 
 MARKS = 24
 """Ways that (h2) is asked for; all of them give the benchmark's seeds 0 to 2 the same bounds."""
@@ -113,7 +113,7 @@ def edges_of(instance: NetSplitInstance, *, backward: bool) -> list[tuple[int, i
     return sorted(edges, reverse=backward)
 
 
-@derived
+@remembered
 def phase_bounds_of(instance: NetSplitInstance, *, backward: bool) -> PhaseBounds:
     """Heads, tails and the least length of a phase."""
     num, groups = instance.problem.num_operators, np.array(instance.group_of)

@@ -68,7 +68,7 @@ from planner.solvers.placement.problem import (
 )
 from planner.solvers.placement.timetable import LINK, timetable
 from planner.support.arrays import Bools, Floats, Ints
-from planner.support.derived import derived
+from planner.support.memo import remembered
 
 LOSS = 0.001
 """Rounding to ticks changes a whole schedule by at most this share of the least latency."""
@@ -334,7 +334,7 @@ def _same_links(problem: PlacementProblem, swap: Ints) -> bool:
     return kinds(table) == kinds(renamed)
 
 
-@derived
+@remembered
 def _pairs_of_links(problem: PlacementProblem) -> Bools:
     """(L, D, D) whether a shared link is on the route from p to q."""
     table = np.zeros((len(problem.shared), problem.num_devices, problem.num_devices), dtype=bool)
@@ -508,7 +508,7 @@ def phase_retimed(
     return tuple(start), sent, max(free[p, p] for p in range(problem.num_devices))
 
 
-@derived
+@remembered
 def _touching(problem: PlacementProblem) -> tuple[list[list[int]], list[list[int]]]:
     """The tensors that each operator reads, and those that it makes."""
     readers: list[list[int]] = [[] for _ in range(problem.num_operators)]

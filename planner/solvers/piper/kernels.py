@@ -12,12 +12,13 @@ Symbols; arrays are indexed by them:
 Costs come from `costs.py`, whose functions are compiled in here.
 """
 
+import time
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from numba import objmode
 
-from planner.solvers.clock import is_over
 from planner.solvers.graphs.downsets import Downsets
 from planner.solvers.piper import costs as piper
 from planner.support.arrays import Bools, Floats, Ints
@@ -104,6 +105,17 @@ class Degrees(NamedTuple):
     data: Ints
     num_devices: int
     batch: int
+
+
+@njit
+def is_over(end_s: float) -> bool:
+    """Whether the processor time of this process is past a time, for compiled code: takes
+    microseconds. That code cannot tell how long its own compiling took, so whoever calls it has to
+    look again.
+    """
+    with objmode(now_s="float64"):
+        now_s = time.process_time()
+    return bool(now_s > end_s)
 
 
 @njit

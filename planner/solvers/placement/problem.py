@@ -22,7 +22,7 @@ from planner.costs.evaluate import evaluate
 from planner.costs.memory import limit_bytes
 from planner.solvers.placement.links import Pair, SharedLink, shared_links
 from planner.support.arrays import Floats, Ints
-from planner.support.derived import derived
+from planner.support.memo import remembered
 
 Placement = tuple[int, ...]
 """The device of each operator."""
@@ -123,7 +123,7 @@ class PlacementProblem:
         return len(self.capacity_bytes)
 
 
-@derived(kept=4)
+@remembered(kept=4)
 def placement_problem_of(problem: Problem) -> PlacementProblem:
     """The placement problem of a problem.
 
@@ -278,7 +278,7 @@ def busy_s(problem: PlacementProblem, link: SharedLink, size_bytes: int, p: int,
     return size_bytes * link.seconds_per_byte
 
 
-@derived
+@remembered
 def links_of_pairs(problem: PlacementProblem) -> Mapping[Pair, tuple[int, ...]]:
     """Per ordered pair of devices with some, the numbers of its shared links, ascending."""
     numbers: dict[Pair, list[int]] = {}
@@ -288,7 +288,7 @@ def links_of_pairs(problem: PlacementProblem) -> Mapping[Pair, tuple[int, ...]]:
     return {pair: tuple(listed) for pair, listed in numbers.items()}
 
 
-@derived
+@remembered
 def feeds_of(problem: PlacementProblem) -> tuple[tuple[int, ...], ...]:
     """Per operator, the operators that feed it, ascending."""
     feeds: list[set[int]] = [set() for _ in range(problem.num_operators)]

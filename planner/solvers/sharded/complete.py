@@ -9,9 +9,9 @@ computed so.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from planner.artefacts.graph import Graph, consumers, producers, tensors_by_name
+from planner.artefacts.losses import losses
 from planner.artefacts.sharding import (
     Rule,
     Sharding,
@@ -25,10 +25,9 @@ from planner.artefacts.sharding import (
 from planner.artefacts.strategy import Stage
 from planner.resharding.reshardings import leaving
 from planner.solvers.sharded.rules import AxisRule
-from planner.support.derived import derived
+from planner.support.memo import remembered
 
-if TYPE_CHECKING:
-    from planner.artefacts.losses import Loss
+_losses = remembered(losses)
 
 
 def shardings(
@@ -163,13 +162,6 @@ def may_leave(graph: Graph, name: str, part: str) -> bool:
         for loss in _losses(graph)
         if loss.output.name == name
     )
-
-
-@derived
-def _losses(graph: Graph) -> "tuple[Loss, ...]":
-    from planner.artefacts.losses import losses  # takes onnx along, which is slow to load
-
-    return losses(graph)
 
 
 def _class_dims(graph: Graph, name: str) -> set[int | None]:

@@ -7,7 +7,7 @@ from planner.artefacts.graph import ITEM_BYTES, Graph
 from planner.artefacts.profile import Profile
 from planner.artefacts.sharding import blocks_of, dim_of, reads, rule_of
 from planner.resharding.gradients import gradient_spec
-from planner.support.derived import derived
+from planner.support.memo import remembered
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class AxisRule:
     cuts: bool
 
 
-@derived(kept=65536)
+@remembered(kept=65536)
 def axis_rule(graph: Graph, line: str, sizes: tuple[int, ...] | None) -> AxisRule:
     """A rule from its text."""
     rule = rule_of([line])
@@ -53,7 +53,7 @@ def axis_rule(graph: Graph, line: str, sizes: tuple[int, ...] | None) -> AxisRul
     )
 
 
-@derived
+@remembered
 def rules_of(profile: Profile) -> tuple[tuple[AxisRule, ...], ...]:
     """Per operator, all its rules; the first is that every device runs it whole."""
     graph = profile.graph

@@ -15,11 +15,14 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from planner.artefacts.files import artefact_bytes, read_artefact
 from planner.support.errors import FileError
 from planner.support.writing import explained
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FORMAT = "planner-checkpoint/1"
 RECORD = "checkpoint.json"
@@ -51,6 +54,12 @@ class TensorPlace:
     file: str
     offset: int
     length: int
+
+    def empty(self, device: str = "cpu") -> "Tensor":
+        """A tensor to be filled."""
+        import torch
+
+        return torch.empty(self.shape, dtype=getattr(torch, self.dtype), device=device)
 
 
 @dataclass(frozen=True, slots=True)

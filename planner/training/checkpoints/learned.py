@@ -7,15 +7,14 @@ import torch
 from onnx import GraphProto, ModelProto, TensorProto, helper, numpy_helper
 from torch import Tensor
 
-from planner.model import content_hash
-from planner.model.load import proto_of
+from planner.model.load import content_hash, proto_of
 from planner.model.record import read_record
 from planner.model.repair import Repaired, Ties, repaired
 from planner.model.values import Values, tensor_type
 from planner.model.weights import ModelFile, is_stored
 from planner.support.errors import FileError, ModelError
 from planner.training.checkpoints.folder import PARAMETERS, STATISTICS, Checkpoint
-from planner.training.checkpoints.storage import empty, fill
+from planner.training.checkpoints.storage import fill
 
 _FLOATS = frozenset({
     TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16,
@@ -102,7 +101,7 @@ class LearnedModel:
         if name not in self.learned:
             return self._old_value(name)
         key = self.learned[name]
-        tensor = empty(self._start.record.tensors[key])
+        tensor = self._start.record.tensors[key].empty()
         fill({key: tensor}, self._start.path, self._start.record.tensors)
         return tensor
 

@@ -4,6 +4,7 @@ After a step that is saved, a rank copies its tensors in memory, and the trainin
 else. A thread of each rank then writes them, in a process group of its own, since the training uses
 the others meanwhile. Rank 0 names the checkpoint when all ranks are done. A rank writes one
 checkpoint after the other; the copies stay, so that the next one needs no new memory.
+The plan does not count that memory.
 """
 
 from collections.abc import Mapping
@@ -26,7 +27,6 @@ from planner.training.checkpoints import folder as folders
 from planner.training.checkpoints.folder import Checkpoint, Record
 from planner.training.checkpoints.keeping import Keeping
 from planner.training.checkpoints.state import optimizer_name, restore, tensors_to_save
-from planner.training.checkpoints.storage import say_nothing_of_being_alone, write
 from planner.training.trainer import Trainer
 
 
@@ -70,6 +70,8 @@ class Saver:
     """
 
     def __init__(self, trainer: Trainer, job: TrainingJob, keeping: Keeping, last: int) -> None:
+        from planner.training.checkpoints.storage import say_nothing_of_being_alone
+
         assert keeping.folder is not None
         self._trainer, self._job = trainer, job
         self._folder, self._every, self._keep = keeping.folder, keeping.every, keeping.keep
@@ -112,6 +114,8 @@ class Saver:
         self.finish()
         tensors = self._copied(tensors_to_save(self._trainer, self._job))
         arguments = (step, tensors, dict(self._trainer.extras()))
+        # Not async_save: it ends before the folder has its name, and its future is not that of the
+        # checkpoint.
         self._thread = Thread(target=self._run, args=arguments, daemon=True)
         self._thread.start()
 
@@ -152,6 +156,8 @@ class Saver:
             self._failed = error
 
     def _write(self, step: int, tensors: Mapping[str, Tensor], extras: dict[str, Any]) -> None:
+        from planner.training.checkpoints.storage import write
+
         part = self._begun(step)
         places = write(tensors, part, self._group)
         if self._rank > 0:

@@ -37,7 +37,6 @@ from planner.training.checkpoints.folder import (
     Record,
     TensorPlace,
 )
-from planner.training.checkpoints.storage import empty, fill
 from planner.training.trainer import Trainer
 
 
@@ -83,6 +82,8 @@ def restore(trainer: Trainer, job: TrainingJob, start: Checkpoint) -> None:
     Raises:
         FileError: if the checkpoint is of another optimizer, or damaged.
     """
+    from planner.training.checkpoints.storage import fill
+
     part, record = trainer.part, start.record
     known = optimizer_name(trainer.optimizer)
     if known is not None and record.optimizer != known:
@@ -137,6 +138,8 @@ def _keep(
     }
 
 
+# torch.distributed.checkpoint.state_dict is no help: it names optimizer states by modules, and the
+# module of a stage holds parts of them.
 class _Ways:
     """The ways between parameters of the model and what this device has of them.
 
@@ -259,7 +262,7 @@ def _new_state(
     groups = () if optimizer is None else optimizer.param_groups
     fused = any(group.get("fused") or group.get("capturable") for group in groups)
     return {
-        word: empty(place, str(parameter.device) if fused or word != "step" else "cpu")
+        word: place.empty(str(parameter.device) if fused or word != "step" else "cpu")
         for word, place in places.items()
     }
 
@@ -288,7 +291,7 @@ def _new_generators(record: Record, rank: int) -> dict[str, Tensor]:
     """The states of the generators of a rank, to be filled."""
     start = f"{RANDOM}{rank}/"
     return {
-        name.removeprefix(start): empty(place)
+        name.removeprefix(start): place.empty()
         for name, place in record.tensors.items()
         if name.startswith(start)
     }

@@ -1,4 +1,5 @@
-"""Tensors written and read by torch.distributed.checkpoint.
+"""Tensors written and read by torch.distributed.checkpoint, which takes a second to load and is
+imported by ranks that write or read a checkpoint.
 
 It writes one file per rank, and an index of its own, which is a pickle: other programs can read a
 checkpoint by it, and here nobody does, since to read one may run code. The record has the same
@@ -113,11 +114,6 @@ def fill(tensors: Mapping[str, Tensor], folder: Path, places: Mapping[str, Tenso
                 f"{folder}: damaged: tensors cannot be read from its files"
                 f" ({type(cause).__name__}); take another checkpoint"
             ) from cause
-
-
-def empty(place: TensorPlace, device: str = "cpu") -> Tensor:
-    """A tensor for `fill` to fill."""
-    return torch.empty(place.shape, dtype=getattr(torch, place.dtype), device=device)
 
 
 class _Reader(FileSystemReader):

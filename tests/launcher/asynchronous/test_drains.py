@@ -12,7 +12,7 @@ from torch.optim import SGD
 from planner.artefacts.losses import losses as model_losses
 from planner.artefacts.strategy import ScheduleName
 from planner.launcher.asynchronous.flows import flow_end
-from planner.model import load
+from planner.model.load import load
 from planner.operators import randomness, synthetic
 from tests.support import datasets, mode_runs
 from tests.support.checkpoint_runs import tensors_of

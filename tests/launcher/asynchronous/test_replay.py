@@ -12,7 +12,7 @@ from torch.optim import SGD, Adam
 
 from planner.artefacts.losses import losses
 from planner.artefacts.strategy import ScheduleName
-from planner.model import load
+from planner.model.load import load
 from planner.operators import randomness, synthetic
 from tests.support import mode_runs
 from tests.support.mode_runs import BATCH, SEED, net, profile_of, run_all, write_strategy

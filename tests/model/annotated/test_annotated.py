@@ -19,11 +19,11 @@ from planner.artefacts.plan import (
 )
 from planner.artefacts.sharding import Sharding, rule_of
 from planner.artefacts.strategy import Crossing, ScheduleName, Stage, Strategy, crossings
-from planner.model import content_hash, load, weights
+from planner.model import weights
 from planner.model.annotated import check_agreement, refers_to, write_partition
 from planner.model.annotated import weights as carried
 from planner.model.annotated.shards import shards_of
-from planner.model.load import hash_of, read_proto
+from planner.model.load import content_hash, hash_of, load, read_proto
 from planner.model.weights import is_inline, place_of
 from planner.support.errors import FileError, ModelError
 

@@ -17,9 +17,9 @@ from torch._higher_order_ops.scan import scan
 from torch.nn import functional
 
 import planner
-from planner.model import load
 from planner.model.export import translations, write
 from planner.model.export.export import export_module
+from planner.model.load import load
 from planner.model.record import read_record
 from planner.operators.convert import to_torch
 from planner.support.errors import ExportError

@@ -22,7 +22,7 @@ from planner.artefacts.formats.any import read_any_profiles
 from planner.artefacts.graph import parameters_by_name, tensors_by_name
 from planner.artefacts.profile import SplitRule
 from planner.artefacts.sharding import local_shape, reads, rule_of
-from planner.model import load
+from planner.model.load import load
 from planner.operators.parts.halo import fits
 from planner.profilers.interpolate import interpolated
 from planner.profilers.rules import discover, split_rules, with_rules

@@ -6,7 +6,7 @@ Numbers are fresh ones, of other seeds than those of the discovery; ONNX's have 
 
 import pytest
 
-from planner.model import load
+from planner.model.load import load
 from planner.profilers.rules.discover import operators_of
 from planner.profilers.rules.trial import TooLargeError
 from tests.support.conformance import cases, run, trainable

@@ -4,7 +4,7 @@ import numpy as np
 import onnx
 import pytest
 
-from planner.model import load
+from planner.model.load import load
 from planner.profilers.rules.discover import split_rules
 from tests.support.one_operator import rules_of
 

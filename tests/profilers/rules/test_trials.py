@@ -18,7 +18,7 @@ from torch import Tensor
 from planner import api
 from planner.artefacts.files import read_profile
 from planner.launcher.processes import CLI
-from planner.model import load
+from planner.model.load import load
 from planner.operators import register
 from planner.profilers.rules import split_rules
 from planner.profilers.rules.discover import _Trials, operators_of

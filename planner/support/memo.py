@@ -13,16 +13,16 @@ MAX_KEPT = 16
 
 
 @overload
-def derived(function: Callable[Arguments, Value], /) -> Callable[Arguments, Value]: ...
+def remembered(function: Callable[Arguments, Value], /) -> Callable[Arguments, Value]: ...
 
 
 @overload
-def derived(
+def remembered(
     *, kept: int
 ) -> Callable[[Callable[Arguments, Value]], Callable[Arguments, Value]]: ...  # fmt: skip
 
 
-def derived(
+def remembered(
     function: Callable[..., Value] | None = None, /, *, kept: int = MAX_KEPT
 ) -> Callable[..., object]:  # fmt: skip
     """Remembers a function's latest values: of artefacts by their identity, of plain values such as
@@ -31,14 +31,15 @@ def derived(
     Graphs and profiles are large, and inner loops ask for values that follow from them: a memo by
     equality would compare a graph that was read again with the one before, field by field.
     An artefact is an instance of a dataclass. The first argument has to be one; each of the others
-    has to be one, or None, in all calls, or in none.
+    has to be one, or None, in all calls, or in none. An argument by position and the same one by
+    name are two questions.
 
     Args:
         kept: number of values; the oldest is given up first.
 
     >>> from dataclasses import make_dataclass
     >>> numbers = make_dataclass("Numbers", ["values"])([1, 2])
-    >>> times = derived(lambda numbers, factor: [factor * n for n in numbers.values])
+    >>> times = remembered(lambda numbers, factor: [factor * n for n in numbers.values])
     >>> times(numbers, 2) is times(numbers, 2)
     True
     """
@@ -57,7 +58,7 @@ def _remembering(function: Callable[..., Value], kept: int) -> Callable[..., Val
         key: object = id(first)
         if others or named:
             key = (key, *map(_key, others), *((name, _key(one)) for name, one in named.items()))
-        entry = memo.get(key)
+        entry = memo.get(key)  # needs no lock: threads that miss together compute the value twice
         if entry is None:
             value = function(first, *others, **named)
             # The arguments are held, so no other artefact can have their identity meanwhile.

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from planner.support.derived import MAX_KEPT, derived
+from planner.support.memo import MAX_KEPT, remembered
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ def calls():
 
 
 def test_artefacts_are_known_by_identity_and_plain_values_by_equality(calls):
-    @derived
+    @remembered
     def chosen(numbers, others, names=()):
         calls.append(names)
         return [*numbers.values, *others.values]
@@ -34,7 +34,7 @@ def test_artefacts_are_known_by_identity_and_plain_values_by_equality(calls):
 
 
 def test_arguments_may_be_named(calls):
-    @derived
+    @remembered
     def times(numbers, *, factor=1):
         calls.append(factor)
         return [factor * n for n in numbers.values]
@@ -51,7 +51,7 @@ def test_the_oldest_value_is_given_up_first(calls, kept):
         calls.append(numbers)
         return len(numbers.values)
 
-    of = derived(size) if kept == MAX_KEPT else derived(kept=kept)(size)
+    of = remembered(size) if kept == MAX_KEPT else remembered(kept=kept)(size)
     many = [Numbers([i]) for i in range(kept + 1)]
     for one in many:
         of(one)
@@ -64,7 +64,7 @@ def test_the_oldest_value_is_given_up_first(calls, kept):
 
 
 def test_an_artefact_that_is_gone_is_not_taken_for_another_one():
-    @derived(kept=3)
+    @remembered(kept=3)
     def first(numbers, digit):
         return numbers.values[0] * digit
 
@@ -74,7 +74,7 @@ def test_an_artefact_that_is_gone_is_not_taken_for_another_one():
 
 
 def test_a_mistake_is_not_remembered():
-    @derived
+    @remembered
     def first(numbers):
         return numbers.values[0]
 
