@@ -316,10 +316,6 @@ class MapFeed:
         self._due = self._course.after(step, microbatch)
         return self._read.microbatch(item, where)
 
-    def position(self, step: int) -> tuple[int, int]:
-        """The epoch and the first sample of a step."""
-        return self.history.position(step, self._source.num_samples)
-
     def check(self) -> None:
         """Reads the first microbatch, without workers.
 
