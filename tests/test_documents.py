@@ -1,4 +1,4 @@
-"""Documents, docstrings and comments name files that are there."""
+"""Documents, docstrings and comments name files that are there; pages are found from one index."""
 
 import re
 from pathlib import Path
@@ -19,13 +19,16 @@ FOLDER = re.compile(r"`([\w/-]+/)`")
 
 # Files that tests, or users, write.
 WRITTEN = {
-    "README.md": {"nets.py", "train.py"},
+    "README.md": {"nets.py"},
     "docs/api.md": {"nets.py"},
-    "docs/export.md": {"adversary.py", "nets.py"},
+    "docs/export.md": {"adversary.py", "gpt2.py", "nets.py", "reversal.py"},
+    "docs/operators.md": {"mine.py"},
+    "docs/training.md": {"train.py"},
     "planner/operators/gradients/events.py": {"net.py"},
     "tests/operators/gradients/test_check.py": {"nets.py"},
     "tests/model/export/test_export.py": {"factories_of_tests.py"},
     "tests/bench/profile.py": {"training.py"},
+    "tests/bench/start.py": {"nets.py"},
     "tests/profilers/rules/test_trials.py": {"mine.py"},
     "tests/commands/test_compare_run.py": {"alone.py", "endless.py"},
     "tests/launcher/test_launch.py": {"mine.py"},
@@ -39,14 +42,36 @@ WRITTEN = {
     "tests/solvers/test_registry.py": {"toy.py"},
     "tests/profilers/test_contention.py": {"worker.py"},
     "tests/support/memory_runs.py": {"worker.py"},
-    "tests/test_readme.py": {"nets.py", "train.py"},
     "tests/test_jit.py": {"a/b.py", "a/c.py", "solvers/deep/kernels.py", "solvers/kernels.py"},
 }
+
+PAGES = [path for path in TEXTS if path.suffix == ".md"]
+INDEX = ROOT / "docs" / "README.md"
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
+MAX_README_BYTES = 13_000
+
+
+def links(path):
+    """(file, heading or "") of each link of a document to a file of the repository."""
+    for name, heading in LINK.findall(path.read_text()):
+        yield (path.parent / name).resolve() if name else path, heading
+
+
+def headings(path):
+    """The headings of a document, as links write them."""
+    text = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
+    for title in re.findall(r"^#+ (.+)$", text, re.MULTILINE):
+        yield re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
 
 
 def name_of(path):
     """The path of a file of the repository, as texts write it."""
     return path.relative_to(ROOT).as_posix()
+
+
+def test_the_design_is_short():
+    # What explains one file stands in that file.
+    assert (ROOT / "DESIGN.md").stat().st_size <= 25 * 1024
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=name_of)
@@ -61,3 +86,19 @@ def test_every_file_and_folder_that_a_text_names_is_there(path):
 def test_the_exceptions_are_needed():
     for name, files in WRITTEN.items():
         assert files <= set(MODULE.findall((ROOT / name).read_text())), name
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
+def test_every_link_leads_to_a_file_and_to_a_heading_there(path):
+    for target, heading in links(path):
+        assert target.exists(), target
+        assert not heading or heading in headings(target), (target, heading)
+
+
+def test_the_readme_leads_to_the_index_and_the_index_to_every_page():
+    assert INDEX in {target for target, _ in links(ROOT / "README.md")}
+    assert {*INDEX.parent.glob("*.md")} - {INDEX} <= {target for target, _ in links(INDEX)}
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_bytes()) <= MAX_README_BYTES

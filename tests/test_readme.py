@@ -1,18 +1,23 @@
-"""Every command of the README runs: in its order, in one folder, with small models of the names it
-uses. Files that a user brings along are made first; all others are made by the lines before.
+"""Every command of the README and of the pages in docs/ runs, and prints what the README shows.
+
+The README runs first, in an empty folder. Each page then runs in a copy of that folder, as a reader
+goes on from the README's example. A block whose first line is a comment with a name is that file.
+docs/api.md runs in an empty folder (tests/api/test_api.py).
 """
 
 import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
+from click import Group
 
+import cli
 from planner.artefacts.files import shipped
 from planner.artefacts.formats.any import read_any_profiles
 from planner.artefacts.formats.graph_txt import from_profile, to_text
@@ -20,50 +25,119 @@ from tests.clusters.test_imports import CUBE
 from tests.planning.test_other_cost_models import DNN_FILE, PIPER_FILE
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text()
+PAGES = ("README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
 
 NOT_RUN = {
-    "make demo": "makes an environment of its own; its commands are other lines of the README",
-    "make test": "runs this test",
+    "make setup": "makes an environment; the tests run in one",
+    ". .venv/bin/activate": "changes the shell",
 }
 """Lines that are not run, and why."""
+
+NOT_RUN_LANGUAGES = {
+    "sh": "for several hosts; tests/launcher/test_hosts_page.py checks the options",
+    "text": "a list, or an error as it is printed",
+}
+"""Languages of blocks that are not run, and why. A yaml block without a name is not run either."""
+
+OTHER_PROGRAMS = {
+    # torchrun
+    "--nnodes", "--node-rank", "--nproc-per-node", "--no-python", "--master-addr", "--max-restarts",
+    # benchmarks of tests/bench
+    "--again", "--checks", "--cluster", "--delta", "--hosts", "--only", "--per-device",
+    "--scaling", "--write",
+    # SLURM
+    "--requeue",
+}  # fmt: skip
+"""Options that the text names and that are not the planner's."""
 
 TIME_LIMIT_S = 300.0
 
 
-def blocks():
-    """(language, text) of every block of the README."""
-    return re.findall(r"^```(\w*)\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+# ------------------------------------------------------------------------------ pages
+
+
+def blocks(page):
+    """(language, text) of every block of a page."""
+    text = (ROOT / page).read_text()
+    return re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
 
 
 def commands(text):
     """The commands of a block, without what stands behind them."""
     for line in re.sub(r"\\\n\s*", "", text).splitlines():
-        command = re.split(r"\s+(?:#|->)\s", line)[0].strip()
+        command = re.split(r"\s+#\s", line)[0].strip()
         if command:
             yield command
 
 
-def test_every_line_that_is_not_run_stands_in_the_readme():
-    lines = {command for language, text in blocks() if not language for command in commands(text)}
-    assert NOT_RUN.keys() <= lines
+def shown(text):
+    """(command, lines that are shown of its output) for each command of a console block."""
+    for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
+        command, *lines = part.splitlines()
+        yield command, [line for line in lines if line != "..."]
 
 
-def test_what_is_smaller_here_stands_in_the_readme():
-    assert all(large in README for large in SMALL)
-    assert BY_HAND in README
-    assert OWN_LOOP in README
-    assert {language for language, _ in blocks()} == {"", "python"}
+def calls(page):
+    """(command, lines shown of its output) for each command line of a page."""
+    for language, text in blocks(page):
+        if language == "console":
+            yield from shown(text)
+        if not language:
+            yield from ((command, []) for command in commands(text))
+
+
+def file_of(text):
+    """The name of the file that a block is, from its first line; None where it is no file."""
+    name = re.match(r"# ([\w.-]+\.\w+)\n", text)
+    return name and name[1]
+
+
+def options_of(words, group=cli.main):
+    """All names of options of a command, which may be one of a group."""
+    command = group.commands[words[0]]
+    if isinstance(command, Group):
+        return options_of(words[1:], command)
+    return {name for one in command.params for name in (*one.opts, *one.secondary_opts)} | {
+        "--help"
+    }
+
+
+def every_option(group=cli.main):
+    """The options of all commands."""
+    for name, command in group.commands.items():
+        yield from (
+            every_option(command) if isinstance(command, Group) else options_of([name], group)
+        )
+
+
+def test_the_lines_that_are_not_run_are_there():
+    assert NOT_RUN.keys() <= {command for command, _ in calls("README.md")}
+    languages = {language for page in PAGES for language, _ in blocks(page)}
+    assert languages == {"", "console", "python", "yaml", *NOT_RUN_LANGUAGES}
 
 
 def test_only_known_programs_are_called():
-    programs = {
-        shlex.split(command)[0]
-        for language, text in blocks()
-        if not language
-        for command in commands(text)
-    }
-    assert programs <= {"planner", "torchrun", "make"}
+    lines = {command for page in PAGES for command, _ in calls(page)} - NOT_RUN.keys()
+    assert {shlex.split(line)[0] for line in lines} == {"planner", "torchrun"}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_option_in_a_command_is_one_of_that_command(page):
+    for line, _ in calls(page):
+        _, called, ours = line.partition("planner ")
+        if called:
+            words = shlex.split(ours)
+            given = {word.partition("=")[0] for word in words if word.startswith("-")}
+            assert given <= options_of(words), line
+
+
+def test_every_option_in_the_text_is_one_of_the_planner_s():
+    texts = [re.sub(r"^```.*?^```$", "", (ROOT / p).read_text(), flags=re.S | re.M) for p in PAGES]
+    named = {name for text in texts for name in re.findall(r"(?<![\w-])--[a-z][\w-]*", text)}
+    assert named - {*every_option()} == OTHER_PROGRAMS
+
+
+# ------------------------------------------------------------------------------ running
 
 
 def resnet50_as_text():
@@ -71,16 +145,7 @@ def resnet50_as_text():
     return to_text(from_profile(profile)).encode()
 
 
-def shown_after(words):
-    """The indented text after some words of the README."""
-    (text,) = re.findall(rf"{re.escape(words)}\n\n((?:    .*\n)+)", README)
-    return textwrap.dedent(text)
-
-
 BROUGHT = {
-    "train.yaml": lambda: shown_after("reads them from YAML, here").encode(),
-    "profiles/gpt2.json": (shipped("profiles") / "gpt2.json").read_bytes,
-    "profiles/resnet50.json": (shipped("profiles") / "resnet50.json").read_bytes,
     "vgg16.txt": resnet50_as_text,
     "bert_l-3.json": json.dumps(DNN_FILE).encode,
     "bert32a100.json": json.dumps(PIPER_FILE).encode,
@@ -91,19 +156,10 @@ BROUGHT = {
 """Files that a user brings along, made when a line first names them."""
 
 
-def bring(command, folder):
-    """Makes the files that a command names and a user brings along, where they are not there."""
-    for name, content in BROUGHT.items():
-        path = folder / name
-        # A profile may be named by its stem alone.
-        names = {name, path.stem} if name.startswith("profiles/") else {name}
-        if names & {*command} and not path.exists():
-            path.parent.mkdir(exist_ok=True)
-            path.write_bytes(content())
-
-
 def run(command, folder):
-    """Runs a command of the README with this interpreter's programs; the end of its output."""
+    """Runs a command with this interpreter's programs; its exit code and output."""
+    for name in BROUGHT.keys() & {*command}:
+        (folder / name).write_bytes(BROUGHT[name]())
     environment = {
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
@@ -119,64 +175,73 @@ def run(command, folder):
         text=True,
         timeout=TIME_LIMIT_S,
     )
-    return done.returncode, "\n".join(done.stdout.splitlines()[-8:])
+    return done.returncode, done.stdout
 
 
-NETS = """
-import torch
-import transformers
+def words_of(line):
+    """The words of a line of output, numbers and units alike, without the mark of the best row."""
+    line = re.sub(r"[-+]?\d[\d,.]*(e[-+]?\d+)?", "0", line.removesuffix("best").strip())
+    return re.sub(r"0 (ns|us|ms|s)\b", "0 s", re.sub(r"0 [KMG]?i?B\b", "0 B", line)).split()
 
 
-def model():
-    layers = [torch.nn.Linear(64, 64) for _ in range(8)]
-    return torch.nn.Sequential(*layers, torch.nn.Linear(64, 10)), torch.zeros(4, 64)
+def is_like(line, printed):
+    """Whether a line of output is the one that a page shows, which may leave words out.
+
+    Which plan is best depends on the machine.
+    """
+    if line.startswith("the best plan is"):
+        return printed.startswith("the best plan is")
+    rest = iter(words_of(printed))
+    return all(word in rest for word in words_of(line))
 
 
-"""
-"""The user's file nets.py, before the README's function."""
-
-SMALL = {"GPT2Config(n_layer=6)": "GPT2Config(n_layer=2, n_embd=64, n_head=2, vocab_size=100)"}
-"""What is smaller here than in the README."""
-
-OWN_LOOP = "import torch\nfrom torch.utils.data import DataLoader"
-"""The begin of the user's script train.py."""
-
-BY_HAND = "torch.onnx.export(module, inputs"
-"""The call of those who export by themselves; it runs in a folder of its own."""
+def test_a_line_is_like_another_one_with_other_numbers_and_more_words():
+    assert is_like("  single  1  33.3 ms  111.5 %  best", " single   2   40 us   0.1 %   1.02 GiB")
+    assert is_like("the best plan is even's, 3 % faster", "the best plan is single's")
+    assert not is_like("  iteration   19.6 ms", "  iteration   predicted   19.6")
+    assert not is_like("wrote net.onnx", "wrote net.json")
 
 
-def script(text, folder):
-    """A Python block of the README as a program, and its folder; a function goes into nets.py."""
-    for large, small in SMALL.items():
-        text = text.replace(large, small)
-    if text.startswith("def "):
-        (folder / "nets.py").write_text(NETS + text)
-        return "import nets", folder
-    if text.startswith(OWN_LOOP):
-        (folder / "train.py").write_text(text)
-        return "", folder  # torchrun runs it
-    if text.startswith(BY_HAND):
-        by_hand = folder / "by_hand"
-        by_hand.mkdir()
-        before = "import torch\nmodule, inputs = torch.nn.Linear(8, 4), (torch.zeros(4, 8),)\n"
-        return before + text, by_hand
-    return "import planner\n" + text, folder
+def failures(page, folder):
+    """Runs all blocks of a page in their order; a text for each that fails."""
+    for language, text in blocks(page):
+        name = file_of(text)
+        if name:
+            (folder / name).write_text(text)
+        if name or language in ("yaml", *NOT_RUN_LANGUAGES):
+            continue
+        if language == "python":
+            todo = [(text, [])]
+        else:
+            todo = shown(text) if language else ((command, []) for command in commands(text))
+        for line, lines in todo:
+            if line in NOT_RUN:
+                continue
+            code, output = run(
+                [sys.executable, "-c", line] if language == "python" else shlex.split(line), folder
+            )
+            if code:
+                end = "\n".join(output.splitlines()[-8:])
+                yield f"{line}\n  ended with {code}: {end}"
+            for one in lines:
+                if not any(is_like(one, printed) for printed in output.splitlines()):
+                    yield f"{line}\n  printed no line such as: {one}"
+
+
+@pytest.fixture(scope="module")
+def example(tmp_path_factory):
+    """The folder in which the README has run, and what failed there."""
+    folder = tmp_path_factory.mktemp("example")
+    return folder, [*failures("README.md", folder)]
 
 
 @pytest.mark.slow
-def test_all_lines_run_in_their_order(tmp_path):
-    (tmp_path / "nets.py").write_text(NETS)
-    failed = []
-    for language, text in blocks():
-        place = tmp_path
-        if language == "python":
-            source, place = script(text, tmp_path)
-            calls = {text.splitlines()[0]: [sys.executable, "-c", source]}
-        else:
-            calls = {line: shlex.split(line) for line in commands(text) if line not in NOT_RUN}
-        for line, command in calls.items():
-            bring(command, tmp_path)
-            code, end = run(command, place)
-            if code:
-                failed.append(f"{line}\n  ended with {code}: {end}")
-    assert not failed, "\n\n".join(failed)
+def test_the_readme_runs_and_prints_what_it_shows(example):
+    assert not example[1], "\n\n".join(example[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [p for p in PAGES[1:] if p != "docs/api.md" and [*calls(p)]])
+def test_a_page_runs_where_the_readme_ended(page, example, tmp_path):
+    folder = shutil.copytree(example[0], tmp_path / "page")
+    assert not (failed := [*failures(page, folder)]), "\n\n".join(failed)

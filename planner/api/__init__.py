@@ -27,6 +27,7 @@ be written. Modules are imported when they are used, because some take long to l
 
 from typing import TYPE_CHECKING
 
+from planner.api.files import Inputs as Inputs
 from planner.api.files import calibration_path as calibration_path
 from planner.api.files import compare_traces as compare_traces
 from planner.api.files import convert as convert
@@ -34,6 +35,8 @@ from planner.api.files import find_profile as find_profile
 from planner.api.files import find_topology as find_topology
 from planner.api.files import newest_profile as newest_profile
 from planner.api.files import read_calibration as read_calibration
+from planner.api.files import read_inputs as read_inputs
+from planner.api.files import read_plan_inputs as read_plan_inputs
 from planner.api.files import read_profile as read_profile
 from planner.api.files import read_profiles as read_profiles
 from planner.api.files import read_strategy as read_strategy
@@ -49,6 +52,7 @@ from planner.api.files import write_topology as write_topology
 from planner.api.files import write_trace as write_trace
 from planner.api.models import call_factory as call_factory
 from planner.api.models import export as export
+from planner.api.models import find_checkpoint as find_checkpoint
 from planner.api.models import find_model as find_model
 from planner.api.models import inspect as inspect
 from planner.api.models import load_operators as load_operators
@@ -56,6 +60,7 @@ from planner.api.models import read_model as read_model
 from planner.api.models import write_weights as write_weights
 from planner.api.outputs import check_outputs as check_outputs
 from planner.api.outputs import other_question as other_question
+from planner.api.outputs import overwrite_note as overwrite_note
 from planner.api.plans import check_cost_model as check_cost_model
 from planner.api.plans import compare as compare
 from planner.api.plans import is_compiled as is_compiled
@@ -125,15 +130,15 @@ if TYPE_CHECKING:
 
 # The names of `planner`; others are for the commands.
 __all__ = [
-    "SOLVERS", "Plans", "Search", "Simulation", "Training", "WhatIf", "calibrate",
+    "SOLVERS", "Inputs", "Plans", "Search", "Simulation", "Training", "WhatIf", "calibrate",
     "calibration_path", "call_factory", "check_cost_model", "check_outputs", "compare",
-    "compare_engines", "compare_traces", "convert", "export", "find_model", "find_profile",
-    "find_topology", "import_topology", "inspect", "is_compiled", "launch", "load_operators",
-    "measure", "newest_profile", "other_question", "own_options", "pipedream_report", "probe",
-    "profile", "profile_path", "read_calibration", "read_config", "read_model", "read_profile",
-    "read_profiles", "read_strategy", "read_topology", "read_trace", "rescale", "sensitivity",
-    "simulate", "simulate_stages", "solve", "solve_under", "start_launch", "start_probe",
-    "trainer", "write_calibration", "write_overlay", "write_profile", "write_profiles",
-    "write_strategy", "write_svg", "write_text", "write_topology", "write_trace",
-    "write_weights",
+    "compare_engines", "compare_traces", "convert", "export", "find_checkpoint", "find_model",
+    "find_profile", "find_topology", "import_topology", "inspect", "is_compiled", "launch",
+    "load_operators", "measure", "newest_profile", "other_question", "overwrite_note",
+    "own_options", "pipedream_report", "probe", "profile", "profile_path", "read_calibration",
+    "read_config", "read_inputs", "read_model", "read_plan_inputs", "read_profile", "read_profiles",
+    "read_strategy", "read_topology", "read_trace", "rescale", "sensitivity", "simulate",
+    "simulate_stages", "solve", "solve_under", "start_launch", "start_probe", "trainer",
+    "write_calibration", "write_overlay", "write_profile", "write_profiles", "write_strategy",
+    "write_svg", "write_text", "write_topology", "write_trace", "write_weights",
 ]  # fmt: skip

@@ -4,11 +4,10 @@ PipeDream's graph.txt with the stage of every node.
 
 from pathlib import Path
 
-from planner.api.lookup import profile_of
+from planner.api.lookup import newest_profile, profile_of
 from planner.artefacts.files import (
     PROFILE_FILE,
     STRATEGY_FORMAT,
-    newest_profile,
     read_plan,
     read_text,
     write_profiles,

@@ -1,12 +1,19 @@
-"""Names become files, and files artefacts; artefacts become files."""
+"""The edge: names become files, and files artefacts; artefacts become files.
+
+A command or a function of the library reads what it plans for by one call of `read_inputs`, or of
+`read_plan_inputs` for a strategy: each name is found once and each file is read once. Below,
+nothing has a path.
+"""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from planner.api.models import find_model
 from planner.planning.plans import Simulation
-from planner.support.errors import OptionError
+from planner.support.errors import FileError, OptionError
 from planner.support.reading import File
 
 if TYPE_CHECKING:
@@ -14,9 +21,149 @@ if TYPE_CHECKING:
     from planner.artefacts.plan import Plan
     from planner.artefacts.profile import Profile
     from planner.artefacts.topology import Topology
+    from planner.model.load import Model
     from planner.simulator.traces.calibrate import CheckedCalibration
     from planner.simulator.traces.comparison import TraceComparison
     from planner.simulator.traces.read import Trace
+
+
+LOCAL = "local.yaml"
+"""The topology where none is named: this machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What is planned for: every name found once, every file read once.
+
+    Attributes:
+        profiles: of one model, ascending by the size of the microbatch; with a plan, only its own.
+        topology: its first devices, if only some were asked for; with a plan, the one that it was
+            made for, or another one that was given.
+        calibration: corrections of times.
+        model: of the profiles; None where it was not asked for, or is not where the profile says.
+        plan: the strategy that is read; None where none is.
+        paths: of the files, by their meaning, such as "profile": for messages, and because they
+            must not be overwritten. Artefacts that were given have none.
+        notes: choices that were made for the user, in words.
+    """
+
+    profiles: "tuple[Profile, ...]"
+    topology: "Topology"
+    calibration: "Calibration"
+    model: "Model | None" = None
+    plan: "Plan | None" = None
+    paths: Mapping[str, Path] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def read_inputs(
+    profile: "File | Profile | Sequence[Profile] | Inputs | None" = None,
+    *,
+    topology: "File | Topology" = LOCAL,
+    gpus: int | None = None,
+    calibration: "bool | Calibration" = True,
+    model: File | None = None,
+    with_model: bool = False,
+) -> Inputs:
+    """Reads what is planned for: the profiles, the topology, the corrections and the model.
+
+    Args:
+        profile: None takes the newest in ./profiles, if all are of one model. Inputs that were read
+            already are given back, without other arguments.
+        topology, gpus: see `read_topology`.
+        calibration: corrections of times; True takes those beside the profile's file, if there are
+            any, and False none.
+        model: the ONNX file, if it is not where the profile says. The newest profile has to be of
+            this model.
+        with_model: whether the model is read, too.
+
+    Raises:
+        FileError: if a file is missing or malformed, or the model is not the profile's.
+        OptionError: if the profiles are not of one model and device.
+        TopologyError: if the topology has fewer devices.
+    """
+    if isinstance(profile, Inputs):
+        if (topology, gpus, calibration, model) != (LOCAL, None, True, None):
+            raise ValueError("the inputs are read already; give their files to read_inputs")
+        return profile
+    notes: tuple[str, ...] = ()
+    if profile is None:
+        profile = newest_profile(model=model)
+        notes = (f"profile {profile}, the newest in profiles/",)
+    profiles, profile_path = given_profiles(profile)
+    place, topology_path = given_topology(topology, gpus)
+    known = given_calibration(calibration, profile_path, profiles)
+    name = "the profile" if profile_path is None else str(profile_path)
+    return Inputs(
+        profiles=profiles,
+        topology=place,
+        calibration=known,
+        model=find_model(profiles[-1], model, name=name) if with_model else None,
+        paths=_there(
+            profile=profile_path,
+            topology=topology_path,
+            model=profiles[-1].model_path if model is None else model,
+        ),
+        notes=notes,
+    )
+
+
+def read_plan_inputs(
+    strategy: "File | Plan",
+    *,
+    profile: "File | Profile | Sequence[Profile] | None" = None,
+    topology: "File | Topology | None" = None,
+    calibration: "bool | Calibration" = True,
+) -> Inputs:
+    """Reads a strategy, and what it was made for.
+
+    Args:
+        strategy: a strategy file, or a plan.
+        profile: None takes the file that the strategy names, if it is there, else the newest of its
+            model in ./profiles.
+        topology: None finds the strategy's own by its name; another one may be given.
+        calibration: see `read_inputs`.
+
+    Raises:
+        FileError: if a file is missing or malformed, or the profile or topology is not the
+            strategy's.
+        OptionError: if the profiles are not of one model and device.
+    """
+    from planner.api.lookup import files_named, profile_of, profiles_of, topology_of
+    from planner.resharding.checks import check_fits
+
+    if isinstance(strategy, str | os.PathLike):
+        path, plan, name = Path(strategy), read_strategy(strategy), str(strategy)
+    else:
+        path, plan, name = None, strategy, "the strategy"
+    profiles, profile_path = profiles_of(plan, path) if profile is None else given_profiles(profile)
+    where = "the profile given" if profile_path is None else str(profile_path)
+    own = profile_of(plan, name, profiles, where)
+    check_fits(plan, name, own.graph)
+    try:
+        whole, topology_path = given_topology(plan.topology if topology is None else topology)
+    except FileError as error:
+        if topology is not None:
+            raise
+        raise FileError(
+            f"{name}: made for topology {plan.topology}: {error}; give it with --topology"
+        ) from None
+    where = f"the topology {whole.name}" if topology_path is None else str(topology_path)
+    place = topology_of(plan, name, whole, where, is_given=topology is not None)
+    named: dict[str, Path | None] = {} if path is None else {**files_named(plan, path)}
+    read = {"profile": profile_path, "topology": topology_path}
+    return Inputs(
+        profiles=(own,),
+        topology=place,
+        calibration=given_calibration(calibration, profile_path, profiles),
+        plan=plan,
+        paths=_there(strategy=path, **(named | read if profile is None else read | named)),
+    )
+
+
+def _there(**paths: File | None) -> dict[str, Path]:
+    """The paths that are not None."""
+    return {name: Path(path) for name, path in paths.items() if path is not None}
 
 
 def read_profile(path: File) -> "Profile":
@@ -41,14 +188,14 @@ def newest_profile(folder: File = "profiles", *, model: File | None = None) -> P
     Raises:
         FileError: if there is none, or if there are several models to choose from.
     """
-    from planner.artefacts import files
+    from planner.api import lookup
 
     model_hash = None
     if model is not None:
         from planner.model.load import hash_of
 
         model_hash = hash_of(Path(model))
-    return files.newest_profile(Path(folder), model_hash)
+    return lookup.newest_profile(Path(folder), model_hash)
 
 
 def find_profile(name: File) -> Path:
@@ -60,9 +207,9 @@ def find_profile(name: File) -> Path:
     Raises:
         FileError: if there is none; it lists the profiles in ./profiles and those that ship.
     """
-    from planner.artefacts import files
+    from planner.api import lookup
 
-    return files.find_profile(os.fspath(name))
+    return lookup.find_profile(os.fspath(name))
 
 
 def write_profile(profile: "Profile", path: File) -> None:
@@ -93,15 +240,10 @@ def read_topology(name: File, gpus: int | None = None, *, pruned: bool = False) 
         FileError: if there is no such topology, or its file is malformed.
         TopologyError: if it has fewer devices.
     """
-    from planner.artefacts.topology import take
     from planner.clusters.places import without_dead_ends
-    from planner.clusters.yaml import read
 
-    whole = read.read_topology(find_topology(name), gpus)
-    if gpus is None:
-        return whole
-    part = take(whole, gpus)
-    return without_dead_ends(part) if pruned else part
+    topology, _ = given_topology(name, gpus)
+    return without_dead_ends(topology) if pruned and gpus is not None else topology
 
 
 def find_topology(name: File) -> Path:
@@ -131,6 +273,18 @@ def read_strategy(path: File) -> "Plan":
     from planner.artefacts.files import read_plan
 
     return read_plan(Path(path))
+
+
+def files_of(strategy: File) -> dict[str, Path]:
+    """A strategy file, and the model and the profile that it names, there or not, by their meaning:
+    the files that must not be overwritten where it is read.
+
+    Raises:
+        FileError: if it cannot be read.
+    """
+    from planner.api.lookup import files_named
+
+    return {"strategy": Path(strategy), **files_named(read_strategy(strategy), Path(strategy))}
 
 
 def write_trace(simulation: Simulation, path: File) -> None:
@@ -284,7 +438,7 @@ def convert(
     """
     from planner.api import conversion as formats
 
-    own = None if profile is None else Path(profile)
+    own = None if profile is None else find_profile(profile)
     return formats.convert(Path(source), Path(target), to, own)
 
 
@@ -298,7 +452,12 @@ def rate_of(rate: float | str | None) -> float | None:
 def given_profiles(
     given: "File | Profile | Sequence[Profile]",
 ) -> "tuple[tuple[Profile, ...], Path | None]":
-    """The profiles, and their file if they come from one."""
+    """The profiles, ascending by the size of the microbatch, and their file if they come from one.
+
+    Raises:
+        FileError: if there is no such file, or it is malformed.
+        OptionError: if they are none, or not of one model and device.
+    """
     if isinstance(given, str | os.PathLike):
         path = find_profile(given)
         return read_profiles(path), path
@@ -314,24 +473,42 @@ def given_profiles(
         raise OptionError(str(error)) from None
 
 
+def given_topology(
+    given: "File | Topology", gpus: int | None = None
+) -> "tuple[Topology, Path | None]":
+    """The topology, or its first devices, and its file if it comes from one.
+
+    Raises:
+        FileError: if there is no such topology, or its file is malformed.
+        TopologyError: if it has fewer devices.
+    """
+    from planner.artefacts.topology import take
+    from planner.clusters.yaml import read
+
+    path = None
+    if isinstance(given, str | os.PathLike):
+        path = read.find_topology(os.fspath(given))
+        given = read.read_topology(path, gpus)
+    return given if gpus is None else take(given, gpus), path
+
+
 def given_calibration(
     choice: "bool | Calibration", path: Path | None, profiles: "Sequence[Profile]"
 ) -> "Calibration":
-    """The corrections to apply."""
+    """The corrections to apply.
+
+    Args:
+        choice: the corrections, or whether those beside the profiles' file are taken.
+        path: that file; None if the profiles come from none.
+
+    Raises:
+        FileError: if they are malformed, or were made for another profile.
+    """
     from planner.artefacts.calibration import Calibration
 
     if isinstance(choice, Calibration):
         return choice
     return read_calibration(path, profiles) if choice and path is not None else Calibration()
-
-
-def given_topology(given: "File | Topology", gpus: int | None) -> "Topology":
-    """The topology, or its first devices."""
-    from planner.artefacts.topology import take
-
-    if isinstance(given, str | os.PathLike):
-        return read_topology(given, gpus)
-    return given if gpus is None else take(given, gpus)
 
 
 def given_trace(given: "File | Trace") -> "Trace":

@@ -1,61 +1,127 @@
-"""The profile and the topology that a strategy was made for. Their paths are written into it, or
-their names, and their hashes prove that they are the same.
+"""Names become files: of profiles, and of the profile and the topology that a strategy was made
+for. Their names or paths are written into it, and their hashes prove that they are the same.
 """
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
-from planner.artefacts.files import artefact_hash, newest_profile
+from planner.artefacts.files import CALIBRATION_ENDING, artefact_hash, json_of, shipped
 from planner.artefacts.formats.any import read_any_profiles
 from planner.artefacts.plan import Plan
 from planner.artefacts.profile import Profile
 from planner.artefacts.topology import Topology, take
-from planner.clusters.yaml.read import find_topology, read_topology
 from planner.profilers.interpolate import interpolated
 from planner.support.errors import FileError, OptionError
-from planner.support.reading import relative
+from planner.support.reading import MAX_TEXT_BYTES, read_bytes
 
 
-def with_paths(
-    plan: Plan, folder: Path, profile_path: Path | None, model_path: Path | None
-) -> Plan:
-    """The plan with the paths of its files as seen from the folder that it is written to. They are
-    filled in here, and only here.
+def newest_profile(folder: Path, model_hash: str | None = None) -> Path:
+    """The profile in a folder that was modified last, among those of one model. Profiles that come
+    from elsewhere belong to no model, and are only taken where there are no others.
 
     Args:
-        profile_path: None keeps the plan's.
-        model_path: None keeps the plan's.
+        folder: with the profiles.
+        model_hash: content hash of the model; None where it is not known.
+
+    Raises:
+        FileError: if there is none, or none of that model, or if there are several models to choose
+            from.
     """
-    if profile_path is not None:
-        plan = replace(plan, profile_path=relative(profile_path, folder))
-    if model_path is not None:
-        plan = replace(plan, model_path=relative(model_path, folder))
-    return plan
+    paths = _profile_paths(folder)
+    if not paths:
+        raise FileError(f"{folder}: there is no profile; run: planner profile MODEL.onnx")
+    if len(paths) == 1:
+        return paths[0]
+    models = {path: _model_hash_in(path) for path in paths}
+    names = f"{', '.join(path.stem for path in paths[:-4:-1])}{', ...' if len(paths) > 3 else ''}"
+    if model_hash is not None:
+        own = [path for path in paths if models[path] == model_hash]
+        if not own:
+            raise FileError(
+                f"{folder}: expected a profile of model {model_hash[:12]} among {len(paths)}, got"
+                f" none ({names}); run planner profile for that model, or give --profile FILE"
+            )
+        return own[-1]
+    candidates = [path for path in paths if models[path] is not None] or paths
+    of_models = {models[path] for path in candidates}
+    if len(of_models) > 1 or (None in of_models and len(candidates) > 1):
+        raise FileError(
+            f"{folder}: expected profiles of one model, got {len(paths)} profiles of several, the"
+            f" newest first: {names}; say which with --profile, such as --profile"
+            f" {candidates[-1].stem}"
+        )
+    return candidates[-1]
 
 
-def find_profiles(plan: Plan, strategy_path: Path) -> tuple[Path, tuple[Profile, ...]]:
-    """The file with the profile of a plan, and all profiles in it: the file that the plan names, if
-    it still has the profile, else the newest of its model in ./profiles.
+def find_profile(name: str, folder: Path = Path("profiles")) -> Path:
+    """The file that a name of a profile stands for: itself, one in a folder, or one that ships.
+
+    Args:
+        name: a path, or a name such as "gpt2" for gpt2.json in the folder.
+
+    Raises:
+        FileError: if there is none; it lists the names in the folder and those that ship.
+    """
+    path, ships = Path(name), shipped("profiles")
+    for candidate in (path, folder / name, folder / f"{name}.json", ships / f"{name}.json"):
+        if candidate.exists():
+            return candidate
+    known = ", ".join(sorted(path.stem for path in _profile_paths(folder)))
+    there = f"{folder}/ has {known}" if known else f"{folder}/ has no profiles"
+    others = ", ".join(sorted(path.stem for path in _profile_paths(ships)))
+    raise FileError(
+        f"{name}: there is no such file, and no profile of that name: {there}, and {others} ship"
+        " with the planner; run: planner profile MODEL.onnx"
+    )
+
+
+def _profile_paths(folder: Path) -> list[Path]:
+    """The JSON files in a folder but calibrations, the newest last."""
+    paths = (path for path in folder.glob("*.json") if not path.name.endswith(CALIBRATION_ENDING))
+    return sorted(paths, key=lambda path: (path.stat().st_mtime_ns, path.name))
+
+
+def _model_hash_in(path: Path) -> str | None:
+    """The hash of the model in a profile; None where the file is no profile of a model."""
+    try:
+        plain = json_of(read_bytes(path, MAX_TEXT_BYTES).decode())
+    except (FileError, OSError, ValueError, RecursionError):
+        return None
+    if isinstance(plain, dict) and isinstance(plain.get("profiles"), list) and plain["profiles"]:
+        plain = plain["profiles"][0]
+    digest = plain.get("model_hash") if isinstance(plain, dict) else None
+    return digest if isinstance(digest, str) else None
+
+
+def profiles_of(plan: Plan, strategy: Path | None) -> tuple[tuple[Profile, ...], Path]:
+    """All profiles in the file with the profile of a plan, and the file: the one that the plan
+    names, if it still has the profile, else the newest of its model in ./profiles.
+
+    Args:
+        strategy: the file of the plan; None if it comes from none.
 
     Raises:
         FileError: if there is neither, or the newest is malformed.
     """
-    if plan.profile_path is not None:
-        path = strategy_path.parent / plan.profile_path
+    if strategy is not None and plan.profile_path is not None:
+        path = strategy.parent / plan.profile_path
         with suppress(FileError):  # it was moved, or is another one by now
-            profiles = tuple(read_any_profiles(path))
-            profile_of(plan, str(strategy_path), profiles, str(path))
-            return path, profiles
+            profiles = read_any_profiles(path)
+            profile_of(plan, str(strategy), profiles, str(path))
+            return profiles, path
     path = newest_profile(Path("profiles"), plan.model_hash)
-    return path, tuple(read_any_profiles(path))
+    return read_any_profiles(path), path
 
 
 def files_named(plan: Plan, strategy_path: Path) -> dict[str, Path]:
-    """The files that a strategy names, there or not, by what they are."""
+    """The files that a strategy names, there or not, by their meaning."""
     paths = {"model": plan.model_path, "profile": plan.profile_path}
-    return {what: strategy_path.parent / path for what, path in paths.items() if path is not None}
+    return {
+        f"strategy's {what}": strategy_path.parent / path
+        for what, path in paths.items()
+        if path is not None
+    }
 
 
 def profile_of(
@@ -83,48 +149,31 @@ def profile_of(
 
 
 def topology_of(
-    plan: Plan, strategy_name: str, given: str | Topology | None
-) -> tuple[Topology, bool]:
-    """The topology that a plan was made for, or another one that is given.
+    plan: Plan, strategy_name: str, whole: Topology, where: str, *, is_given: bool
+) -> Topology:
+    """The topology that a plan was made for, of as many devices, or another one that is given.
 
     Args:
         strategy_name: the plan's, for messages.
-        given: a topology, or the name of a file or preset; None looks for the plan's by its name.
-
-    Returns:
-        The topology, of as many devices as it was planned for; whether it is the plan's.
+        whole: the topology that is given, or the one of the plan's name.
+        where: its name, for messages.
+        is_given: whether it may be another one.
 
     Raises:
-        FileError: if it is not found, is another one though none was given, or is too small.
+        FileError: if it is another one though none was given, or is too small.
     """
-    if isinstance(given, Topology):
-        whole, where = given, f"the topology {given.name}"
-    else:
-        path = _path_of(plan, strategy_name, given)
-        whole, where = read_topology(path), str(path)
     needed, there = max(plan.ranks) + 1, len(whole.devices)
     # A plan is for all devices or, nearly always, for as many as it uses.
     if whole.name == plan.topology and needed <= there:
         for count in (there, *range(needed, there)):
             part = whole if count == there else take(whole, count)
             if artefact_hash(part) == plan.topology_hash:
-                return part, True
-    if given is None:
+                return part
+    if not is_given:
         raise FileError(
             f"{strategy_name}: made for a topology {plan.topology} {plan.topology_hash[:12]}, which"
             f" {where} is not; give it, or another one, with --topology"
         )
     if there < needed:
         raise FileError(f"{where}: has {there} devices, the strategy's need {needed}")
-    return whole, False
-
-
-def _path_of(plan: Plan, strategy_name: str, name: str | None) -> Path:
-    """The file of the topology of that name, or of the plan's."""
-    try:
-        return find_topology(name or plan.topology)
-    except FileError as error:
-        advice = "" if name else "; give it with --topology"
-        raise FileError(
-            f"{strategy_name}: made for topology {plan.topology}: {error}{advice}"
-        ) from None
+    return whole

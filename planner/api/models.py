@@ -1,5 +1,6 @@
 """A PyTorch module as an ONNX file, and what the file says."""
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from planner.model.export.export import Exported
     from planner.model.inspection import Inspection
     from planner.model.load import Model
+    from planner.training.checkpoints.folder import Checkpoint
     from planner.training.checkpoints.into_onnx import Weights
 
 
@@ -216,8 +218,19 @@ def check_model(model: "Model", expected_hash: str | None, name: str) -> None:
         )
 
 
+def find_checkpoint(path: File) -> "Checkpoint":
+    """The checkpoint in a folder, or the newest whole one of several.
+
+    Raises:
+        FileError: if there is none.
+    """
+    from planner.training.checkpoints.folder import find
+
+    return find(Path(path))
+
+
 def write_weights(
-    checkpoint: File,
+    checkpoint: "File | Checkpoint",
     path: File | None,
     state_dict: File | None = None,
     *,
@@ -228,7 +241,7 @@ def write_weights(
     checkpoint, or a state dict, or both.
 
     Args:
-        checkpoint: its folder, or a folder with several, of which the newest whole one is taken.
+        checkpoint: see `find_checkpoint`, which gets a path.
         path: of the new ONNX file; weights of 1.8 GB or more are written to PATH.data beside it.
         state_dict: file for a dict of tensors by names of initializers, by torch.save.
         model: the ONNX file that was trained, if it is not where the checkpoint says.
@@ -242,14 +255,13 @@ def write_weights(
         ModelError: if the model cannot hold the weights, or has no evaluation form.
     """
     from planner.training.checkpoints import into_onnx as weights
-    from planner.training.checkpoints.folder import find
 
     if form not in tuple(weights.Form):
         raise OptionError(f"form: expected {' or '.join(weights.Form)}, got {form!r}")
     if path is None and state_dict is None:
         raise OptionError("expected a file to write, got none; give -o FILE.onnx, or --state-dict")
     return weights.write_weights(
-        find(Path(checkpoint)),
+        find_checkpoint(checkpoint) if isinstance(checkpoint, str | os.PathLike) else checkpoint,
         None if path is None else Path(path),
         None if state_dict is None else Path(state_dict),
         model_path=None if model is None else Path(model),

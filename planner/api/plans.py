@@ -6,13 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from planner.api.files import (
-    given_calibration,
-    given_profiles,
-    given_topology,
-    rate_of,
-    read_strategy,
-)
+from planner.api.files import Inputs, find_profile, rate_of, read_inputs, read_plan_inputs
 from planner.api.models import check_model, read_model
 from planner.api.refining import Refining
 from planner.api.topologies import changed_cluster, type_of
@@ -20,7 +14,7 @@ from planner.artefacts.options import Search, Training, WhatIf
 from planner.planning.plans import Plans, Simulation, simulated
 from planner.solvers.registry import SOLVERS, automatic, option_fields, portfolio, with_given
 from planner.support.errors import OptionError
-from planner.support.reading import File
+from planner.support.reading import File, relative
 
 if TYPE_CHECKING:
     from planner.artefacts.calibration import Calibration
@@ -55,11 +49,12 @@ def write_strategy(
         FileError: if a file cannot be written, or the model is not the plan's.
         OptionError: if the annotated model would replace a file that is none.
     """
-    from planner.api.lookup import with_paths
     from planner.artefacts.files import plan_bytes, write_plan
 
     target = Path(path)
-    plan = with_paths(plan, target.parent, None if profile is None else Path(profile), None)
+    # Paths become relative to the strategy here, and only here.
+    if profile is not None:
+        plan = replace(plan, profile_path=relative(Path(profile), target.parent))
     if model is None:
         write_plan(plan, target)
         return (target,)
@@ -72,7 +67,7 @@ def write_strategy(
     elif model.dimensions != plan.dimensions:
         model = read_model(model.path, dims=plan.dimensions)
     check_model(model, plan.model_hash, str(target))
-    plan = with_paths(plan, target.parent, None, model.path)
+    plan = replace(plan, model_path=relative(model.path, target.parent))
     partition = target.with_suffix(".onnx")
     # Its name is not the caller's, so it may be that of another file.
     check_outputs([(partition, ANNOTATED_FILE)], {"model": model.path})
@@ -81,7 +76,7 @@ def write_strategy(
 
 
 def solve(
-    profile: "File | Profile | Sequence[Profile]",
+    profile: "File | Profile | Sequence[Profile] | Inputs",
     *,
     topology: "File | Topology" = "local.yaml",
     gpus: int | None = None,
@@ -100,7 +95,7 @@ def solve(
 
     Args:
         profile: of several sizes of the microbatch of one model, or those of a file, the best is
-            chosen.
+            chosen. `read_inputs` gives the profiles with the topology and the calibration.
         topology, gpus: see `read_topology`.
         training: how the model is trained.
         search: how strategies are searched for.
@@ -124,7 +119,7 @@ def solve(
     """
     from planner.artefacts.profile import has_rules
     from planner.planning.portfolio import under_pipedream
-    from planner.planning.problems import problems_for, sized
+    from planner.planning.problems import sized
     from planner.planning.sizes import compare_between
 
     if cost_model not in ("planner", "pipedream"):
@@ -135,10 +130,9 @@ def solve(
             "--refine is for --cost-model planner, and for the topology as it is; drop --set,"
             " --drop and --add-host"
         )
-    profiles, path = given_profiles(profile)
-    known = given_calibration(calibration, path, profiles)
-    refining = Refining(profiles, model, progress) if refine else None
-    profiles = sized(profiles, training)
+    inputs = read_inputs(profile, topology=topology, gpus=gpus, calibration=calibration)
+    refining = Refining(inputs.profiles, model, progress) if refine else None
+    profiles = sized(inputs.profiles, training)
 
     def planned(problems: "tuple[Problem, ...]") -> Plans:
         if cost_model == "pipedream":
@@ -152,9 +146,7 @@ def solve(
         return Plans(*made, refinement=refining.done)
 
     limit_s = time_limit_s if what_if == WhatIf() else time_limit_s / 2
-    place = given_topology(topology, gpus)
-    kind = type_of(profiles[-1], place)
-    present = problems_for(profiles, place, training, search, known, kind)
+    present = _problems(inputs, profiles, training, search)
     if what_if == WhatIf():
         return planned(present)
     changed = changed_cluster(present[-1].topology, what_if)
@@ -164,7 +156,7 @@ def solve(
 
 
 def compare(
-    profile: "File | Profile | Sequence[Profile]",
+    profile: "File | Profile | Sequence[Profile] | Inputs",
     *,
     topology: "File | Topology" = "local.yaml",
     gpus: int | None = None,
@@ -196,14 +188,9 @@ def compare(
     """
     from planner.artefacts.profile import has_rules
     from planner.planning.portfolio import compare as compare_all
-    from planner.planning.problems import problems_for, sized
 
-    profiles, path = given_profiles(profile)
-    known = given_calibration(calibration, path, profiles)
-    chosen = sized(profiles, training)[-1:]
-    place = given_topology(topology, gpus)
-    kind = type_of(chosen[-1], place)
-    (problem,) = problems_for(chosen, place, training, search, known, kind)
+    inputs = read_inputs(profile, topology=topology, gpus=gpus, calibration=calibration)
+    problem = _problem(inputs, training, search)
     changes: tuple[str, ...] = ()
     if what_if != WhatIf():
         changed = changed_cluster(problem.topology, what_if)
@@ -242,10 +229,9 @@ def solve_under(
         FileError: if a file is missing or malformed.
         OptionError: if options contradict each other or the cost model.
     """
-    from planner.artefacts.calibration import Calibration
-    from planner.artefacts.formats.any import DNN_PARTITIONING, PIPER, detect
-    from planner.artefacts.formats.dnn_partitioning import read_dnn_partitioning
-    from planner.artefacts.formats.piper import read_piper
+    from planner.artefacts.formats.any import as_profiles, read_any
+    from planner.artefacts.formats.dnn_partitioning import DnnGraph
+    from planner.artefacts.formats.piper import PiperGraph
     from planner.artefacts.problem import switches_of
     from planner.planning.other_cost_models import (
         ForeignModel,
@@ -253,7 +239,7 @@ def solve_under(
         solve_foreign,
         solve_profile,
     )
-    from planner.planning.problems import choice, options_of, problems_for
+    from planner.planning.problems import choice, options_of
     from planner.solvers.netsplit.options import NetSplit
 
     model, own = choice(ForeignModel, "cost model", cost_model), options_of(training, search)
@@ -277,16 +263,14 @@ def solve_under(
     if model is ForeignModel.PIPER and not netsplit.contiguous:
         raise OptionError("--no-contiguous is not for --cost-model piper, whose stages are layers")
     if isinstance(profile, str | os.PathLike):
-        path = Path(profile)
-        form = detect(path)
-        if model is ForeignModel.DNN_PARTITIONING and form == DNN_PARTITIONING:
-            return solve_foreign(read_dnn_partitioning(path), options)
-        if model is ForeignModel.PIPER and form == PIPER:
-            return solve_foreign(read_piper(path), options)
-    profiles, _ = given_profiles(profile)
-    place = given_topology(topology, gpus)
-    kind = type_of(profiles[-1], place)
-    problems = problems_for(profiles, place, training, search, Calibration(), kind)
+        path = find_profile(profile)
+        content = read_any(path)
+        kind = DnnGraph if model is ForeignModel.DNN_PARTITIONING else PiperGraph
+        if isinstance(content, kind):
+            return solve_foreign(content, options)
+        profile = as_profiles(content, path)
+    inputs = read_inputs(profile, topology=topology, gpus=gpus, calibration=False)
+    problems = _problems(inputs, inputs.profiles, training, search)
     return solve_profile(problems[-1], model, options)
 
 
@@ -360,7 +344,7 @@ def is_compiled() -> bool:
 
 
 def simulate(
-    strategy: "File | Plan",
+    strategy: "File | Plan | Inputs",
     *,
     profile: "File | Profile | Sequence[Profile] | None" = None,
     topology: "File | Topology | None" = None,
@@ -373,10 +357,8 @@ def simulate(
     """One iteration of a strategy.
 
     Args:
-        strategy: a strategy file, or a plan.
-        profile: that the strategy was made for; None takes the file that the strategy names, if it
-            is there, else the newest in ./profiles.
-        topology: None finds the strategy's own by its name; another one may be given.
+        strategy: a strategy file, or a plan; or it and all that follows, by `read_plan_inputs`.
+        profile, topology: see `read_plan_inputs`.
         microbatches: per iteration; None takes the strategy's.
         device_memory, reserve: see `Training`.
         what_if: changes of the topology.
@@ -388,35 +370,24 @@ def simulate(
             strategy's.
         OptionError: if a change of the topology makes no sense.
     """
-    from planner.api.lookup import find_profiles, profile_of, topology_of
     from planner.planning.problems import replayed
-    from planner.resharding.checks import check_fits
 
-    if isinstance(strategy, str | os.PathLike):
-        plan, name = read_strategy(strategy), os.fspath(strategy)
-    else:
-        plan, name = strategy, "the strategy"
-    if profile is not None:
-        profiles, path = given_profiles(profile)
-    elif isinstance(strategy, str | os.PathLike):
-        path, profiles = find_profiles(plan, Path(strategy))
-    else:
-        from planner.artefacts import files
-
-        profiles, path = given_profiles(files.newest_profile(Path("profiles"), plan.model_hash))
-    own = profile_of(plan, name, profiles, "the profile given" if path is None else str(path))
-    check_fits(plan, name, own.graph)
-    given = os.fspath(topology) if isinstance(topology, str | os.PathLike) else topology
-    place, is_own = topology_of(plan, name, given)
+    inputs = (
+        strategy
+        if isinstance(strategy, Inputs)
+        else read_plan_inputs(strategy, profile=profile, topology=topology, calibration=calibration)
+    )
+    plan, (own,), place = inputs.plan, inputs.profiles, inputs.topology
+    if plan is None:
+        raise ValueError("expected the inputs of a strategy, got those of a search for one")
     training = Training(microbatches=microbatches, device_memory=device_memory, reserve=reserve)
-    known = given_calibration(calibration, path, profiles)
     kind = type_of(own, place)
-    problem, result = replayed(plan, own, place, is_own, training, known, kind)
+    problem, result = replayed(plan, own, place, training, inputs.calibration, kind)
     return simulated(_changed(problem, what_if), plan.solver, result)
 
 
 def simulate_stages(
-    profile: "File | Profile | Sequence[Profile]",
+    profile: "File | Profile | Sequence[Profile] | Inputs",
     *,
     cuts: Sequence[str] = (),
     replicas: Sequence[int] = (),
@@ -441,18 +412,32 @@ def simulate_stages(
         FileError: if a file is missing or malformed.
         OptionError: if an operator is unknown, or options contradict each other.
     """
-    from planner.planning.problems import problems_for, sized
     from planner.solvers.manual import Manual
     from planner.solvers.manual import solve as solve_stages
 
-    profiles, path = given_profiles(profile)
+    inputs = read_inputs(profile, topology=topology, gpus=gpus, calibration=calibration)
     search = Search(switches=(Manual(tuple(cuts), tuple(replicas)),))
-    place, known = given_topology(topology, gpus), given_calibration(calibration, path, profiles)
-    chosen = sized(profiles, training)[-1:]
-    kind = type_of(chosen[-1], place)
-    (problem,) = problems_for(chosen, place, training, search, known, kind)
+    problem = _problem(inputs, training, search)
     result = solve_stages(problem, 0.0)
     return simulated(_changed(problem, what_if), "manual", result)
+
+
+def _problems(
+    inputs: Inputs, profiles: "Sequence[Profile]", training: Training, search: Search
+) -> "tuple[Problem, ...]":
+    """A problem for each of some profiles whose size divides the samples of an iteration."""
+    from planner.planning.problems import problems_for
+
+    kind = type_of(profiles[-1], inputs.topology)
+    return problems_for(profiles, inputs.topology, training, search, inputs.calibration, kind)
+
+
+def _problem(inputs: Inputs, training: Training, search: Search) -> "Problem":
+    """The problem for the size of the microbatch that is asked for, else for the largest."""
+    from planner.planning.problems import sized
+
+    (problem,) = _problems(inputs, sized(inputs.profiles, training)[-1:], training, search)
+    return problem
 
 
 def _changed(problem: "Problem", what_if: WhatIf) -> "Problem":

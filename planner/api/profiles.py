@@ -193,8 +193,5 @@ def calibrate(
 
     if not traces:
         raise OptionError("no trace is given; expected at least one")
-    paths, places = (
-        [Path(path) for path in traces],
-        [given_topology(one, None) for one in topologies],
-    )
+    paths, places = [Path(path) for path in traces], [given_topology(one)[0] for one in topologies]
     return calibration.calibrate(read_runs(paths, profiles, places, dict(device_table())))

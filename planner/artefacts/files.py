@@ -6,7 +6,7 @@ Every problem of a file is reported at once, with the path of the field.
 import hashlib
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from dataclasses import fields as dataclass_fields
 from functools import cache, lru_cache, partial
@@ -25,7 +25,7 @@ from planner.artefacts.sharding import AT_REST, Sharding, rule_lines, rule_of
 from planner.artefacts.strategy import Stage, not_runnable
 from planner.support.errors import FileError
 from planner.support.memo import remembered
-from planner.support.outputs import Kind
+from planner.support.outputs import FileKind
 from planner.support.reading import MAX_TEXT_BYTES, read_bytes
 from planner.support.writing import write_atomically
 
@@ -327,34 +327,34 @@ def write_calibration(calibration: CalibrationFile, path: Path) -> None:
     write_atomically(path, _content(calibration, CALIBRATION_FORMAT, _dense))
 
 
-# What a profile or a plan answers, by field, in words.
-_PROFILE_QUESTION = {
+# The fields in which profiles or plans differ, in words.
+_PROFILE_FIELDS = {
     "model_hash": "model", "dimensions": "dimensions", "microbatch_size": "microbatch size",
     "dtype": "type", "device_type": "device", "engine": "engine", "threads": "number of threads",
     "batch_norm": "form of batch normalizations",
 }  # fmt: skip
-_PLAN_QUESTION = {
+_PLAN_FIELDS = {
     "model_hash": "model", "dimensions": "dimensions", "topology_hash": "topology",
     "profile_hash": "profile", "optimizer": "optimizer",
 }  # fmt: skip
 
 
-def other_question(path: Path, artefacts: Sequence[Profile] | Plan) -> str | None:
-    """A line that says what a file answers that is about to be overwritten, if it answers another
-    question than the new one; None if there is no such file, or one of another kind.
+def overwrite_note(
+    path: Path, older: Mapping[str, Any], artefacts: Sequence[Profile] | Plan
+) -> str | None:
+    """A line on a profile or strategy that is about to be overwritten: the fields in which it
+    differs from the new one, such as the model; None if it differs in none.
 
     Args:
         path: of the file.
+        older: the fields of the file, from `FileKind.recognise`.
         artefacts: to be written there.
     """
-    old = _json_in(path)
     is_plan = isinstance(artefacts, Plan)
     kind = STRATEGY_FILE if is_plan else PROFILE_FILE
-    if old is None or not kind.is_own(path):
-        return None
-    fields = _PLAN_QUESTION if is_plan else _PROFILE_QUESTION
+    fields = _PLAN_FIELDS if is_plan else _PROFILE_FIELDS
     new = [artefacts] if isinstance(artefacts, Plan) else artefacts
-    before = old.get("profiles", [old])
+    before = older.get("profiles", [older])
     if not isinstance(before, list) or not all(isinstance(one, dict) for one in before):
         return f"{path} was {kind.name} that is damaged, and is overwritten"
     absent = {one.name: one.default for one in dataclass_fields(new[0]) if one.metadata}
@@ -376,29 +376,32 @@ def format_in(path: Path, limit_bytes: int = MAX_TEXT_BYTES) -> str:
     Args:
         limit_bytes: of files of its kind; see `planner.support.reading`.
     """
-    plain = _json_in(path, limit_bytes)
-    if plain is None:
-        return ""
+    plain = _json_in(path, "", limit_bytes)
+    return "" if plain is None else _format_of(plain)
+
+
+def _format_of(plain: Mapping[str, Any]) -> str:
     about = plain.get("otherData")
     form = (about if isinstance(about, dict) else plain).get("format")
     return form if isinstance(form, str) else ""
 
 
-def _json_in(path: Path, limit_bytes: int = MAX_TEXT_BYTES) -> dict[str, Any] | None:
-    """The mapping in a JSON file; None where it has none."""
+def _json_in(path: Path, form: str, limit_bytes: int = MAX_TEXT_BYTES) -> dict[str, Any] | None:
+    """The mapping in a JSON file; None where it has none, or one of another format.
+
+    Args:
+        form: the beginning of its format, so that files of any version are recognised.
+    """
     try:
         plain = json_of(read_text(path, "JSON", "", limit_bytes))
     except (FileError, ValueError, RecursionError):
         return None
-    return plain if isinstance(plain, dict) else None
+    return plain if isinstance(plain, dict) and _format_of(plain).startswith(form) else None
 
 
-# Files of any version are the planner's own.
-PROFILE_FILE = Kind("a profile", lambda path: format_in(path).startswith("planner-profile"))
-STRATEGY_FILE = Kind("a strategy", lambda path: format_in(path).startswith("planner-strategy"))
-CALIBRATION_FILE = Kind(
-    "a calibration", lambda path: format_in(path).startswith("planner-calibration")
-)
+PROFILE_FILE = FileKind("a profile", partial(_json_in, form="planner-profile"))
+STRATEGY_FILE = FileKind("a strategy", partial(_json_in, form="planner-strategy"))
+CALIBRATION_FILE = FileKind("a calibration", partial(_json_in, form="planner-calibration"))
 
 
 # -------------------------------------------------------------------------------- reading
@@ -528,16 +531,22 @@ def _artefact(kind: Any, text: str) -> Any:
 
 
 def _read(
-    kind: Any, form: str, path: Path, made_by: str, readable: Collection[str] = ()
-) -> Any:  # fmt: skip
+    kind: Any,
+    form: str,
+    path: Path,
+    made_by: str,
+    readable: Collection[str] = (),
+    text: str | None = None,
+) -> Any:
     """An artefact from its JSON file.
 
     Args:
         form: the format of the file.
-        readable: formats that are read, too.
+        readable: older formats that are read, too.
+        text: of the file, if it was read already.
     """
     advice = f"make one with: {made_by}"
-    content = read_text(path, form, advice)
+    content = read_text(path, form, advice) if text is None else text
     try:
         plain = json_of(content)
     except (ValueError, RecursionError) as error:
@@ -566,25 +575,33 @@ def read_artefact(kind: Any, form: str, path: Path, made_by: str) -> Any:
     return _read(kind, form, path, made_by)
 
 
-def read_profile(path: Path) -> Profile:
+def read_profile(path: Path, text: str | None = None) -> Profile:
     """The profile in a JSON file.
+
+    Args:
+        text: of the file, if it was read already.
 
     Raises:
         FileError: if it is missing, no profile, or malformed.
     """
     advice = "planner profile MODEL.onnx"
-    profile: Profile = _read(Profile, PROFILE_FORMAT, path, advice, PROFILE_FORMATS)
+    profile: Profile = _read(Profile, PROFILE_FORMAT, path, advice, PROFILE_FORMATS, text)
     return profile
 
 
-def read_profile_set(path: Path) -> ProfileSet:
+def read_profile_set(path: Path, text: str | None = None) -> ProfileSet:
     """The profiles in a JSON file with several of them.
+
+    Args:
+        text: of the file, if it was read already.
 
     Raises:
         FileError: if it is missing, no such file, or malformed.
     """
     advice = "planner profile MODEL.onnx --batch 1,2,4"
-    profiles: ProfileSet = _read(ProfileSet, PROFILE_SET_FORMAT, path, advice, PROFILE_SET_FORMATS)
+    profiles: ProfileSet = _read(
+        ProfileSet, PROFILE_SET_FORMAT, path, advice, PROFILE_SET_FORMATS, text
+    )
     return profiles
 
 
@@ -644,84 +661,6 @@ def _runnable(plan: Plan, path: Path) -> Plan:
         if obstacle := not_runnable(stage):
             raise FileError(f"{path}: strategy.stages[{s}]: {obstacle}")
     return plan
-
-
-def newest_profile(folder: Path, model_hash: str | None = None) -> Path:
-    """The profile in a folder that was modified last, among those of one model. Profiles that come
-    from elsewhere belong to no model, and are only taken where there are no others.
-
-    Args:
-        folder: with the profiles.
-        model_hash: content hash of the model; None where it is not known.
-
-    Raises:
-        FileError: if there is none, or none of that model, or if there are several models to choose
-            from.
-    """
-    paths = _profile_paths(folder)
-    if not paths:
-        raise FileError(f"{folder}: there is no profile; run: planner profile MODEL.onnx")
-    if len(paths) == 1:
-        return paths[0]
-    models = {path: _model_hash_in(path) for path in paths}
-    names = f"{', '.join(path.stem for path in paths[:-4:-1])}{', ...' if len(paths) > 3 else ''}"
-    if model_hash is not None:
-        own = [path for path in paths if models[path] == model_hash]
-        if not own:
-            raise FileError(
-                f"{folder}: expected a profile of model {model_hash[:12]} among {len(paths)}, got"
-                f" none ({names}); run planner profile for that model, or give --profile FILE"
-            )
-        return own[-1]
-    candidates = [path for path in paths if models[path] is not None] or paths
-    of_models = {models[path] for path in candidates}
-    if len(of_models) > 1 or (None in of_models and len(candidates) > 1):
-        raise FileError(
-            f"{folder}: expected profiles of one model, got {len(paths)} profiles of several, the"
-            f" newest first: {names}; say which with --profile, such as --profile"
-            f" {candidates[-1].stem}"
-        )
-    return candidates[-1]
-
-
-def find_profile(name: str, folder: Path = Path("profiles")) -> Path:
-    """The file that a name of a profile stands for: itself, one in a folder, or one that ships.
-
-    Args:
-        name: a path, or a name such as "gpt2" for gpt2.json in the folder.
-
-    Raises:
-        FileError: if there is none; it lists the names in the folder and those that ship.
-    """
-    path, ships = Path(name), shipped("profiles")
-    for candidate in (path, folder / name, folder / f"{name}.json", ships / f"{name}.json"):
-        if candidate.exists():
-            return candidate
-    known = ", ".join(sorted(path.stem for path in _profile_paths(folder)))
-    there = f"{folder}/ has {known}" if known else f"{folder}/ has no profiles"
-    others = ", ".join(sorted(path.stem for path in _profile_paths(ships)))
-    raise FileError(
-        f"{name}: there is no such file, and no profile of that name: {there}, and {others} ship"
-        " with the planner; run: planner profile MODEL.onnx"
-    )
-
-
-def _profile_paths(folder: Path) -> list[Path]:
-    """The JSON files in a folder but calibrations, the newest last."""
-    paths = (path for path in folder.glob("*.json") if not path.name.endswith(CALIBRATION_ENDING))
-    return sorted(paths, key=lambda path: (path.stat().st_mtime_ns, path.name))
-
-
-def _model_hash_in(path: Path) -> str | None:
-    """The hash of the model in a profile; None where the file is no profile of a model."""
-    try:
-        plain = json_of(read_bytes(path, MAX_TEXT_BYTES).decode())
-    except (FileError, OSError, ValueError, RecursionError):
-        return None
-    if isinstance(plain, dict) and isinstance(plain.get("profiles"), list) and plain["profiles"]:
-        plain = plain["profiles"][0]
-    found = plain.get("model_hash") if isinstance(plain, dict) else None
-    return found if isinstance(found, str) else None
 
 
 def shipped(folder: str) -> Path:

@@ -6,15 +6,13 @@ from pathlib import Path
 import click
 
 from planner import api
-from planner.commands.option_types import ProfileFile
-from planner.commands.outputs import check_output
 from planner.commands.terminal import say, show
 
 
 @click.command()
 @click.argument("traces", metavar="TRACE...", nargs=-1, required=True,
                 type=click.Path(path_type=Path))  # fmt: skip
-@click.option("--profile", "profile_paths", multiple=True, type=ProfileFile(),
+@click.option("--profile", "profile_names", multiple=True, metavar="FILE",
               help="Profile of a run, or of another model that the corrections are for; may be"
               " repeated.  [default: the newest in ./profiles]")  # fmt: skip
 @click.option("--topology", "topology_names", multiple=True, default=("local.yaml",),
@@ -23,7 +21,7 @@ from planner.commands.terminal import say, show
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def calibrate(
     traces: tuple[Path, ...],
-    profile_paths: tuple[Path, ...],
+    profile_names: tuple[str, ...],
     topology_names: tuple[str, ...],
     as_json: bool,
 ) -> None:
@@ -39,12 +37,13 @@ def calibrate(
     was left out of it, or of runs left out one by one if there is only one model. solve and
     compare apply the corrections from then on, unless --no-calibration is given.
     """
-    from planner.reports.calibrate import calibrate_json, calibrate_lines, calibrate_table
+    from planner.reports.traces import calibrate_json, calibrate_lines, calibrate_table
 
-    profiles = {path: api.read_profiles(path) for path in profile_paths or (api.newest_profile(),)}
+    paths = [*map(api.find_profile, profile_names)] or [api.newest_profile()]
+    profiles = {path: api.read_profiles(path) for path in paths}
     read = {f"trace {trace}": trace for trace in traces}
     for path in profiles:
-        check_output({"calibration": api.calibration_path(path)}, read)
+        api.check_outputs({"calibration": api.calibration_path(path)}, read)
     fitted = api.calibrate(
         traces,
         profiles=[profile for several in profiles.values() for profile in several],

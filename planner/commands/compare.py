@@ -3,7 +3,6 @@
 import json
 from collections.abc import Sequence
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,6 @@ import click
 
 from planner import api
 from planner.commands.errors import NO_PLAN
-from planner.commands.inputs import InputNames, Inputs, planned
 from planner.commands.option_types import TIME
 from planner.commands.options import (
     CALIBRATION,
@@ -20,11 +18,11 @@ from planner.commands.options import (
     SEARCH,
     TRAINING,
     WHAT_IF,
+    InputNames,
     solver_choice,
     solver_list,
 )
-from planner.commands.outputs import check_output
-from planner.commands.terminal import bar, say, show
+from planner.commands.terminal import bar, say, show, spinner
 from planner.support.errors import OptionError
 
 if TYPE_CHECKING:
@@ -81,44 +79,41 @@ def compare(
 
     Exits with 3 if no strategy fits.
     """
-    inputs = names.read(calibrated=calibrated, quiet=as_json, model=model_path)
-    model = None if steps is None else model_to_run(inputs, model_path)
-    if csv_path is not None:
-        read = {"profile": inputs.profile_path, "topology": inputs.topology_path,
-                "model": None if model is None else model.path}  # fmt: skip
-        check_output({"table": csv_path}, read)
-    ask = partial(
-        api.compare, training=training, search=search, solvers=solvers, what_if=what_if,
-        time_limit_s=time_limit_s,
-    )  # fmt: skip
-    plans = planned(ask, inputs)
-    if model is None and csv_path is not None:
+    inputs = names.read(
+        quiet=as_json, calibration=calibrated, model=model_path, with_model=steps is not None
+    )
+    if steps is not None and inputs.model is None:
+        raise OptionError(
+            f"--run: the model of {inputs.paths['profile']} is not where the profile says; give it"
+            " with --model FILE"
+        )
+    api.check_outputs({"table": csv_path}, inputs.paths)
+    with spinner(len(inputs.topology.devices)) as progress:
+        plans = api.compare(
+            inputs, training=training, search=search, solvers=solvers, what_if=what_if,
+            time_limit_s=time_limit_s, progress=progress,
+        )  # fmt: skip
+    if steps is None and csv_path is not None:
         write_rows(plans, csv_path)
     if not as_json:
         print_plans(plans)
-    if steps is None or model is None:
+    if steps is None or inputs.model is None:
         finish(plans, csv_path, as_json)
     else:
-        run_plans(plans, model, steps, csv_path, as_json)
+        run_plans(plans, inputs.model, steps, csv_path, as_json)
     if plans.plan is None:
         ctx.exit(NO_PLAN)
 
 
-def model_to_run(inputs: Inputs, model_path: Path | None) -> "Model":
-    """The model that --run launches."""
-    name = str(inputs.profile_path)
-    model = api.find_model(inputs.profiles[-1], model_path, name=name)
-    if model is None:
-        raise OptionError(
-            f"--run: the model of {name} is not where the profile says; give it with --model FILE"
-        )
-    return model
-
-
 def print_plans(plans: "Plans") -> None:
     """The table, bars and the winner."""
-    from planner.reports.compare import compare_bars, winner_line
-    from planner.reports.plans import comparison_table, reason_lines, unfit_lines
+    from planner.reports.plans import (
+        compare_bars,
+        comparison_table,
+        reason_lines,
+        unfit_lines,
+        winner_line,
+    )
 
     comparison = plans.comparison
     show(comparison_table(comparison))
@@ -132,7 +127,7 @@ def print_plans(plans: "Plans") -> None:
 
 def write_rows(plans: "Plans", csv_path: Path) -> None:
     """The table of plans that are not launched, as a file."""
-    from planner.reports.compare import compare_csv
+    from planner.reports.plans import compare_csv
 
     api.write_text(compare_csv(plans.comparison), csv_path)
 

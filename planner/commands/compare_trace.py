@@ -6,7 +6,6 @@ from pathlib import Path
 import click
 
 from planner import api
-from planner.commands.outputs import check_output
 from planner.commands.terminal import say, show
 
 
@@ -29,7 +28,7 @@ def compare_trace(predicted: Path, measured: Path, output: Path | None, as_json:
     """
     from planner.reports.traces import trace_json, trace_tables
 
-    check_output({"trace": output}, {"predicted trace": predicted, "measured trace": measured})
+    api.check_outputs({"trace": output}, {"predicted trace": predicted, "measured trace": measured})
     before, after = api.read_trace(predicted), api.read_trace(measured)
     comparison = api.compare_traces(before, after)
     if output is not None:

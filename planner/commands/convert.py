@@ -6,7 +6,6 @@ from pathlib import Path
 import click
 
 from planner import api
-from planner.commands.option_types import ProfileFile
 from planner.commands.terminal import say
 
 
@@ -16,12 +15,12 @@ from planner.commands.terminal import say
 @click.option("--to", "form", type=click.Choice(["pipedream", "planner"]),
               help="The format to write.  [default: planner where OUT ends in .json]",
               )  # fmt: skip
-@click.option("--profile", "profile_path", type=ProfileFile(),
+@click.option("--profile", metavar="FILE",
               help="Profile that a strategy was made for.  [default: OUT, if it is a graph.txt,"
               " else the newest in ./profiles]")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def convert(
-    source: Path, target: Path, form: str | None, profile_path: Path | None, as_json: bool
+    source: Path, target: Path, form: str | None, profile: str | None, as_json: bool
 ) -> None:
     """Writes a profile IN as OUT in another format, or a strategy IN as PipeDream's graph with the
     stage of every node, OUT, and a picture of it for Graphviz beside it.
@@ -34,7 +33,7 @@ def convert(
     IN may be a profile of the planner, PipeDream's graph.txt, or the JSON of dnn-partitioning or
     Piper. Its content decides, not its name.
     """
-    written = [str(path) for path in api.convert(source, target, to=form, profile=profile_path)]
+    written = [str(path) for path in api.convert(source, target, to=form, profile=profile)]
     if as_json:
         click.echo(json.dumps({"written": written}))
     else:

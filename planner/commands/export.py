@@ -8,7 +8,6 @@ import click
 from planner import api
 from planner.commands.option_types import Dynamic
 from planner.commands.options import OPERATORS
-from planner.commands.outputs import check_output
 from planner.commands.terminal import say
 from planner.support.errors import OptionError
 
@@ -46,9 +45,9 @@ def export(
     The module is exported in its own mode. In training mode, BatchNormalization and Dropout are in
     training form.
     """
-    from planner.reports.export import export_json, export_lines
+    from planner.reports.model import export_json, export_lines
 
-    check_output({"exported model": output}, {})
+    api.check_outputs({"exported model": output}, {})
     module, inputs = api.call_factory(factory)
     shapes = symbolic(dynamic)
     done = api.export(module, inputs, output, shapes, check=check, verbose=verbose)

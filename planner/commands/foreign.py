@@ -7,7 +7,7 @@ import click
 
 from planner import api
 from planner.commands.errors import NO_PLAN
-from planner.commands.inputs import InputNames, say_if_compiling
+from planner.commands.options import InputNames
 from planner.commands.terminal import say, show, spinner
 
 if TYPE_CHECKING:
@@ -28,19 +28,17 @@ def solve_foreign(
 ) -> int:
     """Plans under the cost model, shows the plans, and returns the exit code."""
     from planner.reports.published import (
-        foreign_json,
-        foreign_lines,
-        foreign_stage_table,
-        foreign_table,
+        published_json,
+        published_lines,
+        published_stage_table,
+        published_table,
     )
 
-    path = names.profile or api.newest_profile()
-    say_if_compiling(names.gpus)
-    with spinner() as progress:
+    with spinner(names.gpus) as progress:
         progress(cost_model)
         comparison = api.solve_under(
             cost_model,
-            path,
+            names.profile or api.newest_profile(),
             topology=names.topology,
             gpus=names.gpus,
             training=training,
@@ -49,11 +47,11 @@ def solve_foreign(
             time_limit_s=time_limit_s,
         )
     if as_json:
-        click.echo(json.dumps(foreign_json(comparison)))
+        click.echo(json.dumps(published_json(comparison)))
     else:
-        show(foreign_table(comparison))
+        show(published_table(comparison))
         if comparison.best.stages:
-            show(foreign_stage_table(comparison))
-        for line in foreign_lines(comparison):
+            show(published_stage_table(comparison))
+        for line in published_lines(comparison):
             say(line)
     return 0 if comparison.best.stages else NO_PLAN

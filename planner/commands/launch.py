@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from planner import api
+from planner.api.files import files_of
 from planner.commands.config import (
     CONFIG,
     is_from_file,
@@ -19,7 +20,6 @@ from planner.commands.config import (
 from planner.commands.errors import one_of_several
 from planner.commands.option_types import loss_options
 from planner.commands.options import OPERATORS, packed
-from planner.commands.outputs import check_output
 from planner.commands.terminal import bar, say, show
 from planner.commands.training_options import LOOP
 
@@ -89,8 +89,10 @@ def launch(
     target is a dict by output.
     """
     how = {**without_replaced(ctx, how), "config": name_of_config(ctx)}
-    read = {"model": model_path, "config": config}
-    check_output({"trace": trace, "log": how["log"]}, read, strategy)
+    written = {"trace": trace, "log": how["log"]}
+    if any(written.values()):
+        read = {"model": model_path, "config": config, **files_of(strategy)}
+        api.check_outputs(written, read)
     if nproc is not None and "RANK" not in os.environ:
         ctx.exit(api.start_launch(strategy, nproc, forwarded()))
     with one_of_several(), bar("Training") as tick:

@@ -1,12 +1,10 @@
 """Types of options that click does not know: sizes, times, rates, dimensions."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import click
 
-from planner import api
 from planner.support.errors import UnitError
 from planner.support.units import parse_bytes, parse_rate, parse_seconds
 
@@ -28,16 +26,6 @@ class Quantity(click.ParamType[Any]):
         if self.positive and quantity <= 0:
             return self.fail(f"expected more than 0, got {value!r}", param, ctx)
         return quantity
-
-
-class ProfileFile(click.ParamType[Any]):
-    """A profile: a file, or the name of one in ./profiles."""
-
-    name = "FILE"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        """The path of the file."""
-        return value if isinstance(value, Path) else api.find_profile(value)
 
 
 class Dimension(click.ParamType[Any]):

@@ -2,15 +2,16 @@
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import Field
+from dataclasses import Field, dataclass
 from enum import StrEnum
 from functools import wraps
 from types import NoneType, UnionType
-from typing import Any, TypeVar, cast, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args, get_type_hints
 
 import click
 from click.types import convert_type
 
+from planner import api
 from planner.api import (
     SOLVERS,
     Search,
@@ -20,8 +21,11 @@ from planner.api import (
     option_fields,
     own_options,
 )
-from planner.commands.inputs import InputNames
-from planner.commands.option_types import MEMORY, SIZE, Pin, ProfileFile, counts, names
+from planner.commands.option_types import MEMORY, SIZE, Pin, counts, names
+from planner.commands.terminal import say
+
+if TYPE_CHECKING:
+    from planner.api import Inputs
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -194,12 +198,39 @@ def search_of(
     return Search(max_downsets, exact, seed, pins, own_options(own))
 
 
+@dataclass(frozen=True, slots=True)
+class InputNames:
+    """The files that are planned for, as they are typed.
+
+    Attributes:
+        profile: None stands for the newest in ./profiles, if all are of one model.
+        gpus: number of devices to take; None takes all.
+        topology: a file, one in ./topologies, or a preset.
+    """
+
+    profile: str | None
+    gpus: int | None
+    topology: str
+
+    def read(self, *, quiet: bool, **how: Any) -> "Inputs":
+        """The files, read.
+
+        Args:
+            quiet: whether standard output is not for people.
+            how: what else is read; see `api.read_inputs`.
+        """
+        inputs = api.read_inputs(self.profile, topology=self.topology, gpus=self.gpus, **how)
+        for note in inputs.notes:
+            say(note, err=quiet)
+        return inputs
+
+
 INPUTS = packed(
     "names",
     InputNames,
     click.option(
         "--profile",
-        type=ProfileFile(),
+        metavar="FILE",
         help="Profile to plan for: a file, or a name in ./profiles.  [default: the newest there,"
         " if all are of one model]",
     ),

@@ -13,8 +13,7 @@ from click.core import ParameterSource
 from planner import api
 from planner.commands.option_types import TIME, Batches, Dimension, distinct, loss_options
 from planner.commands.options import OPERATORS, packed
-from planner.commands.outputs import check_output, say_overwritten
-from planner.commands.terminal import bar, say, show
+from planner.commands.terminal import bar, say, say_note, show
 from planner.support.errors import OptionError
 
 if TYPE_CHECKING:
@@ -141,7 +140,7 @@ def profile(
     planner profile profiles/gpt2.json --device V100-SXM2-16GB -o profiles/gpt2-v100.json
     """
     path = path or api.profile_path(model, device=device, engine=engine, dtype=dtype)
-    check_output({"profile": path}, {"model": model})
+    older = api.check_outputs({"profile": path}, {"model": model})
     efforts: list[Effort] = []
     comparison, last = None, None
     if model.suffix.lower() in (".json", ".txt"):
@@ -159,7 +158,7 @@ def profile(
         if comparing:
             with bar("Comparing with ONNX Runtime") as tick:
                 comparison = api.compare_engines(last, profiles[-1], seed=seed, progress=tick)
-    say_overwritten(path, profiles)
+    say_note(api.overwrite_note(path, older["profile"], profiles))
     api.write_profiles(profiles, path)
     if as_json:
         print_json(profiles, efforts, comparison, path, last)
@@ -211,8 +210,7 @@ def print_json(
     model: "Model | None",
 ) -> None:
     """The profile of the largest microbatch as one object, with the others and the measuring."""
-    from planner.reports.engines import compare_json
-    from planner.reports.profile import choices_json, profile_json
+    from planner.reports.profile import choices_json, compare_json, profile_json
 
     print_warnings(profiles)
     *others, plain = (profile_json(one, str(path)) for one in profiles)
@@ -233,8 +231,15 @@ def print_profiles(
     path: Path,
 ) -> None:
     """Every profile, the measuring and the comparison of engines, for people."""
-    from planner.reports.engines import compare_lines, compare_table, fit_line
-    from planner.reports.profile import edges_line, effort_line, profile_lines, profile_table
+    from planner.reports.profile import (
+        compare_lines,
+        compare_table,
+        edges_line,
+        effort_line,
+        fit_line,
+        profile_lines,
+        profile_table,
+    )
 
     print_warnings(profiles)
     for index, one in enumerate(profiles):

@@ -3,21 +3,26 @@
 import json
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
 from planner import api
 from planner.commands.errors import NO_PLAN
-from planner.commands.inputs import InputNames, say_if_compiling
-from planner.commands.options import CALIBRATION, INPUTS, OWN_STAGES, TRAINING, WHAT_IF
-from planner.commands.outputs import check_output
-from planner.commands.terminal import say, show, show_chart
+from planner.commands.options import (
+    CALIBRATION,
+    INPUTS,
+    OWN_STAGES,
+    TRAINING,
+    WHAT_IF,
+    InputNames,
+)
+from planner.commands.terminal import say, say_if_compiling, show, show_chart
 from planner.support.errors import OptionError
 
 if TYPE_CHECKING:
-    from planner.api import Account, Plan, Simulation, Training, WhatIf
+    from planner.api import Account, Inputs, Plan, Simulation, Training, WhatIf
 
 # Options that contradict a strategy, which says them itself.
 OF_THE_STRATEGY = (
@@ -66,12 +71,23 @@ def simulate(
     The profile of a strategy is the file that it was made from, else the newest in ./profiles;
     --profile gives another file. Its topology is found by its name; --topology gives another one.
     """
-    read = {"profile": names.profile, "topology": Path(names.topology)}
-    check_output({"trace": trace_path, "picture": svg_path}, read, strategy)
+    written = {"trace": trace_path, "picture": svg_path}
     if strategy is None:
-        simulation = simulated_stages(names, calibrated, training, cuts, replicas, what_if, as_json)
+        if not cuts and not replicas:
+            raise OptionError(
+                "give a strategy, or --cuts NAME,NAME with the last operators of all stages but the"
+                " last, or --replicas N for one stage"
+            )
+        inputs = names.read(quiet=as_json, calibration=calibrated)
+        stages: dict[str, Any] = {"cuts": cuts, "replicas": replicas, "training": training}
+        simulated = partial(api.simulate_stages, inputs, **stages)
     else:
-        simulation = simulated_strategy(ctx, strategy, names, calibrated, training, what_if)
+        inputs = read_strategy(ctx, strategy, names, calibrated)
+        changed = ("microbatches", "device_memory", "reserve")
+        simulated = partial(api.simulate, inputs, **{n: getattr(training, n) for n in changed})
+    api.check_outputs(written, inputs.paths)
+    say_if_compiling(len(inputs.topology.devices))
+    simulation = simulated(what_if=what_if)
     if simulation.plan is None:
         say(f"the cuts given do not fit: {simulation.reason}", err=True)
         ctx.exit(NO_PLAN)
@@ -91,56 +107,22 @@ def simulate(
             say(f"wrote {svg_path}")
 
 
-def simulated_stages(
-    names: InputNames,
-    calibrated: bool,
-    training: "Training",
-    cuts: tuple[str, ...],
-    replicas: tuple[int, ...],
-    what_if: "WhatIf",
-    quiet: bool,
-) -> "Simulation":
-    """An iteration of the user's own stages."""
-    if not cuts and not replicas:
-        raise OptionError(
-            "give a strategy, or --cuts NAME,NAME with the last operators of all stages but the"
-            " last, or --replicas N for one stage"
-        )
-    inputs = names.read(calibrated=calibrated, quiet=quiet)
-    say_if_compiling(len(inputs.topology.devices))
-    return api.simulate_stages(
-        inputs.profiles,
-        cuts=cuts,
-        replicas=replicas,
-        topology=inputs.topology,
-        training=training,
-        what_if=what_if,
-        calibration=inputs.calibration,
-    )
+def read_strategy(
+    ctx: click.Context, strategy: Path, names: InputNames, calibrated: bool
+) -> "Inputs":
+    """The strategy, its profile, and its own topology or another one that is named.
 
-
-def simulated_strategy(
-    ctx: click.Context,
-    strategy: Path,
-    names: InputNames,
-    calibrated: bool,
-    training: "Training",
-    what_if: "WhatIf",
-) -> "Simulation":
-    """An iteration of a strategy on its own topology, or on another one that is named."""
+    Raises:
+        OptionError: if there are options that contradict a strategy.
+    """
     given = [name for name in OF_THE_STRATEGY if is_given(ctx, name)]
     if given:
         flag = given[0].replace("_", "-")
         raise OptionError(f"--{flag} is for your own cuts; a strategy says it itself")
-    say_if_compiling(len(api.read_strategy(strategy).ranks))
-    return api.simulate(
+    return api.read_plan_inputs(
         strategy,
         profile=names.profile,
         topology=names.topology if is_given(ctx, "topology") else None,
-        microbatches=training.microbatches,
-        device_memory=training.device_memory,
-        reserve=training.reserve,
-        what_if=what_if,
         calibration=calibrated,
     )
 
@@ -184,8 +166,7 @@ def print_simulation(simulation: "Simulation", plan: "Plan", drawn: bool) -> Non
 
 def print_account(account: "Account", names: dict[int, str], drawn: bool) -> None:
     """Why devices idle, and the actions that the length of the iteration is made of."""
-    from planner.reports.charts import gantt_lines
-    from planner.reports.simulation import idle_table, path_table
+    from planner.reports.simulation import gantt_lines, idle_table, path_table
 
     show(idle_table(account.idle, names))
     show(path_table(account.path, names))

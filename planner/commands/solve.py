@@ -1,9 +1,7 @@
 """`planner solve`."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +10,6 @@ import click
 from planner import api
 from planner.commands.errors import NO_PLAN
 from planner.commands.foreign import FOREIGN, solve_foreign
-from planner.commands.inputs import InputNames, Inputs, planned
 from planner.commands.option_types import RATE, TIME
 from planner.commands.options import (
     CALIBRATION,
@@ -21,17 +18,17 @@ from planner.commands.options import (
     SEARCH,
     TRAINING,
     WHAT_IF,
+    InputNames,
     solver_choice,
     solver_list,
 )
-from planner.commands.outputs import check_strategy_output, say_overwritten
-from planner.commands.terminal import say, show
+from planner.commands.terminal import say, say_note, show, spinner
 from planner.support.errors import OptionError
 
 if TYPE_CHECKING:
     from planner.api import (
         Gain,
-        Model,
+        Inputs,
         PipeDreamReport,
         Plan,
         Plans,
@@ -111,18 +108,15 @@ def solve(
     if cost_model in FOREIGN:
         how = (training, search, bandwidth, time_limit_s)
         ctx.exit(solve_foreign(cost_model, names, *how, as_json))
-    inputs = names.read(calibrated=calibrated, quiet=as_json, model=model_path)
-    model = model_for(inputs, model_path, output)
-    ask = partial(
-        api.solve, training=training, search=search, solvers=solvers, cost_model=cost_model,
-        what_if=what_if, time_limit_s=time_limit_s, refine=refine, model=model_path,
-    )  # fmt: skip
-    plans = planned(ask, inputs)
-    keep_times(inputs, plans)
-    written: tuple[Path, ...] = ()
-    if plans.plan is not None:
-        say_overwritten(output, plans.plan)
-        written = api.write_strategy(plans.plan, output, model, profile=inputs.profile_path)
+    inputs = names.read(quiet=as_json, calibration=calibrated, model=model_path, with_model=True)
+    older = api.check_outputs({"strategy": output}, inputs.paths)
+    with spinner(len(inputs.topology.devices)) as progress:
+        plans = api.solve(
+            inputs, training=training, search=search, solvers=solvers, cost_model=cost_model,
+            what_if=what_if, time_limit_s=time_limit_s, refine=refine, model=model_path,
+            progress=progress,
+        )  # fmt: skip
+    written = write(plans, inputs, output, older["strategy"])
     asked_pipedream = "pipedream" in (*solvers, cost_model)
     report = api.pipedream_report(plans) if asked_pipedream else None
     gains = api.sensitivity(plans) if with_sensitivity else None
@@ -132,21 +126,22 @@ def solve(
     print_left_over(output, written, as_json)
 
 
-def keep_times(inputs: Inputs, plans: "Plans") -> None:
-    """Writes new times of parts into the file of the profile, which all commands read."""
-    if plans.refinement is not None and plans.refinement.profiles:
-        api.write_profiles(plans.refinement.into(inputs.profiles), inputs.profile_path)
+def write(
+    plans: "Plans", inputs: "Inputs", output: Path, older: "Mapping[str, Any] | None"
+) -> tuple[Path, ...]:
+    """Writes new times of parts into the file of the profile, which all commands read, and the best
+    plan. Gives the strategy and the annotated model, if there is one; nothing without a plan.
 
-
-def model_for(inputs: Inputs, model_path: Path | None, output: Path) -> "Model | None":
-    """The model of the profile, to be annotated; None where it is not at hand. Nothing that is read
-    may be overwritten by the strategy.
+    Args:
+        older: the fields of the strategy that is replaced; None if there is none.
     """
-    profile = inputs.profiles[-1]
-    own = model_path or (None if profile.model_path is None else Path(profile.model_path))
-    read = {"profile": inputs.profile_path, "topology": inputs.topology_path, "model": own}
-    check_strategy_output(output, read)
-    return api.find_model(profile, model_path, name=str(inputs.profile_path))
+    profile = inputs.paths["profile"]
+    if plans.refinement is not None and plans.refinement.profiles:
+        api.write_profiles(plans.refinement.into(inputs.profiles), profile)
+    if plans.plan is None:
+        return ()
+    say_note(api.overwrite_note(output, older, plans.plan))
+    return api.write_strategy(plans.plan, output, inputs.model, profile=profile)
 
 
 def print_left_over(output: Path, written: Sequence[Path], as_json: bool) -> None:
@@ -184,15 +179,14 @@ def print_json(
         report: PipeDream's, if it was asked by name.
         gains: of --sensitivity.
     """
-    from planner.reports.changes import what_if_json
-    from planner.reports.pipedream import pipedream_json, plan_of, under_foreign_model
+    from planner.reports.changes import refinement_json, sensitivity_json, what_if_json
     from planner.reports.plans import comparison_json
-    from planner.reports.refine import refinement_json
+    from planner.reports.published import pipedream_json, plan_of, under_other_model
 
     strategy, partition, *_ = (*map(str, written), None, None)
     plain = comparison_json(plans.comparison, plans.num_devices, strategy, partition)
     if plans.cost_model != "planner":
-        plain = under_foreign_model(plain, None if report is None else report.objective_s)
+        plain = under_other_model(plain, None if report is None else report.objective_s)
     more: dict[str, Any] = {"pipedream": None}
     if report is not None:
         more["pipedream"] = pipedream_json(report, plan_of(report, plans.comparison))
@@ -202,7 +196,7 @@ def print_json(
     if plans.refinement is not None:
         more["refined"] = refinement_json(plans.refinement)
     if gains is not None:
-        more["sensitivity"] = [asdict(gain) for gain in gains]
+        more["sensitivity"] = sensitivity_json(gains)
     click.echo(json.dumps({**plain, **more}))
 
 
@@ -213,9 +207,8 @@ def print_plans(
     gains: "Sequence[Gain] | None",
 ) -> None:
     """Tables for people; the arguments are those of `print_json`."""
-    from planner.reports.changes import sensitivity_line, sensitivity_table
+    from planner.reports.changes import refinement_lines, sensitivity_line, sensitivity_table
     from planner.reports.plans import comparison_table, no_plan_lines, reason_lines
-    from planner.reports.refine import refinement_lines
 
     judged = plans.cost_model == "planner"
     if judged:
@@ -239,7 +232,7 @@ def print_plans(
 
 def print_pipedream(report: "PipeDreamReport", comparison: "SolverComparison") -> None:
     """PipeDream's own figures, and the time of the same strategy as it is launched."""
-    from planner.reports.pipedream import launched_line, pipedream_lines, pipedream_table, plan_of
+    from planner.reports.published import launched_line, pipedream_lines, pipedream_table, plan_of
 
     show(pipedream_table(report))
     for line in pipedream_lines(report):
@@ -255,13 +248,13 @@ def print_plan(plan: "Plan", comparison: "SolverComparison", judged: bool) -> No
     Args:
         judged: whether it was chosen by the planner's own cost model.
     """
-    from planner.reports.compare import winner_line
     from planner.reports.plans import (
         certificate_lines,
         parameter_table,
         reason_lines,
         stage_table,
         times_line,
+        winner_line,
     )
 
     show(stage_table(plan))

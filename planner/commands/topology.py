@@ -3,7 +3,6 @@
 import json
 import os
 import shlex
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +12,6 @@ import click
 from planner import api
 from planner.commands.errors import one_of_several
 from planner.commands.option_types import RATE, SIZE
-from planner.commands.outputs import check_output
 from planner.commands.terminal import bar, say, show
 from planner.support.errors import OptionError
 
@@ -41,13 +39,12 @@ def list_topologies(as_json: bool) -> None:
     planner topology list
     planner topology list --json
     """
-    from planner.reports.topology import presets, presets_table
+    from planner.reports.topology import presets_json, presets_table
 
-    shipped = presets()
     if as_json:
-        click.echo(json.dumps({"presets": [asdict(preset) for preset in shipped]}))
+        click.echo(json.dumps(presets_json()))
     else:
-        show(presets_table(shipped))
+        show(presets_table())
 
 
 @topology.command()
@@ -74,10 +71,10 @@ def probe(
     other; nothing else should run meanwhile. Transfers grow up to --largest, or for a pair until
     one would take over 1 s.
     """
-    from planner.reports.probe import probe_comments
+    from planner.reports.topology import probe_comments
 
     largest_bytes = SIZE.convert(largest, None, ctx)
-    check_output({"topology": output}, {})
+    api.check_outputs({"topology": output}, {})
     if nproc is not None and "RANK" not in os.environ:
         options = ["--output", str(output), "--device", device, "--largest", largest]
         ctx.exit(api.start_probe(nproc, [*options, *(["--json"] if as_json else [])]))
@@ -91,7 +88,7 @@ def probe(
 
 def print_probed(probed: "Probed", output: Path, as_json: bool) -> None:
     """The measurements, and the file written."""
-    from planner.reports.probe import class_table, measured_table, probe_json, probe_lines
+    from planner.reports.topology import class_table, measured_table, probe_json, probe_lines
 
     if as_json:
         click.echo(json.dumps(probe_json(probed, str(output))))
@@ -123,7 +120,7 @@ def show_topology(name: str, gpus: int | None, picture: Path | None, as_json: bo
     path = api.find_topology(name)
     cluster = api.read_topology(path, gpus, pruned=True)
     if picture is not None:
-        check_output({"picture": picture}, {"topology": path})
+        api.check_outputs({"picture": picture}, {"topology": path})
         api.write_svg(cluster, picture)
     if as_json:
         plain = topology_json(cluster)
@@ -137,10 +134,10 @@ def show_topology(name: str, gpus: int | None, picture: Path | None, as_json: bo
 def print_cluster(cluster: "Topology") -> None:
     """Devices, the tree of links, and what transfers and all-reduces take."""
     from planner.reports import topology as report
-    from planner.reports.charts import cluster_tree
+    from planner.reports.drawing.tree import tree
 
     show(report.devices_table(cluster))
-    click.echo(f"{cluster_tree(cluster)}\n")
+    click.echo(f"{tree(cluster)}\n")
     if len(cluster.devices) > 1:
         for table in (
             report.bandwidth_table(cluster),
@@ -194,7 +191,7 @@ def import_cluster(
     sheets. The file that is written names them: look through it.
     """
     named = types_by_name(types)
-    check_output({"topology": output}, {"file": source})
+    api.check_outputs({"topology": output}, {"file": source})
     cluster = api.import_topology(
         source, form=form, device=device, types=named, inside=inside, between=between
     )

@@ -6,7 +6,6 @@ from pathlib import Path
 import click
 
 from planner import api
-from planner.commands.outputs import check_output
 from planner.commands.terminal import say
 
 
@@ -41,11 +40,12 @@ def weights(
     planner weights runs/resnet -o trained.onnx
     planner weights runs/resnet/step-00000100 --state-dict resnet.pt
     """
-    from planner.reports.weights import weights_json, weights_lines
+    from planner.reports.model import weights_json, weights_lines
 
+    chosen = api.find_checkpoint(checkpoint)
     written = {"trained model": output, "state dict": state_dict}
-    check_output(written, {"model": model}, checkpoint=checkpoint)
-    done = api.write_weights(checkpoint, output, state_dict, model=model, form=form)
+    api.check_outputs(written, {"model": model, "checkpoint's model": chosen.model_path})
+    done = api.write_weights(chosen, output, state_dict, model=model, form=form)
     if as_json:
         click.echo(json.dumps(weights_json(done)))
     else:

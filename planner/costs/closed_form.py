@@ -216,6 +216,11 @@ def iteration_s(
 
 def _steady_s(stages: Sequence[StageCost]) -> float:
     """Time per minibatch under PipeDream's schedule, in s."""
+    # Two chains of waits are left out. One turns around in a stage behind the next one: that would
+    # need all later stages in the state. The other comes from replicas that go on together,
+    # when the last minibatch of their round is done: stages with many replicas before others with
+    # few are underrated. ResNet-50 in 5 stages on 8, 4, 2, 1 and 1 of 16 P100 takes 206 ms here and
+    # 315 ms in the simulator.
     total = worst = here = behind = 0.0
     ahead, width = 1, 1  # W and R of the stage behind; of none, 1
     for stage in reversed(stages):

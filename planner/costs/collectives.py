@@ -9,7 +9,7 @@ import numpy as np
 
 from planner.artefacts.topology import CollectiveKind, CollectiveTable, Topology, table_of
 from planner.clusters.routes import bandwidth_bytes_per_s, chain, latency_s, pair_widths
-from planner.resharding.conversion import LOCAL, Kind, Step
+from planner.resharding.conversion import LOCAL, Collective, Step
 from planner.support.memo import remembered
 
 
@@ -302,7 +302,7 @@ def _step_s(
     topology: Topology,
     group: tuple[int, ...],
     mesh: tuple[int, ...],
-    kind: Kind,
+    kind: Collective,
     axis: int,
     size_bytes: int,
 ) -> float:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from planner.artefacts.graph import Graph, Parameter, parameters_by_name
 from planner.artefacts.sharding import Spec, blocks_of, dim_of, local_shape
 from planner.artefacts.strategy import Stage
-from planner.resharding.conversion import Kind, Step
+from planner.resharding.conversion import Collective, Step
 from planner.resharding.sums import (
     gathered_together,
     lies_in,
@@ -75,20 +75,20 @@ def _step(local: _Local, item_bytes: float, n: int, step: Step) -> tuple[_Local,
     before, size = (round(prod(one) * item_bytes) for one in (shape, after))
     gaps = before * (not local.is_dense)
     match step.kind:
-        case Kind.SLICE:
+        case Collective.SLICE:
             copied = size * _is_scattered(shape, n, step.target)
             is_dense = bool(copied) or (local.is_dense and not _moves(shape, step.target))
             return _Local(after, is_dense), Taken(copied, copied)
-        case Kind.FIRST | Kind.ALL_REDUCE:
+        case Collective.FIRST | Collective.ALL_REDUCE:
             return _Local(after, is_dense=True), Taken(size, size)
-        case Kind.REDUCE_SCATTER:
+        case Collective.REDUCE_SCATTER:
             sent = gaps or before * _moves(shape, step.target)
             return _Local(after, is_dense=True), Taken(sent + before + size, size)
-        case Kind.ALL_TO_ALL:
+        case Collective.ALL_TO_ALL:
             sent = gaps or before * _moves(shape, step.target)
-        case Kind.ALL_GATHER:
+        case Collective.ALL_GATHER:
             sent = gaps
-        case Kind.SCATTER:
+        case Collective.SCATTER:
             sent = 0
     # What has come lies in the order of the devices. A view joins parts of a width of one.
     moves, dim = _moves(after, step.source), dim_of(step.source)
@@ -134,7 +134,7 @@ def scatter_bytes(stage: Stage, graph: Graph) -> int:
             held, size = 0, total
             for kind, axis, *_ in kinds:
                 part = size // mesh[axis]
-                if kind == Kind.REDUCE_SCATTER:
+                if kind == Collective.REDUCE_SCATTER:
                     most, held = max(most, held + 2 * size + part), part
                 size = part
     return most

@@ -11,7 +11,7 @@ from planner.artefacts.graph import ITEM_BYTES, Graph, loss_outputs, tensors_by_
 from planner.artefacts.losses import losses
 from planner.artefacts.sharding import dim_of, local_shape
 from planner.artefacts.strategy import Stage
-from planner.resharding.conversion import Kind, Step
+from planner.resharding.conversion import Collective, Step
 
 _LEAST_BYTES = 4
 """Of a score while it is compared: shorter floats become float32."""
@@ -38,7 +38,7 @@ def _steps(graph: Graph, name: str, axes: list[int], count: int) -> Iterator[Ste
     size = count * max(_LEAST_BYTES, round(ITEM_BYTES[tensors_by_name(graph)[name].dtype]))
     for axis in axes:
         for figures in (1, 2):
-            yield Step(Kind.ALL_REDUCE, axis, "P", "R", figures * size)
+            yield Step(Collective.ALL_REDUCE, axis, "P", "R", figures * size)
 
 
 def _class_dim(graph: Graph, name: str) -> int | None:

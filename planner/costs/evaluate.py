@@ -36,7 +36,7 @@ from planner.costs.shared import shared_stage_costs, stage_transfers
 from planner.resharding import Piece, pieces
 from planner.resharding.checks import all_violations
 from planner.resharding.sums import gradient_sums
-from planner.schedules.actions import Code, Kind, Program
+from planner.schedules.actions import ActionKind, Code, Program
 from planner.schedules.dry_run import dry_run, meshes_of
 from planner.schedules.flows import flow, steady_minibatches
 from planner.schedules.pipelines import mesh_end
@@ -296,7 +296,7 @@ def _memory(
 
 def _transfers(code: Code, mine: slice) -> bytes:
     """The transfers of a list, to compare it with others."""
-    moved = (code.kind[mine] == Kind.SEND) | (code.kind[mine] == Kind.RECEIVE)
+    moved = (code.kind[mine] == ActionKind.SEND) | (code.kind[mine] == ActionKind.RECEIVE)
     return np.where(moved, code.piece[mine], -1).tobytes()
 
 

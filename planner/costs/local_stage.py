@@ -32,7 +32,7 @@ from planner.artefacts.strategy import Stage, indices_of
 from planner.costs.conversion_memory import conversion_bytes, gather_bytes, scatter_bytes
 from planner.costs.cut_losses import loss_steps
 from planner.resharding import Resharding, reshardings
-from planner.resharding.conversion import Kind, Step
+from planner.resharding.conversion import Collective, Step
 from planner.resharding.gradients import is_split
 from planner.resharding.reshardings import homes, leaving, reads_back
 from planner.resharding.sums import lies_in
@@ -259,7 +259,9 @@ class _Builder:
         for reader in copy.again:
             self.gathers.setdefault(reader, []).append(len(self.operators))
         # Slices without blocks lie in the tensor that they are cut from, and keep all of it.
-        if all(step.kind is Kind.SLICE and blocks_of(step.target) == 1 for step in copy.forward):
+        if all(
+            step.kind is Collective.SLICE and blocks_of(step.target) == 1 for step in copy.forward
+        ):
             self.bases[name] = copy.tensor
             if not (copy.forward or copy.backward or parameter):
                 self.gradient_views.append(View(copy.tensor, name))

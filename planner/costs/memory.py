@@ -33,7 +33,7 @@ from planner.costs.passes import (
     used_outside,
 )
 from planner.costs.waiting import gradients_waiting, outputs_waiting
-from planner.schedules.actions import Code, Kind, piece_bytes
+from planner.schedules.actions import ActionKind, Code, piece_bytes
 from planner.schedules.versions import alive
 from planner.support.arrays import Bools, Ints
 
@@ -559,7 +559,8 @@ def holdings(
     """
     graph, mine = problem.profile.graph, slice(code.start[device], code.start[device + 1])
     computes, sums, steps = (
-        code.kind[mine] == kind for kind in (Kind.COMPUTE, Kind.ALL_REDUCE, Kind.STEP)
+        code.kind[mine] == kind
+        for kind in (ActionKind.COMPUTE, ActionKind.ALL_REDUCE, ActionKind.STEP)
     )
     backward = code.backward[mine]
     own = _DeviceActions(
@@ -584,7 +585,10 @@ def _arrivals(code: Code, mine: slice, graph: Graph) -> tuple[Ints, Ints]:
     size = np.array(
         [piece_bytes(tensors[piece.tensor], piece.box) for piece in code.pieces], dtype=np.int64
     )
-    receives, computes = code.kind[mine] == Kind.RECEIVE, code.kind[mine] == Kind.COMPUTE
+    receives, computes = (
+        code.kind[mine] == ActionKind.RECEIVE,
+        code.kind[mine] == ActionKind.COMPUTE,
+    )
     came = np.zeros(len(receives), dtype=np.int64)
     came[receives] = size[code.piece[mine][receives]]
     # A receive and the computation that it is for have stage, direction and microbatch in common.

@@ -49,6 +49,9 @@ class GradientBuffers:
         self._silent: dict[int, list[Tensor]] = {}
         for name in sorted(sum_of.keys() & {*silent}):
             self._silent.setdefault(sum_of[name], []).append(parameters[name])
+        # Also on one device. A plain loop lets autograd keep the first gradient, which saves
+        # zeroing a buffer and adding to it; it was not faster on a CPU, because new memory is
+        # mapped in each step.
         self._buffers: dict[int | None, list[Tensor]] = {}
         self._parameters: dict[int | None, list[Tensor]] = {}
         self._listeners: dict[int, Callable[[Tensor], None]] = {}

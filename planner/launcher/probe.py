@@ -63,6 +63,7 @@ MAX_TRANSFER_S = 1.0
 # Time for the repetitions of one size, and limits of their number.
 REPEATED_S, MIN_REPEATS, MAX_REPEATS = 0.25, 3, 300
 # Of collectives, which have work between them: a product of this many rows and columns.
+# Back to back gloo's all-gather of 1 KiB takes 0.4 ms, and in a run of ZeRO-3 1.4 ms on average.
 MAX_COLLECTIVES, WORK_SIZE = 100, 320
 # Number of times that a pair whose times make no sense is measured.
 ATTEMPTS = 4

@@ -101,6 +101,8 @@ def start_ranks(command: Sequence[str], nproc: int, streams: Streams = INHERITED
         LaunchError: if a rank was killed.
     """
     sys.stdout.flush()
+    # Not by torchrun's agent: of several failed ranks it reports the one with the smallest time in
+    # whole seconds, which is often one that only lost its connection, and it imports torch.
     with _running([sys.executable, "-u", str(CLI), *command], nproc, streams) as (ranks, pages):
         codes = _wait(ranks, Watch(pages, nproc))
     if isinstance(codes, Hang):

@@ -30,6 +30,9 @@ def read_model(plan: Plan, path: Path, model_path: Path | None, *, hashes: bool)
         LaunchError: if there is no file.
         FileError: if one is not the plan's model, or has not the plan's stages.
     """
+    # Hashing all weights takes about 1 s per GB. A hash per initializer would be a second hash of a
+    # model beside the one that profiles and strategies have, and one of time and size would differ
+    # for equal input.
     file = _checked(plan, path, model_path, hashes=hashes)
     read = partial(
         load, file, dimensions=plan.dimensions, tie=plan.tie, untie=plan.untie,

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 from onnx import NodeProto, TensorProto
 
-from planner.model.origins import Kind, Origin
+from planner.model.origins import Origin, OriginKind
 
 VIEWS = frozenset({
     "Cast", "CastLike", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Tile",
@@ -157,7 +157,7 @@ def _by_name(candidate: Candidate) -> str | None:
 
 def _filled(candidate: Candidate) -> str | None:
     """The exporter names a folded value after the call that made it."""
-    if candidate.origin is None or candidate.origin.kind is not Kind.COMPUTED:
+    if candidate.origin is None or candidate.origin.kind is not OriginKind.COMPUTED:
         return None
     call = re.sub(r"_\d+$", "", candidate.origin.name)
     return f"made by torch.{call}, not a parameter" if _FILLING.fullmatch(call) else None

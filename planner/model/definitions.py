@@ -70,7 +70,7 @@ REFUSED_DOMAINS: Mapping[str, str] = {
 """Domain -> why none of its operators can be trained."""
 
 
-REGISTER = 'planner.operators.register (README, "Operators of your own")'
+REGISTER = 'planner.operators.register (docs/operators.md, "Custom operators")'
 """Where errors send the user for an operator that nobody knows."""
 
 

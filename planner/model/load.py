@@ -36,7 +36,7 @@ from planner.model.expansion.inlining import inlined
 from planner.model.expansion.nested import names_read_by
 from planner.model.folding import operator_type
 from planner.model.modes import evaluation_notes, is_batch_norm, trains
-from planner.model.origins import Kind, Origin
+from planner.model.origins import Origin, OriginKind
 from planner.model.record import Checked, ModuleRecord, read_record
 from planner.model.repair import Repaired, Ties, repaired
 from planner.model.scopes import scope_of
@@ -274,7 +274,7 @@ def _model(
         values=values,
         choices=choices,
         record=record,
-        named=tuple(sorted(one.name for one in module.named if one.kind is Kind.PARAMETER)),
+        named=tuple(sorted(one.name for one in module.named if one.kind is OriginKind.PARAMETER)),
         sources=module.sources,
         warnings=(
             *_unchecked(record),
@@ -320,7 +320,7 @@ def _scalars(module: Repaired, record: ModuleRecord | None) -> set[str]:
 
 
 def _is_parameter(origin: Origin | None) -> bool:
-    return origin is not None and origin.kind is Kind.PARAMETER
+    return origin is not None and origin.kind is OriginKind.PARAMETER
 
 
 def _check_decisive(decisive: Mapping[str, str], trained: Collection[str]) -> None:

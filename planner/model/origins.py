@@ -20,7 +20,7 @@ from onnx import NodeProto
 from planner.model.scopes import Scope, scope_of
 
 
-class Kind(StrEnum):
+class OriginKind(StrEnum):
     """The sort of a module's tensor."""
 
     PARAMETER = "parameter"
@@ -39,7 +39,7 @@ class Origin:
             for a constant of the exporter's own.
     """
 
-    kind: Kind
+    kind: OriginKind
     name: str
 
 
@@ -58,7 +58,7 @@ class Read:
     origin: Origin | None
 
 
-_PREFIXES = {"p_": Kind.PARAMETER, "b_": Kind.BUFFER, "c_": Kind.CONSTANT}
+_PREFIXES = {"p_": OriginKind.PARAMETER, "b_": OriginKind.BUFFER, "c_": OriginKind.CONSTANT}
 _OWN = -1  # an input that the exporter's way of writing the call brought in
 
 # Torch's call and the ONNX operator -> position of an input -> argument of the call.
@@ -116,7 +116,7 @@ class Origins:
         scope, name = self.scopes[index], node.input[position]
         role = role_of(scope, node.op_type, position)
         if role == _OWN:
-            return Origin(Kind.CONSTANT, "")
+            return Origin(OriginKind.CONSTANT, "")
         if role is not None and role < len(scope.arguments):
             argument = scope.arguments[role]
             if len(argument) == 1 and argument[0] not in self.made:
@@ -136,13 +136,13 @@ class Origins:
             return None
         name = scope.arguments[role][0]
         origin = self.origin(name) if name not in self.made else None
-        return origin if origin is not None and origin.kind is Kind.PARAMETER else None
+        return origin if origin is not None and origin.kind is OriginKind.PARAMETER else None
 
     def origin(self, argument: str) -> Origin:
         """The tensor that an argument of a call stands for."""
         kind = _PREFIXES.get(argument[:2])
         if kind is None:
-            return Origin(Kind.COMPUTED, argument)
+            return Origin(OriginKind.COMPUTED, argument)
         return Origin(kind, self.path(argument[2:]))
 
     def path(self, name: str) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from planner.model.metadata import metadata_of
 from planner.support.errors import ModelError
-from planner.support.outputs import Kind
+from planner.support.outputs import FileKind
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -40,9 +40,9 @@ def _is_annotated(path: Path) -> bool:
     return ANNOTATION_KEY in metadata_of(path)
 
 
-ANNOTATED_FILE = Kind("an annotated model", _is_annotated, is_model=True)
-EXPORTED_FILE = Kind("an exported model", _is_exported, is_model=True)
-WEIGHTS_FILE = Kind("a trained model", _is_trained, is_model=True)
+ANNOTATED_FILE = FileKind("an annotated model", _is_annotated, is_model=True)
+EXPORTED_FILE = FileKind("an exported model", _is_exported, is_model=True)
+WEIGHTS_FILE = FileKind("a trained model", _is_trained, is_model=True)
 
 
 class Checked(StrEnum):

@@ -22,7 +22,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from planner.model.canonical import true_inputs
 from planner.model.constants import Candidate, Uses, why_constant
 from planner.model.folding import some
-from planner.model.origins import BIASES, Kind, Origin, Origins, Read, flat, reads
+from planner.model.origins import BIASES, Origin, OriginKind, Origins, Read, flat, reads
 from planner.model.values import Values
 from planner.support.errors import ModelError
 
@@ -188,7 +188,7 @@ class _Repair:
             return {}
         groups: dict[Origin, list[Read]] = {}
         known = {read.origin for read in found if read.origin is not None}
-        usual = next(iter(known)) if len(known) == 1 else Origin(Kind.PARAMETER, name)
+        usual = next(iter(known)) if len(known) == 1 else Origin(OriginKind.PARAMETER, name)
         for read in found:
             origin = read.origin or self.statistic(name, read) or usual
             if name in self.ties.untied:
@@ -196,7 +196,7 @@ class _Repair:
             groups.setdefault(origin, []).append(read)
         if len(groups) < 2 or name in self.ties.untied:
             return groups
-        if all(one.kind is Kind.COMPUTED or one.name == name for one in groups):
+        if all(one.kind is OriginKind.COMPUTED or one.name == name for one in groups):
             single = not self.tensors[name].dims
             return {} if single or self.is_constant(name) else groups
         return groups
@@ -208,7 +208,7 @@ class _Repair:
             return None
         last = _STATISTICS[read.position]
         own = name.rsplit(".", 1)[-1] == last or len(self.readers[name]) == 1
-        return Origin(Kind.BUFFER, name if own else f"{scope.module or node.name}.{last}")
+        return Origin(OriginKind.BUFFER, name if own else f"{scope.module or node.name}.{last}")
 
     def by_module(self, name: str, read: Read, origin: Origin) -> Origin:
         """The tensor if every module has its own."""
@@ -293,8 +293,10 @@ class _Repair:
         held: dict[Origin, list[str]] = {}
         for name, found in self.readers.items():
             for origin in dict.fromkeys(read.origin for read in found if read.origin):
-                if origin.kind is Kind.PARAMETER:
+                if origin.kind is OriginKind.PARAMETER:
                     held.setdefault(origin, []).append(name)
+        # Equal content alone ties nothing: layers that PyTorch copies are equal at first, and are
+        # not tied.
         tied: list[str] = []
         apart: list[str] = []
         for origin, names in held.items():
@@ -363,7 +365,7 @@ class _Repair:
         for name, found in list(self.readers.items()):
             origins = {read.origin for read in found}
             origin = next(iter(origins), None)
-            if len(origins) != 1 or origin is None or origin.kind is not Kind.COMPUTED:
+            if len(origins) != 1 or origin is None or origin.kind is not OriginKind.COMPUTED:
                 continue
             dims = list(self.tensors[name].dims)
             call = flat(origin.name).rstrip("0123456789").rstrip("_")
@@ -471,7 +473,7 @@ def _read_inside(node: NodeProto) -> Iterator[str]:
 def _common(origins: Sequence[Origin | None]) -> Origin | None:
     """The tensor that all reads mean; of several that were computed alike, the first."""
     distinct = [*dict.fromkeys(origins)]
-    if len(distinct) == 1 or all(one and one.kind is Kind.COMPUTED for one in distinct):
+    if len(distinct) == 1 or all(one and one.kind is OriginKind.COMPUTED for one in distinct):
         return next(iter(distinct), None)
     return None
 

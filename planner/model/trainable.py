@@ -22,7 +22,7 @@ from onnx import NodeProto
 from planner.model.constants import Candidate, Uses, pairs_of_tables, why_constant
 from planner.model.definitions import FOREIGN
 from planner.model.folding import operator_type, some
-from planner.model.origins import Kind, Origin
+from planner.model.origins import Origin, OriginKind
 from planner.model.record import ModuleRecord, TensorRecord
 from planner.model.repair import AVOIDING
 from planner.support.errors import FileError, ModelError
@@ -186,14 +186,14 @@ def _choice(name: str, evidence: Evidence, recorded: Choice | None) -> Choice:
         return Choice(True, f"{_REACHED}; its content was not looked at, the file is missing", path)
     if why is not None:
         return Choice(False, why, path)
-    if origin is not None and origin.kind is Kind.COMPUTED:
+    if origin is not None and origin.kind is OriginKind.COMPUTED:
         return Choice(True, f"{_REACHED}; {_COMPUTED} ({origin.name})", path)
     return Choice(True, f"{_REACHED}, and nothing says that it is a constant", path)
 
 
 def _path(name: str, evidence: Evidence) -> str:
     origin = evidence.origins.get(name)
-    known = origin is not None and origin.kind in (Kind.PARAMETER, Kind.BUFFER)
+    known = origin is not None and origin.kind in (OriginKind.PARAMETER, OriginKind.BUFFER)
     return origin.name if origin is not None and known else ""
 
 
@@ -225,13 +225,13 @@ def _by_notes(name: str, evidence: Evidence) -> Choice | None:
     if origin is None:
         return None
     match origin.kind:
-        case Kind.PARAMETER:
+        case OriginKind.PARAMETER:
             return Choice(True, "a parameter, by the exporter's notes", origin.name)
-        case Kind.BUFFER:
+        case OriginKind.BUFFER:
             return Choice(False, "a buffer, by the exporter's notes", origin.name)
-        case Kind.CONSTANT:
+        case OriginKind.CONSTANT:
             return Choice(False, "a constant of the module's code, by the exporter's notes")
-        case Kind.COMPUTED:
+        case OriginKind.COMPUTED:
             return None
 
 
@@ -290,7 +290,7 @@ def doubts(
         yield from _by_record(choices, record)
         return
     trained = {one.parameter or name for name, one in choices.items() if one.trained}
-    known = {one.name for one in named if one.kind is Kind.PARAMETER}
+    known = {one.name for one in named if one.kind is OriginKind.PARAMETER}
     frozen = {one.parameter for one in choices.values() if not one.trained and one.parameter}
     if lost := sorted(known - trained - frozen):
         yield (
@@ -301,7 +301,7 @@ def doubts(
     computed = [
         name
         for name, one in choices.items()
-        if one.trained and name in origins and origins[name].kind is Kind.COMPUTED
+        if one.trained and name in origins and origins[name].kind is OriginKind.COMPUTED
     ]
     if computed:
         yield (

@@ -177,6 +177,8 @@ class ModelFile:
         piece = memoryview(bytearray(min(_PIECE_BYTES, place.length)))
         at, end = place.offset, place.offset + place.length
         while at < end:
+            # Read and not mapped: the pages of a map count as memory of the process until all of it
+            # is gone.
             read = os.preadv(self._handle, [piece[: end - at]], at)
             if not read:
                 raise ValueError(f"the file ends before byte {end}")

@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 from planner.artefacts.calibration import Calibration
+from planner.artefacts.files import artefact_hash
 from planner.artefacts.options import Search, Training
 from planner.artefacts.plan import Plan
 from planner.artefacts.problem import (
@@ -172,7 +173,6 @@ def replayed(
     plan: Plan,
     profile: Profile,
     topology: Topology,
-    is_own: bool,
     training: Training,
     calibration: Calibration,
     measured_on: DeviceType | None,
@@ -180,7 +180,7 @@ def replayed(
     """The problem that a plan answered and the solver's answer, or the same strategy elsewhere.
 
     Args:
-        is_own: whether the topology is the one that the plan was made for.
+        topology: the one that the plan was made for, or another one.
         training: its microbatches (None takes the plan's) and memory; the rest is the plan's.
         measured_on: the profile's type of device; None if it is not known.
 
@@ -199,6 +199,7 @@ def replayed(
     )
     options = replace(options_of(own, Search(seed=plan.seed)), num_microbatches=count)
     problem = Problem(profile, topology, options, measured_on, calibration=calibration)
+    is_own = artefact_hash(topology) == plan.topology_hash
     if is_own and count == strategy.num_microbatches:
         return problem, Result(
             Status(plan.status),

@@ -103,6 +103,8 @@ def machine_contention(threads: int, *, cached: bool) -> tuple[MachineContention
     return measured, warning
 
 
+# Two kinds of work stand for all models. Steps of the user's model in several processes would be
+# nearer to the truth, but would take long for each model, and hold it several times in memory.
 # Once per process: the microbatches of one call have the same slowdowns.
 @cache
 def _measured(cores: int, threads: int) -> tuple[MachineContention | None, str]:

@@ -26,7 +26,7 @@ from planner.artefacts.topology import CollectiveKind
 from planner.support.memo import remembered
 
 
-class Kind(StrEnum):
+class Collective(StrEnum):
     """What a step of a conversion does."""
 
     ALL_GATHER = CollectiveKind.ALL_GATHER.value
@@ -41,7 +41,7 @@ class Kind(StrEnum):
     """Each device puts its part into zeros: a sum."""
 
 
-LOCAL = frozenset({Kind.SLICE, Kind.FIRST, Kind.SCATTER})
+LOCAL = frozenset({Collective.SLICE, Collective.FIRST, Collective.SCATTER})
 """The kinds that send nothing."""
 
 
@@ -59,7 +59,7 @@ class Step:
             twice that.
     """
 
-    kind: Kind
+    kind: Collective
     axis: int
     source: str
     target: str
@@ -106,7 +106,7 @@ def conversion(
             n = mesh[step.axis]
             received = 0.0
             if step.kind not in LOCAL:
-                rounds = 2 if step.kind is Kind.ALL_REDUCE else 1
+                rounds = 2 if step.kind is Collective.ALL_REDUCE else 1
                 received = rounds * (n - 1) / n * step.bytes
             then = (cost[0] + received, cost[1] + (step.kind not in LOCAL), cost[2] + 1)
             if after not in best or then < best[after]:
@@ -130,7 +130,7 @@ def _steps(
         if dim_of(part) is not None and dim_of(part) in map(dim_of, spec[axis + 1 :]):
             continue  # a later axis cuts what this one left of the dimension
         for kind, target in _kinds(part, new[axis]):
-            whole = kind in (Kind.ALL_GATHER, Kind.SCATTER)
+            whole = kind in (Collective.ALL_GATHER, Collective.SCATTER)
             for one in [target] if target else cuts:
                 if target or _can_cut(shape, mesh, spec, axis, one):
                     step = Step(kind, axis, part, one, local * mesh[axis] if whole else local)
@@ -153,18 +153,18 @@ def _can_cut(
     return shape[dim] % (blocks * mesh[axis] * prod(mesh[a] for a in others)) == 0
 
 
-def _kinds(part: str, new: str) -> Iterator[tuple[Kind, str]]:
+def _kinds(part: str, new: str) -> Iterator[tuple[Collective, str]]:
     """What can be done with an axis, and what it is afterwards; "" for any cut."""
     if part.startswith("S"):
-        yield Kind.ALL_GATHER, "R"
-        yield Kind.ALL_TO_ALL, ""
+        yield Collective.ALL_GATHER, "R"
+        yield Collective.ALL_TO_ALL, ""
     elif part == "P":
-        yield Kind.ALL_REDUCE, "R"
-        yield Kind.REDUCE_SCATTER, ""
+        yield Collective.ALL_REDUCE, "R"
+        yield Collective.REDUCE_SCATTER, ""
     else:
-        yield Kind.SLICE, ""
+        yield Collective.SLICE, ""
     if new == "P" != part:  # a sum is made only where one is asked for
-        yield Kind.FIRST if part == "R" else Kind.SCATTER, "P"
+        yield Collective.FIRST if part == "R" else Collective.SCATTER, "P"
 
 
 def spec_after(spec: Spec, steps: Sequence[Step]) -> Spec:

@@ -180,6 +180,9 @@ def _again(
         v = heappop(todo)
         operator = graph.operators[v]
         wanted = zip(reads(operator), rule_by(sharding, operator).inputs, strict=True)
+        # A view that is itself converted is not followed: the copy has to lie in one storage on all
+        # devices of a line, and of a conversion the first device may get its input back, the others
+        # zeros.
         if v in named or any(
             one in views and one != name and spec == at_home[one].spec for one, spec in wanted
         ):

@@ -85,6 +85,8 @@ def gradient_sums(strategy: Strategy, graph: Graph) -> tuple[GradientSum, ...]:
         for (count, group), held in groups.items()
         for some in _in_buckets(held, users)
     ]  # fmt: skip
+    # In the order of their devices instead, the sum of all norms under sequence parallelism, ready
+    # last, came first and hid all overlap: 549 instead of 378 ms on 32 H100.
     made.sort(key=lambda one: (*one[:2], one[2].devices, one[2].keep))
     return tuple(one for *_, one in made)
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planner.schedules.actions import Code, Direction, Kind, waiting_for_sends
+from planner.schedules.actions import ActionKind, Code, Direction, waiting_for_sends
 from planner.schedules.tasks import Cuts, Tasks
 from planner.support.arrays import Floats, Ints
 from planner.support.memo import remembered
@@ -72,9 +72,9 @@ def dependencies(code: Code) -> Dependencies:
     """Finds which actions of some lists belong together."""
     owner = code.owner()
     computation, num_computations = _computations(code, owner)
-    receives, sends = code.kind == Kind.RECEIVE, np.flatnonzero(code.kind == Kind.SEND)
-    reducing = np.flatnonzero(code.kind == Kind.ALL_REDUCE)
-    counter = np.where((code.kind == Kind.COMPUTE) | receives, computation, -1)
+    receives, sends = code.kind == ActionKind.RECEIVE, np.flatnonzero(code.kind == ActionKind.SEND)
+    reducing = np.flatnonzero(code.kind == ActionKind.ALL_REDUCE)
+    counter = np.where((code.kind == ActionKind.COMPUTE) | receives, computation, -1)
     counter[reducing] = num_computations + code.piece[reducing]
     counter[sends] = _held_by(code, owner, computation, num_computations)[computation[sends]]
     pair, source, target = _pairs(code, owner)
@@ -86,13 +86,13 @@ def _pairs(code: Code, owner: Ints) -> tuple[Ints, Ints, Ints]:
     """`pair`, `source` and `target` of `Dependencies`."""
     count, moving = (
         len(code.devices),
-        np.flatnonzero((code.kind == Kind.SEND) | (code.kind == Kind.RECEIVE)),
+        np.flatnonzero((code.kind == ActionKind.SEND) | (code.kind == ActionKind.RECEIVE)),
     )
     # A peer without a list is a position behind all others.
     position = np.full(int(max(code.devices.max(), code.peer.max(initial=0))) + 1, count)
     position[code.devices] = np.arange(count)
     here, there = owner[moving], position[code.peer[moving]]
-    sending = code.kind[moving] == Kind.SEND
+    sending = code.kind[moving] == ActionKind.SEND
     names = np.where(sending, here, there) * (count + 1) + np.where(sending, there, here)
     pair = np.zeros(len(code), dtype=np.int64)
     pair[moving], num_pairs = _numbered(names, (count + 1) ** 2)
@@ -104,7 +104,7 @@ def _pairs(code: Code, owner: Ints) -> tuple[Ints, Ints, Ints]:
 def _meetings(code: Code, pair: Ints, num_pairs: int) -> tuple[Ints, Ints, Ints]:
     """`first`, `send` and `receive` of `Dependencies`."""
     by_pair, bounds = [], []
-    for kind in (Kind.SEND, Kind.RECEIVE):
+    for kind in (ActionKind.SEND, ActionKind.RECEIVE):
         own = np.flatnonzero(code.kind == kind)
         # Short integers are sorted in linear time.
         short = pair[own].astype(np.uint16 if num_pairs < 2**16 else np.int64)
@@ -134,7 +134,7 @@ def _computations(code: Code, owner: Ints) -> tuple[Ints, int]:
     """(n,) a number for each computation, which the receives that it needs and the sends of its
     results have, too; and how many there are.
     """
-    own = np.flatnonzero(code.kind <= Kind.RECEIVE)
+    own = np.flatnonzero(code.kind <= ActionKind.RECEIVE)
     stages, turns = (int(one.max(initial=0)) + 1 for one in (code.stage, code.microbatch))
     stage, num_stages = _numbered(owner[own] * stages + code.stage[own], len(code.devices) * stages)
     names = (2 * stage + code.backward[own]) * turns + code.microbatch[own]
@@ -151,7 +151,7 @@ def _held_by(code: Code, owner: Ints, computation: Ints, num_computations: int) 
     held_by = np.full(num_computations, -1)
     for direction in waiting:
         backward = code.backward == (direction is Direction.BACKWARD)
-        computes = np.flatnonzero((code.kind == Kind.COMPUTE) & backward)
+        computes = np.flatnonzero((code.kind == ActionKind.COMPUTE) & backward)
         stage = owner[computes] * (int(code.stage.max(initial=0)) + 1) + code.stage[computes]
         by_stage = np.argsort(stage, kind="stable")
         ordered, stage = computation[computes[by_stage]], stage[by_stage]

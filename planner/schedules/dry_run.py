@@ -12,10 +12,10 @@ import numpy as np
 
 from planner.artefacts.strategy import Strategy
 from planner.schedules.actions import (
+    ActionKind,
     Code,
     Compute,
     Direction,
-    Kind,
     Program,
     decode,
     text,
@@ -62,7 +62,7 @@ def _with_meetings(
     """
     if not meshes:
         return code, members
-    at = np.flatnonzero((code.kind == Kind.COMPUTE) & np.isin(code.stage, [*meshes]))
+    at = np.flatnonzero((code.kind == ActionKind.COMPUTE) & np.isin(code.stage, [*meshes]))
     turns = int(code.microbatch.max(initial=0)) + 1
     names = (code.stage[at] * turns + code.microbatch[at]) * 2 + code.backward[at]
     known, number = np.unique(names, return_inverse=True)
@@ -74,7 +74,7 @@ def _with_meetings(
     with_meetings = replace(
         code,
         start=code.start + np.searchsorted(at, code.start),
-        kind=woven(code.kind, Kind.ALL_REDUCE),
+        kind=woven(code.kind, ActionKind.ALL_REDUCE),
         backward=woven(code.backward, code.backward[at]),
         stage=woven(code.stage, code.stage[at]),
         microbatch=woven(code.microbatch, code.microbatch[at]),
@@ -110,25 +110,25 @@ def _what_blocks(
             else []
             for pair, (done, posted) in enumerate(zip(result.done, count, strict=True))
         ]
-        for kind, count in ((Kind.SEND, result.sent), (Kind.RECEIVE, result.posted))
+        for kind, count in ((ActionKind.SEND, result.sent), (ActionKind.RECEIVE, result.posted))
     }
     owner = code.devices[code.owner()]
 
     def word(i: int) -> str:
-        if code.kind[i] == Kind.ALL_REDUCE and code.piece[i] >= num_sums:
+        if code.kind[i] == ActionKind.ALL_REDUCE and code.piece[i] >= num_sums:
             direction = Direction.BACKWARD if code.backward[i] else Direction.FORWARD
             compute = Compute(direction, int(code.stage[i]), int(code.microbatch[i]))
             return f"{text(compute)} for other devices of its mesh"
         return text(decode(code, [i])[0])
 
-    for sends, receives in zip(unmet[Kind.SEND], unmet[Kind.RECEIVE], strict=True):
+    for sends, receives in zip(unmet[ActionKind.SEND], unmet[ActionKind.RECEIVE], strict=True):
         if sends and receives:
             a, b = sends[0], receives[0]
             yield f"device {owner[a]} sends {word(a)}, device {owner[b]} expects {word(b)}"
             return
     for d in np.flatnonzero(result.at < code.start[1:]):
         yield f"device {code.devices[d]} waits at {word(result.at[d])}"
-    for i in chain.from_iterable(unmet[Kind.SEND]):
+    for i in chain.from_iterable(unmet[ActionKind.SEND]):
         yield f"device {owner[i]} sends {word(i)}, which device {code.peer[i]} never receives"
-    for i in chain.from_iterable(unmet[Kind.RECEIVE]):
+    for i in chain.from_iterable(unmet[ActionKind.RECEIVE]):
         yield f"device {owner[i]} expects {word(i)}, which device {code.peer[i]} never sends"

@@ -77,6 +77,7 @@ def default_warmups(
     >>> default_warmups((2, 3, 1), 12, schedule=ScheduleName.PIPEDREAM)
     (3, 2, 1)
     """
+    # No `extra`, even where it is faster: W decides how old the parameters are.
     if schedule is ScheduleName.PIPEDREAM:
         return tuple(-(-sum(widths[s:]) // width) for s, width in enumerate(widths))
     if schedule is ScheduleName.GPIPE:

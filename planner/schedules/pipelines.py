@@ -18,7 +18,7 @@ from planner.artefacts.graph import Graph, tensors_by_name
 from planner.artefacts.sharding import Spec
 from planner.artefacts.strategy import Crossing, GradientSum, ScheduleName, Stage, Strategy
 from planner.resharding import pieces as pieces_between
-from planner.schedules.actions import Code, Direction, Kind, Piece
+from planner.schedules.actions import ActionKind, Code, Direction, Piece
 from planner.schedules.orders import SCHEDULES
 from planner.support.arrays import Bools, Ints, Kinds
 
@@ -247,7 +247,7 @@ def stage_blocks(
         if shape not in known:
             known[shape] = pattern(shape)
         kind, backward, turn, slot = known[shape]
-        of_stage = kind <= Kind.RECEIVE
+        of_stage = kind <= ActionKind.RECEIVE
         microbatch = np.array(which, dtype=np.int64)[:, None] + turn * stage.num_replicas
         microbatch = np.where(of_stage, microbatch, 0)
         peer = np.zeros_like(microbatch)
@@ -331,7 +331,8 @@ def _pieces(
     in_round = 1 + max((i for tail in tails for i in tail), default=-1)
     return np.concatenate(
         [
-            moved[s][block.slot] + np.where(block.kind == Kind.ALL_REDUCE, in_round * block.turn, 0)
+            moved[s][block.slot]
+            + np.where(block.kind == ActionKind.ALL_REDUCE, in_round * block.turn, 0)
             for s, block in rows
         ]
     )
@@ -357,17 +358,17 @@ def pattern(shape: ListShape) -> ListPattern:
     keys = [np.stack([places, np.ones_like(places), places, np.zeros_like(places)])]
     before = {True: 0, False: len(shape.entering)}
     nothing = len(shape.entering) + len(shape.leaving) + shape.num_sums
-    parts = [(Kind.COMPUTE, places, nothing)]
-    for kind, at, phase in ((Kind.RECEIVE, posted, 0), (Kind.SEND, places, 2)):
+    parts = [(ActionKind.COMPUTE, places, nothing)]
+    for kind, at, phase in ((ActionKind.RECEIVE, posted, 0), (ActionKind.SEND, places, 2)):
         for backward in (False, True):
             own = np.flatnonzero(back == backward)
-            entering = (kind is Kind.RECEIVE) != backward
+            entering = (kind is ActionKind.RECEIVE) != backward
             for j, moves in enumerate(shape.entering if entering else shape.leaving):
                 if moves[backward]:
                     place = at[own], np.full_like(own, phase), own, np.full_like(own, j)
                     keys.append(np.stack(place))
                     parts.append((kind, own, before[entering] + j))
-    ending = [Kind.ALL_REDUCE] * shape.num_sums + [Kind.STEP]
+    ending = [ActionKind.ALL_REDUCE] * shape.num_sums + [ActionKind.STEP]
     if shape.schedule.is_asynchronous:
         own = np.flatnonzero(back)
         for j, kind in enumerate(ending):
@@ -383,7 +384,7 @@ def pattern(shape: ListShape) -> ListPattern:
     zeros = np.zeros(len(ending), dtype=np.int64)
     return ListPattern(
         np.concatenate([kinds, ending]).astype(np.int8),
-        np.concatenate([back[of][by_place] & (kinds <= Kind.RECEIVE), zeros.astype(bool)]),
+        np.concatenate([back[of][by_place] & (kinds <= ActionKind.RECEIVE), zeros.astype(bool)]),
         np.concatenate([turn[of][by_place], zeros]),
         np.concatenate([slots, nothing - shape.num_sums + np.arange(len(ending))]),
     )

@@ -4,10 +4,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from planner.schedules.actions import Kind
+from planner.schedules.actions import ActionKind
 from planner.schedules.tasks import Crowds, Paths, RunResult, Tasks
 
-_MEETINGS = (Kind.SEND, Kind.RECEIVE, Kind.ALL_REDUCE)
+_MEETINGS = (ActionKind.SEND, ActionKind.RECEIVE, ActionKind.ALL_REDUCE)
 
 
 def run(tasks: Tasks, paths: Paths, crowds: Crowds) -> RunResult:

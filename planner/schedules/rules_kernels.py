@@ -54,7 +54,7 @@ from planner.schedules.tasks import Crowds, Paths, RunResult, Tasks
 from planner.support.arrays import Floats, Ints, Kinds
 from planner.support.jit import inlined, inner, njit
 
-# `actions.Kind`, as numbers that are compiled in.
+# `actions.ActionKind`, as numbers that are compiled in.
 COMPUTE, SEND, RECEIVE, ALL_REDUCE = 0, 1, 2, 3
 
 # How far the next all-reduce of a device's stream is.

@@ -12,7 +12,7 @@ from planner.artefacts.problem import Problem
 from planner.artefacts.strategy import Strategy, stages_by_device
 from planner.costs.evaluate import Evaluation, evaluate
 from planner.costs.memory import StageMemory, standing_memory, use_bytes
-from planner.schedules.actions import Code, Kind
+from planner.schedules.actions import ActionKind, Code
 from planner.simulator.critical_path import PathStep, critical_path
 from planner.simulator.idle import Wait, by_cause, idle_times
 from planner.simulator.steady import Curve, cropped, iterate, within
@@ -99,7 +99,7 @@ def _with_rests(code: Code, device: int) -> Code:
         code,
         devices=code.devices[[device]],
         start=np.array([0, len(own)]),
-        kind=np.where(rests, Kind.STEP, code.kind[own]).astype(np.int8),
+        kind=np.where(rests, ActionKind.STEP, code.kind[own]).astype(np.int8),
         **{
             name: getattr(code, name)[own]
             for name in ("backward", "stage", "microbatch", "piece", "peer")

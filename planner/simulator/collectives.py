@@ -22,7 +22,7 @@ _Part = tuple[float, float, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Collective:
+class TimedCollective:
     """Collectives of one resharding, or of a loss over cut classes, on one device.
 
     Attributes:
@@ -40,7 +40,7 @@ class Collective:
 
 def collectives(
     problem: Problem, strategy: Strategy, timeline: Timeline
-) -> tuple[Collective, ...]:  # fmt: skip
+) -> tuple[TimedCollective, ...]:  # fmt: skip
     """The collectives of all split stages that take time, in the order of the computations."""
     known: dict[tuple[int, tuple[int, ...], Direction], list[_Part]] = {}
     found = []
@@ -56,7 +56,7 @@ def collectives(
             known[key] = list(_parts(problem, stage, group, event.action.direction))
         start_s, length_s = event.start_s, event.end_s - event.start_s
         found += [
-            Collective(event.device, name, start_s + a * length_s, start_s + b * length_s)
+            TimedCollective(event.device, name, start_s + a * length_s, start_s + b * length_s)
             for a, b, name in known[key]
         ]
     return tuple(found)

@@ -25,7 +25,7 @@ from enum import StrEnum
 import numpy as np
 
 from planner.artefacts.topology import Topology
-from planner.schedules.actions import Action, Kind, decode
+from planner.schedules.actions import Action, ActionKind, decode
 from planner.schedules.dependencies import Dependencies, dependencies
 from planner.simulator.network import Network, exclusive_links, network
 from planner.simulator.timeline import Times, occupied, transfers
@@ -116,7 +116,7 @@ class _Predecessors:
         self.exclusive = exclusive_links(topology)
         self.begins, self.ends = occupied(times)
         moving = transfers(code)
-        occupying, sums = ~moving | (self.ends > self.begins), code.kind == Kind.ALL_REDUCE
+        occupying, sums = ~moving | (self.ends > self.begins), code.kind == ActionKind.ALL_REDUCE
         # Per action, the last one before it on its device that took time, the last one of these
         # that was no all-reduce, and the last all-reduce; -1 without one.
         self.earlier = _latest_before(code.start, occupying)
@@ -164,7 +164,7 @@ class _Predecessors:
     def _candidates(self, i: int, transfer: bool) -> Iterator[tuple[_Node, Reason, float]]:
         if transfer:
             before = self._before_transfer(i)
-        elif self.code.kind[i] == Kind.ALL_REDUCE:
+        elif self.code.kind[i] == ActionKind.ALL_REDUCE:
             yield from self._before_sum(i)
             return
         else:
@@ -174,7 +174,7 @@ class _Predecessors:
     def _before_action(self, i: int) -> Iterator[tuple[_Node, Reason]]:
         for node in self._of_device(i):
             yield node, Reason.DEVICE
-        if self.code.kind[i] == Kind.COMPUTE:
+        if self.code.kind[i] == ActionKind.COMPUTE:
             yield from self._arrivals(i)
 
     def _of_device(self, i: int) -> Iterator[_Node]:
@@ -185,7 +185,9 @@ class _Predecessors:
 
     def _before_sum(self, i: int) -> Iterator[tuple[_Node, Reason, float]]:
         """What the members of an all-reduce may have ended last, the device's own first."""
-        members = (self.code.kind == Kind.ALL_REDUCE) & (self.code.piece == self.code.piece[i])
+        members = (self.code.kind == ActionKind.ALL_REDUCE) & (
+            self.code.piece == self.code.piece[i]
+        )
         for member in (i, *np.flatnonzero(members).tolist()):
             own = member == i
             if self.earlier_sum[member] >= 0:

@@ -33,7 +33,7 @@ import numpy as np
 from planner.artefacts.topology import Topology
 from planner.costs.pricing import ActionCosts
 from planner.schedules import rules
-from planner.schedules.actions import Code, Kind, Piece, Program
+from planner.schedules.actions import ActionKind, Code, Piece, Program
 from planner.schedules.dependencies import Dependencies, dependencies, tasks
 from planner.schedules.dry_run import dry_run
 from planner.schedules.tasks import Crowds, Cuts, Paths
@@ -152,9 +152,9 @@ def workload(code: Code, costs: ActionCosts) -> Workload:
 def _cuts(code: Code, costs: ActionCosts, duration_s: Floats) -> Cuts:
     """When the gradients of all-reduces are there, within the last backward before each."""
     owner, places = code.owner(), np.arange(len(code))
-    back = (code.kind == Kind.COMPUTE) & code.backward
+    back = (code.kind == ActionKind.COMPUTE) & code.backward
     latest = np.maximum.accumulate(np.where(back, places, -1))
-    sums = np.flatnonzero((code.kind == Kind.ALL_REDUCE) & (latest >= code.start[owner]))
+    sums = np.flatnonzero((code.kind == ActionKind.ALL_REDUCE) & (latest >= code.start[owner]))
     buckets = code.piece[sums] % max(len(costs.sum_s), 1)
     keys = zip(buckets.tolist(), code.devices[owner[sums]].tolist(), strict=True)
     left_s = np.array([costs.left_s.get(key, nan) for key in keys], dtype=float)
@@ -188,13 +188,13 @@ def _durations_s(code: Code, costs: ActionCosts) -> Floats:
         for (stage, device), time_s in known.items():
             if device in position and stage < table.shape[2]:
                 table[backward, position[device], stage] = time_s
-    own = np.flatnonzero(code.kind == Kind.COMPUTE)
+    own = np.flatnonzero(code.kind == ActionKind.COMPUTE)
     duration_s[own] = table[code.backward[own].astype(np.int8), owner[own], code.stage[own]]
-    own = np.flatnonzero(code.kind == Kind.ALL_REDUCE)
+    own = np.flatnonzero(code.kind == ActionKind.ALL_REDUCE)
     if len(own):
         # The all-reduces of a flow come again in each of its rounds.
         duration_s[own] = np.array(costs.sum_s, dtype=float)[code.piece[own] % len(costs.sum_s)]
-    own = np.flatnonzero(code.kind == Kind.STEP)
+    own = np.flatnonzero(code.kind == ActionKind.STEP)
     step_s = np.array([costs.step_s.get(device, nan) for device in devices])
     duration_s[own] = step_s[owner[own]]
     if costs.launch_s:
@@ -213,7 +213,7 @@ def _durations_s(code: Code, costs: ActionCosts) -> Floats:
 def _sizes_bytes(code: Code, costs: ActionCosts) -> Floats:
     """(n,) the bytes of receives that move over links; 0 of other actions."""
     size_bytes = np.zeros(len(code))
-    own = np.flatnonzero(code.kind == Kind.RECEIVE)
+    own = np.flatnonzero(code.kind == ActionKind.RECEIVE)
     if len(own):
         sizes = [costs.link_share * _bytes(costs, piece, nan) for piece in code.pieces]
         size_bytes[own] = np.array(sizes)[code.piece[own]]

@@ -6,7 +6,7 @@ from planner.artefacts.problem import Objective, Problem
 from planner.artefacts.strategy import ScheduleName, Strategy
 from planner.costs.closed_form import bottleneck_s
 from planner.costs.evaluate import Evaluation, evaluate
-from planner.schedules.actions import Kind
+from planner.schedules.actions import ActionKind
 from planner.schedules.orders import with_microbatches
 from planner.schedules.program import program
 from planner.simulator.events import run
@@ -48,4 +48,4 @@ def latency_s(problem: Problem, strategy: Strategy, evaluation: Evaluation, time
             evaluation.times,
         )
         times = run(lists, evaluation.costs, problem.topology)
-    return float(times.end_s[times.code.kind == Kind.COMPUTE].max(initial=0.0))
+    return float(times.end_s[times.code.kind == ActionKind.COMPUTE].max(initial=0.0))

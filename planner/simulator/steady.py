@@ -20,7 +20,7 @@ from planner.artefacts.graph import Graph
 from planner.artefacts.problem import Problem
 from planner.artefacts.strategy import Strategy, crossings
 from planner.costs.evaluate import Evaluation
-from planner.schedules.actions import Code, Kind
+from planner.schedules.actions import ActionKind, Code
 from planner.schedules.flows import flow, in_flight, period, steady_minibatches
 from planner.simulator.critical_path import PathStep
 from planner.simulator.events import run
@@ -101,6 +101,8 @@ def iterate(problem: Problem, strategy: Strategy, evaluation: Evaluation) -> Ite
     num_minibatches, apart = steady_minibatches(strategy), _are_apart(strategy, graph)
     while True:
         ends_s = _steady_ends_s(strategy, times.code, times)
+        # Replicas in numbers without a common factor take turns in patterns of several periods, so
+        # two windows of one length may differ for ever.
         repeated = _repeated(ends_s)
         if repeated is not None or apart or 2 * len(times.code) > MAX_ACTIONS:
             break
@@ -138,7 +140,7 @@ def _steady_ends_s(strategy: Strategy, code: Code, times: Times) -> Floats:
     def columns() -> Iterator[Floats]:
         for d, device in enumerate(code.devices.tolist()):
             own = slice(code.start[d], code.start[d + 1])
-            ends_s = times.end_s[own][code.kind[own] == Kind.STEP]
+            ends_s = times.end_s[own][code.kind[own] == ActionKind.STEP]
             rounds = least // widths[device]
             yield ends_s[rounds - 1 :: rounds]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from planner.artefacts.sharding import Box
-from planner.schedules.actions import Action, Code, Compute, Direction, Kind, Step, decode
+from planner.schedules.actions import Action, ActionKind, Code, Compute, Direction, Step, decode
 from planner.support.arrays import Bools, Floats, Ints
 
 Interval = tuple[float, float]
@@ -165,7 +165,7 @@ def timeline_of(times: Times) -> Timeline:
     occupying = np.flatnonzero(~transfers(code) | (end_s > start_s))
     # In the order of the lists where several have no length.
     occupying = occupying[np.lexsort((code.devices[owner[occupying]], start_s[occupying]))]
-    received = np.flatnonzero(code.kind == Kind.RECEIVE)
+    received = np.flatnonzero(code.kind == ActionKind.RECEIVE)
     target = code.devices[owner[received]]
     by_start = np.lexsort((target, code.peer[received], times.start_s[received]))
     received, target = received[by_start], target[by_start]
@@ -199,7 +199,7 @@ def timeline_of(times: Times) -> Timeline:
 
 def transfers(code: Code) -> Bools:
     """(n,) whether each action is a send or receive."""
-    moving: Bools = (code.kind == Kind.SEND) | (code.kind == Kind.RECEIVE)
+    moving: Bools = (code.kind == ActionKind.SEND) | (code.kind == ActionKind.RECEIVE)
     return moving
 
 
@@ -215,7 +215,7 @@ def occupied(times: Times) -> tuple[Floats, Floats]:
 def shares_s(times: Times) -> tuple[Floats, Floats, Floats]:
     """(D,) each: `compute_s`, `communication_s` and `idle_s` of all devices at once."""
     code, owner = times.code, times.code.owner()
-    received = np.flatnonzero(code.kind == Kind.RECEIVE)
+    received = np.flatnonzero(code.kind == ActionKind.RECEIVE)
     position = np.zeros(int(code.devices.max()) + 1, dtype=np.int64)
     position[code.devices] = np.arange(len(code.devices))
     # What keeps a device busy: its own actions, and transfers to and from it.
@@ -230,7 +230,7 @@ def shares_s(times: Times) -> tuple[Floats, Floats, Floats]:
     by_device = np.argsort(short, kind="stable")
     some, start_s, end_s = some[by_device], start_s[by_device], end_s[by_device]
     bounds = np.concatenate([[0], np.cumsum(np.bincount(devices, minlength=len(code.devices)))])
-    computes = (code.kind == Kind.COMPUTE) | (code.kind == Kind.STEP)
+    computes = (code.kind == ActionKind.COMPUTE) | (code.kind == ActionKind.STEP)
     compute, busy = np.zeros(len(code.devices)), np.zeros(len(code.devices))
     for d in range(len(code.devices)):
         mine = slice(bounds[d], bounds[d + 1])

@@ -18,58 +18,55 @@ HEAD_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class FileKind:
     """A kind of file that the planner writes.
 
     Attributes:
         name: with its article, such as "a trace".
-        is_own: whether a file, which is there, is one of them and was written by the planner.
+        recognise: what a file that is there holds, or True, if it is of this kind and the planner
+            has written it; else None or False. The file is read once.
         is_model: whether it is an ONNX model, and may be named like one.
     """
 
     name: str
-    is_own: Callable[[Path], bool]
+    recognise: Callable[[Path], object]
     is_model: bool = False
 
 
 def check_outputs(
-    written: Sequence[tuple[Path, Kind]], read: Mapping[str, Path | None]
-) -> None:  # fmt: skip
-    """Refuses to overwrite what is read or foreign, and paths that cannot be written.
+    written: Sequence[tuple[Path, FileKind]], read: Mapping[str, Path | None]
+) -> list[object]:
+    """Refuses to overwrite files that are read or foreign, and paths that cannot be written.
 
     Args:
         written: the files that will be written.
         read: the files that are read, by their meaning; None for those that were not given.
 
+    Returns:
+        For each file, what `FileKind.recognise` gives for the older one that will be replaced; None
+        where there is no older one, or an empty one.
+
     Raises:
         OptionError: if a file would be overwritten that must not be.
         FileError: if a path cannot be written.
     """
-    check_inputs([path for path, _ in written], read)
+    older = []
     for path, kind in written:
-        if path.is_dir():
-            raise OptionError(f"{path} is a folder; name a file in it")
-        destination(path)
-        _check_kind(path, kind)
-    for (one, first), (other, second) in combinations(written, 2):
-        if same_file(one, other):
-            raise OptionError(
-                f"{other}: {first.name} and {second.name} would be one file; choose two names"
-            )
-
-
-def check_inputs(written: Sequence[Path], read: Mapping[str, Path | None]) -> None:
-    """Refuses to overwrite what is read; arguments are those of `check_outputs`.
-
-    Raises:
-        OptionError: if one file is both.
-    """
-    for path in written:
         for name, other in read.items():
             if other is not None and same_file(path, other):
                 raise OptionError(
                     f"{path} is the {name} itself, and would be overwritten; choose another name"
                 )
+        if path.is_dir():
+            raise OptionError(f"{path} is a folder; name a file in it")
+        destination(path)
+        older.append(_recognised(path, kind))
+    for (one, first), (other, second) in combinations(written, 2):
+        if same_file(one, other):
+            raise OptionError(
+                f"{other}: {first.name} and {second.name} would be one file; choose two names"
+            )
+    return older
 
 
 def head_of(path: Path) -> str:
@@ -91,8 +88,13 @@ def same_file(one: Path, other: Path) -> bool:
         return one.absolute() == other.absolute()
 
 
-def _check_kind(path: Path, kind: Kind) -> None:
-    """Refuses a file that is there and is no such one of the planner."""
+def _recognised(path: Path, kind: FileKind) -> object:
+    """What the older file at a path holds; None if there is none, or an empty one.
+
+    Raises:
+        OptionError: if it is not of this kind, or the planner has not written it.
+        FileError: if the path cannot be read.
+    """
     if path.suffix.lower() == MODEL_ENDING and not kind.is_model:
         raise OptionError(
             f"{path}: expected a name for {kind.name}, got that of an ONNX model; choose another"
@@ -101,11 +103,15 @@ def _check_kind(path: Path, kind: Kind) -> None:
     try:
         is_empty = path.stat().st_size == 0
     except FileNotFoundError:
-        return
+        return None
     except OSError as error:
         raise FileError(f"{path}: cannot be written: {error.strerror or error}") from None
-    if not is_empty and not kind.is_own(path):
+    if is_empty:
+        return None
+    older = kind.recognise(path)
+    if not older:
         raise OptionError(
             f"{path}: expected {kind.name} of the planner to overwrite, got another file; choose"
             " another name, or delete it"
         )
+    return older

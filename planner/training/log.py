@@ -16,11 +16,11 @@ from typing import IO
 
 from planner.launcher.updates import Update
 from planner.support.errors import FileError
-from planner.support.outputs import Kind, head_of
+from planner.support.outputs import FileKind, head_of
 
 FORMAT = "planner-log/1"
 _HEAD = json.dumps({"format": FORMAT})
-LOG_FILE = Kind("a log", lambda path: head_of(path).startswith(_HEAD))
+LOG_FILE = FileKind("a log", lambda path: head_of(path).startswith(_HEAD))
 
 
 class Log:

@@ -49,8 +49,8 @@ from planner.profilers.cache import processor
 from planner.profilers.contention_worker import WORK
 from planner.profilers.origin import profiled_model
 from planner.profilers.parts import measure_parts
-from planner.reports.calibrate import calibrate_lines
 from planner.reports.tables import percent
+from planner.reports.traces import calibrate_lines
 from planner.simulator.traces.calibrate import (
     CheckedCalibration,
     MeasuredRun,

@@ -6,8 +6,9 @@ tests are run on each.
     python -m tests.bench.mutants [--count N] [--seed S] [--only ROOM] [--list] [--room-alone]
 
 A comparison becomes its opposite or loses or gains equality, a sign becomes the other one, and a
-statement is left out. A mutant's own room is asked first, with `-x`; what survives there meets all
-tests that are not slow. They run in a copy of the checkout, whose sources are first on the path.
+statement is left out. The tests of a mutant's own folder are asked first, then those of its room,
+each with `-x`; what survives there meets all tests that are not slow. They run in a copy of the
+checkout, whose sources are first on the path.
 Ends with a line per survivor.
 """
 
@@ -144,14 +145,20 @@ def killed(one, folder, room_alone=False):
     before = target.read_text()
     target.write_text(one.text)
     try:
-        room = folder / "tests" / one.path.split("/")[1]
-        asked = ([] if not room.is_dir() else [room.relative_to(folder).as_posix()]), []
-        for tests in asked[: 1 if room_alone else 2]:
-            if (tests or tests is asked[1]) and (failed := _first_failure(folder, tests)):
+        near = [[each] for each in reversed(_near(one.path, folder))]
+        for tests in near if room_alone else [*near, []]:
+            if failed := _first_failure(folder, tests):
                 return failed
     finally:
         target.write_text(before)
     return None
+
+
+def _near(path, folder):
+    """The folders of tests that a file of the package has to itself, its room's first."""
+    parts = path.split("/")[1:-1]
+    folders = ["/".join(["tests", *parts[:depth]]) for depth in range(1, len(parts) + 1)]
+    return [each for each in folders if (folder / each).is_dir()]
 
 
 def _first_failure(folder, tests):

@@ -1,5 +1,5 @@
-"""docs/topologies.md: the topologies that ship with the planner, as a table.
-`python -m tests.bench.preset_table` writes it, and a test fails when it is out of date.
+"""The table of docs/topologies.md: the topologies that ship with the planner.
+`make docs` writes it, and a test fails when it is out of date.
 """
 
 from collections import Counter
@@ -9,20 +9,13 @@ from planner.artefacts.topology import table_of
 from planner.clusters.yaml.read import find_topology, preset_names, read_topology
 from planner.costs.collectives import allreduce_s, ring_links
 from planner.support.units import format_seconds
+from tests.bench.solvers import put
 
 FILE = Path(__file__).parents[2] / "docs" / "topologies.md"
 # Size of the all-reduce, and the processes of presets that have as many as are asked for.
 SIZE_BYTES, ASKED = 100_000_000, 2
 
-HEAD = f"""\
-# Topologies that ship with the planner
-
-Made by `make docs`. All-reduce is the time for 100 MB over all devices: by measured times where the
-file has them for all devices, else by a ring, with the bandwidth of its slowest link. Links are
-counted by kind, both directions as one, with their bandwidth per direction.
-[topologies/README.md](../topologies/README.md) describes the format. Each file names the sources of
-its figures. `local` is shown for --gpus {ASKED}.
-
+HEAD = """\
 | topology | hosts | devices | links | all-reduce of 100 MB | by |
 |---|---|---|---|---|---|
 """
@@ -62,13 +55,13 @@ def row(name):
         time_s,
         by,
     )
-    return f"| {' | '.join(cells)} |\n"
+    return f"| {' | '.join(cells)} |"
 
 
 def text():
-    """The whole file."""
-    return HEAD + "".join(row(name) for name in preset_names())
+    """The table."""
+    return HEAD + "\n".join(row(name) for name in preset_names())
 
 
 if __name__ == "__main__":
-    FILE.write_text(text())
+    put(FILE, "presets", text())

@@ -148,7 +148,7 @@ def test_hosts_of_a_cluster_are_as_wide_as_their_network():
 
 
 def test_the_table_of_presets_is_up_to_date():
-    assert preset_table.FILE.read_text() == preset_table.text(), "run: make docs"
+    assert f"\n{preset_table.text()}\n" in preset_table.FILE.read_text(), "run: make docs"
 
 
 def test_the_device_table_has_the_types_that_clusters_have():

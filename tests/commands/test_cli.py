@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from operator import itemgetter
 from pathlib import Path
 
 import onnx
@@ -14,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 import cli
 from planner.artefacts.files import read_plan, shipped
 from planner.commands import terminal as printing
-from planner.reports.tables import Table
+from planner.reports.tables import Column, table
 from planner.solvers.registry import SOLVERS, portfolio
 from tests.support.commands import run
 
@@ -393,7 +394,7 @@ def test_every_shipped_profile_has_plain_plans_on_every_kind_of_device(name, tmp
         (["solve", "-o", "model.json"], "model.onnx is the model itself"),
         (["solve", "-o", "plan.ONNX"], "expected a name such as plan.json"),
         (["solve", "-o", "."], "is a folder"),
-        (["launch", "model.onnx", "--trace", "model.onnx"], "is the strategy itself"),
+        (["launch", "model.onnx", "--trace", "model.onnx"], "this is a binary file"),
     ],
 )
 def test_no_output_overwrites_what_is_read(folder, monkeypatch, arguments, said):
@@ -433,7 +434,7 @@ def test_ranks_get_options_that_are_zero(folder, monkeypatch):
     ("arguments", "where"),
     [
         (["profile", "model.onnx"], "planner.model.load"),
-        (["solve"], "planner.artefacts.files.newest_profile"),
+        (["solve"], "planner.api.lookup.newest_profile"),
         (["launch", "strategy.json"], "planner.training.run.launch"),
     ],
 )
@@ -484,10 +485,14 @@ def test_commands_to_run_are_quoted_for_a_shell(folder):
 def test_a_narrow_table_breaks_no_number_and_no_name(capsys, monkeypatch, width):
     monkeypatch.setattr(printing, "PIPED_WIDTH", width)
     cells = ("data-parallel", "12.3 ms", "123 ms", "1234 ms", "does not fit into the memory")
-    columns = ("solver", ">iteration", ">peak memory", ">closed form of it all", "why it is so")
-    printing.show(
-        Table("T", columns, (cells,), optional=(">closed form of it all", ">peak memory"))
+    columns = (
+        Column("", itemgetter(0), "solver", left=True),
+        Column("", itemgetter(1), "iteration"),
+        Column("", itemgetter(2), "peak memory", gives_way=2),
+        Column("", itemgetter(3), "closed form of it all", gives_way=1),
+        Column("", itemgetter(4), "why it is so", left=True),
     )
+    printing.show(table("T", [cells], columns))
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= width
     assert {*["data-parallel", "12.3", "does", "not", "fit", "into", "the", "memory"]} <= {
@@ -498,11 +503,18 @@ def test_a_narrow_table_breaks_no_number_and_no_name(capsys, monkeypatch, width)
 
 def test_a_table_without_room_leaves_out_what_matters_least(capsys, monkeypatch):
     monkeypatch.setattr(printing, "PIPED_WIDTH", 30)
-    table = Table("", ("a", ">b", ">c"), (("x" * 12, "1" * 9, "2" * 9),), optional=(">b",))
-    printing.show(table)
+    columns = (
+        Column("", itemgetter(0), "a", left=True),
+        Column("", itemgetter(1), "b", gives_way=2),
+        Column("", itemgetter(2), "c"),
+        Column("", itemgetter(3), "d", gives_way=1),
+    )
+    printing.show(table("", [("x" * 12, "1" * 9, "2" * 9, "3" * 9)], columns))
     shown = capsys.readouterr().out
     assert "1" not in shown
     assert "2" * 9 in shown
+    assert "3" not in shown
+    assert "not shown, for lack of room: d, b" in shown
 
 
 @pytest.mark.parametrize("rank", [None, "1"])

@@ -8,12 +8,12 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+from planner.api.outputs import check_outputs
 from planner.artefacts.files import format_in
-from planner.commands.outputs import check_output
 from planner.model.export.write import write_model
 from planner.model.metadata import metadata_of
 from planner.model.record import METADATA_KEY
-from planner.reports.probe import probe_comments
+from planner.reports.topology import probe_comments
 from planner.support.errors import FileError, OptionError
 from tests.commands.test_cli import mlp
 from tests.support.commands import run
@@ -199,7 +199,7 @@ def export(path):
 
 def test_an_exported_model_may_be_exported_again_and_no_other(folder):
     export("exported.onnx")
-    check_output({"exported model": Path("exported.onnx")}, {})
+    check_outputs({"exported model": Path("exported.onnx")}, {})
     mlp(folder / "other.onnx")
     for other in ("s.onnx", "other.onnx"):  # one is annotated, one was exported by others
         assert "expected an exported model" in refused(folder, "export", "nets:net", "-o", other)
@@ -228,7 +228,7 @@ def test_a_topology_by_hand_is_not_overwritten(folder):
     probed.inferred.topology = type("Topology", (), {"devices": ()})
     comment = probe_comments(probed, "2026-01-01")[0]
     Path("probed.yaml").write_text(f"# {comment}\n")
-    check_output({"topology": Path("probed.yaml")}, {})
+    check_outputs({"topology": Path("probed.yaml")}, {})
 
 
 # ------------------------------------------------------------------------------ inputs
@@ -313,9 +313,9 @@ def test_a_folder_that_takes_no_files_is_refused(folder, name, monkeypatch):
 
 
 def test_a_name_that_no_file_can_have_is_no_other_file(tmp_path):
-    check_output({"trace": tmp_path / "x"}, {"model": Path("a\0b"), "profile": Path("a" * 9000)})
+    check_outputs({"trace": tmp_path / "x"}, {"model": Path("a\0b"), "profile": Path("a" * 9000)})
 
 
 def test_two_outputs_of_one_kind_of_file_are_told_apart(tmp_path):
     with pytest.raises(OptionError, match="a trace and a picture would be one file"):
-        check_output({"trace": tmp_path / "x", "picture": tmp_path / "x"}, {})
+        check_outputs({"trace": tmp_path / "x", "picture": tmp_path / "x"}, {})

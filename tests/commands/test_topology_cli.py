@@ -79,7 +79,7 @@ def test_the_slowest_link_of_each_collective_is_named(folder):
 
 def test_a_large_cluster_is_shown_between_hosts():
     text = run("topology", "show", "gb200-nvl72").output
-    assert "(the first 8 of 18 hosts)" in text
+    assert "(the first 8 of 18 hosts; --json has all)" in text
     assert max(map(len, text.splitlines())) <= PIPED_WIDTH
 
 
@@ -213,6 +213,6 @@ def test_sensitivity_says_what_bounds_the_plan(folder):
 def test_tables_of_the_library_are_tables_of_the_report():
     from planner.reports.topology import devices_table
 
-    table = devices_table(read_topology(find_topology("mixed-a100-t4")))
-    assert isinstance(table, Table)
-    assert [row[0] for row in table.rows] == ["host0", "host1 .. host2 (2)"]
+    shown = devices_table(read_topology(find_topology("mixed-a100-t4")))
+    assert isinstance(shown, Table)
+    assert [row[0] for row in shown.rows] == ["host0", "host1 .. host2 (2)"]

@@ -30,7 +30,7 @@ from planner.costs.memory import (
 from planner.costs.pricing import stage_price
 from planner.costs.waiting import gradients_waiting, outputs_waiting
 from planner.planning.judge import judge
-from planner.schedules.actions import Compute, Direction, Kind, Receive, Send, text, waits
+from planner.schedules.actions import ActionKind, Compute, Direction, Receive, Send, text, waits
 from planner.schedules.dry_run import dry_run
 from planner.schedules.orders import default_warmups
 from planner.schedules.program import program
@@ -354,10 +354,10 @@ def test_what_is_sent_waits_as_long_as_its_reader_may_be_behind(recompute):
     def use(waits):
         """Bytes besides workspace of the first device, in its computations in order."""
         kept, buffers, _ = use_bytes(problem, strategy, code, 0, needs, waits)
-        return (kept + buffers)[code.kind[: len(kept)] == Kind.COMPUTE].tolist()
+        return (kept + buffers)[code.kind[: len(kept)] == ActionKind.COMPUTE].tolist()
 
     may, at_once = use(True), use(False)
-    backward = code.backward[: code.start[1]][code.kind[: code.start[1]] == Kind.COMPUTE]
+    backward = code.backward[: code.start[1]][code.kind[: code.start[1]] == ActionKind.COMPUTE]
     assert backward.tolist() == [False] * 4 + [True, False] * 2 + [True] * 4
     # Of 60 B each: all of the forwards before the first backward. From then on its reader may not
     # have begun more microbatches than have come back.
@@ -528,7 +528,7 @@ def test_with_gpipe_the_outputs_of_one_forward_wait_while_the_next_runs(recomput
     code = evaluate(problem, strategy).program.code
     needs = {0: memory_of(problem.profile, [0, 1])}
     may, at_once = (use_bytes(problem, strategy, code, 0, needs, waits) for waits in (True, False))
-    computes = code.kind[: code.start[1]] == Kind.COMPUTE
+    computes = code.kind[: code.start[1]] == ActionKind.COMPUTE
     waiting = (may[0] + may[1] - at_once[0] - at_once[1])[computes].tolist()
     assert waiting == [0, 60, 60, 60, 0, 0, 0, 0]
     # A copy is made when the forward is through; run again, the copy is what is kept of it.
@@ -545,7 +545,7 @@ def test_a_gradient_may_wait_until_the_next_backward_is_through():
     with_it, without = (
         use_bytes(problem, strategy, code, 1, needs, waits)[1] for waits in (True, False)
     )
-    computes = code.kind[mine] == Kind.COMPUTE
+    computes = code.kind[mine] == ActionKind.COMPUTE
     assert (with_it - without)[computes].tolist() == [0, 0, 60, 60, 60, 60]
 
 

@@ -280,7 +280,7 @@ def test_memory_is_compared_without_the_reserve(alone):
     memory = replace(device.predicted.memory, reserve_bytes=1 << 40)
     predicted = replace(device.predicted, memory=memory)
     table = launch_tables(replace(found, devices=(replace(device, predicted=predicted),)))[1]
-    assert "without reserve" in table.columns[-1]
+    assert "without reserve" in table.heads[-1]
     assert "TiB" not in table.rows[0][-1]
 
 

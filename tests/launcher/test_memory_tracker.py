@@ -132,7 +132,7 @@ def test_one_device_takes_what_is_predicted(profiled, model, case):
     found = launch(path, steps=1, track_memory=True)
     (one,) = peaks_of({case: launch_json(found)})
     assert one.right, one
-    assert found.timeline.memory[0] and "of tensors" in launch_tables(found)[1].columns[-1]
+    assert found.timeline.memory[0] and "of tensors" in launch_tables(found)[1].heads[-1]
     assert launch_json(launch(path, steps=1))["live_bytes"] == [None]
 
 

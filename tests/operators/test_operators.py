@@ -428,7 +428,7 @@ def test_unknown_operators_are_all_listed_with_the_nodes_that_use_them():
     assert refused(model).splitlines() == [
         "model.onnx: FusedGelu (domain com.microsoft, version 1) is not supported; used by 'gelu';"
         " export the model without it, or give it a function with planner.operators.register"
-        ' (README, "Operators of your own")',
+        ' (docs/operators.md, "Custom operators")',
         "model.onnx: NonZero (domain ai.onnx, version 17) is not supported; used by 'nz0', 'nz1',"
         " 'nz2' and 2 more; the shape of its output depends on data; it is supported where its"
         " inputs are constants",

@@ -68,9 +68,9 @@ def test_the_part_of_a_topology_that_a_plan_is_for_is_found_at_once(monkeypatch)
     for part in (take(whole, 4), whole):
         made_for = replace(plan, topology_hash=artefact_hash(part))
         hashed.clear()
-        assert origins.topology_of(made_for, "s.json", whole) == (part, True)
+        assert origins.topology_of(made_for, "s.json", whole, "w", is_given=True) == part
         assert len(hashed) <= 5
     hashed.clear()
     other = replace(whole, name="another")
-    assert origins.topology_of(plan, "s.json", other) == (other, False)
+    assert origins.topology_of(plan, "s.json", other, "w", is_given=True) == other
     assert not hashed

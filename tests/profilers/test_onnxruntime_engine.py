@@ -22,7 +22,7 @@ from planner.profilers.facts import facts
 from planner.profilers.measured import measure
 from planner.profilers.onnx_runtime import runs
 from planner.profilers.onnx_runtime.engine import _run_warnings, _who_ran, measure_onnxruntime
-from planner.reports.engines import compare_lines, compare_table
+from planner.reports.profile import compare_lines, compare_table
 from planner.support.errors import OperatorError, OptionError
 from tests.support.models import light
 
@@ -466,13 +466,13 @@ def test_engines_are_compared_by_type_by_rank_and_by_operator(tmp_path):
 def test_the_comparison_is_shown(tmp_path):
     found = compared(tmp_path, analytic=True)
     table = compare_table(found)
-    assert table.columns[-1] == ">roofline"
+    assert table.heads[-1] == "roofline"
     assert table.rows == (
         ("MatMul", "2", "4 s", "8 s", "2.00", "4 s"),
         ("Reshape", "1", "1 ms", "2 s", "2000.00", "1 ms"),
         ("all", "3", "4 s", "10 s", "2.50", "4 s"),
     )
-    assert compare_table(compared(tmp_path)).columns[-1] == ">ONNX Runtime/torch"
+    assert compare_table(compared(tmp_path)).heads[-1] == "ONNX Runtime/torch"
     first, worst, *_ = compare_lines(found)
     assert "over 2 operators above 0.1 % of the forward pass" in first
     assert "with onnxruntime (CPUExecutionProvider) 1.000, with the roofline 1.000" in first

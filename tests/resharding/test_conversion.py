@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.resharding import Kind, conversion
+from planner.resharding import Collective, conversion
 from planner.resharding.conversion import LOCAL, spec_after
 from tests.support.meshes import done, put, taken
 
@@ -37,7 +37,7 @@ def test_the_steps_make_the_wanted_parts_of_the_same_tensor(data):
     for step in steps:
         largest = max(part.nbytes for part in parts)
         parts = done(parts, mesh, step)
-        grows = step.kind in (Kind.ALL_GATHER, Kind.SCATTER)
+        grows = step.kind in (Collective.ALL_GATHER, Collective.SCATTER)
         assert step.bytes == (max(part.nbytes for part in parts) if grows else largest)
     assert spec_after(old, steps) == new
     assert np.allclose(taken(parts, mesh, new, SHAPE), whole)
@@ -78,7 +78,7 @@ def received(steps, mesh):
     for step in steps:
         if step.kind not in LOCAL:
             n = mesh[step.axis]
-            total += (2 if step.kind is Kind.ALL_REDUCE else 1) * (n - 1) / n * step.bytes
+            total += (2 if step.kind is Collective.ALL_REDUCE else 1) * (n - 1) / n * step.bytes
     return total
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from planner.artefacts.sharding import Sharding, rule_of
 from planner.artefacts.strategy import Stage
-from planner.resharding import Kind, reshardings
+from planner.resharding import Collective, reshardings
 from planner.resharding.conversion import LOCAL
 from planner.resharding.reshardings import homes
 from tests.support.blocks import block, megatron
@@ -24,18 +24,21 @@ def collectives(found):
 @pytest.mark.parametrize("size", [2, 4])
 def test_megatrons_block_has_two_all_reduces_each_way(size):
     forward, backward = collectives(reshardings(megatron(2), block()))
-    assert forward == backward == {Kind.ALL_REDUCE: 2}
+    assert forward == backward == {Collective.ALL_REDUCE: 2}
 
 
 def test_queries_keys_and_values_read_one_copy():
     shared = [one for one in reshardings(megatron(2), block()) if one.tensor == "norm1"]
     assert [one.readers for one in shared] == [("q", "k", "v")]
-    assert (shared[0].forward, [s.kind for s in shared[0].backward]) == ((), [Kind.ALL_REDUCE])
+    assert (shared[0].forward, [s.kind for s in shared[0].backward]) == (
+        (),
+        [Collective.ALL_REDUCE],
+    )
 
 
 def test_norms_along_the_sequence_gather_and_scatter_twice_each_way():
     forward, backward = collectives(reshardings(megatron(2, sequence=True), block()))
-    assert forward == backward == {Kind.ALL_GATHER: 2, Kind.REDUCE_SCATTER: 2}
+    assert forward == backward == {Collective.ALL_GATHER: 2, Collective.REDUCE_SCATTER: 2}
 
 
 def test_the_gradient_of_a_norm_that_is_cut_is_a_sum():

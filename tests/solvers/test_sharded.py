@@ -499,7 +499,7 @@ def test_tables_show_meshes_and_how_parameters_lie(block):
     given = problem(block, 4, switches=(Megatron(tensor_degree=2),))
     plan = compare(given, ("megatron",), 20.0).best.plan
     table = stage_table(plan)
-    assert table.rows[0][table.columns.index("mesh")] == "2, 2 replicas"
+    assert table.rows[0][table.heads.index("mesh")] == "2, 2 replicas"
     rows = {row[0]: row[1:] for row in parameter_table(plan).rows}
     assert rows["0u"] == ("1", "0", "S1") and rows["0d"] == ("1", "0", "S0")
     zero = compare(problem(block, switches=(Zero(1),)), ("zero",), 20.0).best.plan

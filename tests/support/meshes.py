@@ -7,7 +7,7 @@ from math import prod
 import numpy as np
 
 from planner.artefacts.sharding import blocks_of, dim_of, local_shape, tiles
-from planner.resharding import Kind
+from planner.resharding import Collective
 
 
 def lines(mesh, axis):
@@ -82,18 +82,18 @@ def joined(parts, part):
 def _one(here, k, step):
     n = len(here)
     match step.kind:
-        case Kind.ALL_GATHER:
+        case Collective.ALL_GATHER:
             return joined(here, step.source)
-        case Kind.ALL_TO_ALL:
+        case Collective.ALL_TO_ALL:
             return joined([cut(x, n, step.target)[k] for x in here], step.source)
-        case Kind.ALL_REDUCE:
+        case Collective.ALL_REDUCE:
             return sum(here)
-        case Kind.REDUCE_SCATTER:
+        case Collective.REDUCE_SCATTER:
             return cut(sum(here), n, step.target)[k]
-        case Kind.SLICE:
+        case Collective.SLICE:
             return cut(here[k], n, step.target)[k]
-        case Kind.FIRST:
+        case Collective.FIRST:
             return here[k] if k == 0 else np.zeros_like(here[k])
-        case Kind.SCATTER:
+        case Collective.SCATTER:
             return joined([here[k] if i == k else np.zeros_like(here[k]) for i in range(n)],
                           step.source)  # fmt: skip

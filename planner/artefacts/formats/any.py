@@ -18,11 +18,12 @@ from planner.artefacts.files import (
     read_text,
 )
 from planner.artefacts.formats.dnn_partitioning import (
+    DnnGraph,
     dnn_partitioning_profile,
     read_dnn_partitioning,
 )
-from planner.artefacts.formats.graph_txt import GRAPH_TXT, is_graph_txt, read_graph_txt
-from planner.artefacts.formats.piper import piper_profile, read_piper
+from planner.artefacts.formats.graph_txt import GRAPH_TXT, is_graph_txt, parse, to_profile
+from planner.artefacts.formats.piper import PiperGraph, piper_profile, read_piper
 from planner.artefacts.profile import Profile
 from planner.support.errors import FileError
 
@@ -33,14 +34,14 @@ _KEYS: Mapping[str, frozenset[str]] = {
     PIPER: frozenset({"maxDevices", "nodes"}),
 }
 
-Reader = Callable[[Path], Profile]
+ForeignGraph = DnnGraph | PiperGraph
+"""A graph with devices of its own, which two other planners plan for."""
 
-
-READERS: Mapping[str, Reader] = {
+READERS: Mapping[str, Callable[[Path, str], Profile | ForeignGraph]] = {
     PROFILE_FORMAT: read_profile,
-    GRAPH_TXT: read_graph_txt,
-    DNN_PARTITIONING: lambda path: dnn_partitioning_profile(read_dnn_partitioning(path)),
-    PIPER: lambda path: piper_profile(read_piper(path)),
+    GRAPH_TXT: lambda path, text: to_profile(parse(text, path), path),
+    DNN_PARTITIONING: read_dnn_partitioning,
+    PIPER: read_piper,
 }
 _ADVICE = f"known formats: {', '.join(READERS)}"
 
@@ -52,7 +53,15 @@ def detect(path: Path) -> str:
     Raises:
         FileError: if it is missing, no text, or of no known format.
     """
-    text = read_text(path, "a profile", _ADVICE)
+    return format_of(read_text(path, "a profile", _ADVICE), path)
+
+
+def format_of(text: str, path: Path) -> str:
+    """`detect` for a file that has been read.
+
+    Raises:
+        FileError: if the text is of no known format.
+    """
     if not text.lstrip().startswith(("{", "[")) and is_graph_txt(text):
         return GRAPH_TXT
     try:
@@ -73,6 +82,26 @@ def detect(path: Path) -> str:
     raise FileError(f"{path}: expected a profile, got JSON of no known kind; {_ADVICE}")
 
 
+def read_any(path: Path) -> tuple[Profile, ...] | ForeignGraph:
+    """The profiles in a file, ascending by the size of the microbatch, or the foreign graph.
+
+    Raises:
+        FileError: if it is missing, malformed, or neither.
+    """
+    text = read_text(path, "a profile", _ADVICE)
+    form = format_of(text, path)
+    if form == STRATEGY_FORMAT:
+        raise FileError(f"{path}: expected a profile, this is a strategy; {_ADVICE}")
+    if form == PROFILE_SET_FORMAT:
+        return read_profile_set(path, text).profiles
+    try:
+        content = READERS[form](path, text)
+    except ValueError as error:
+        # The fields are sound one by one, and make no profile.
+        raise FileError(f"{path}: {error}") from None
+    return (content,) if isinstance(content, Profile) else content
+
+
 def read_any_profiles(path: Path) -> tuple[Profile, ...]:
     """The profiles in a file of any known format, ascending by the size of the microbatch; one,
     unless the file has several.
@@ -80,13 +109,21 @@ def read_any_profiles(path: Path) -> tuple[Profile, ...]:
     Raises:
         FileError: if it is missing, malformed, or no profile.
     """
-    form = detect(path)
-    if form == STRATEGY_FORMAT:
-        raise FileError(f"{path}: expected a profile, this is a strategy; {_ADVICE}")
-    if form == PROFILE_SET_FORMAT:
-        return read_profile_set(path).profiles
+    return as_profiles(read_any(path), path)
+
+
+def as_profiles(content: tuple[Profile, ...] | ForeignGraph, path: Path) -> tuple[Profile, ...]:
+    """What `read_any` has read, as profiles.
+
+    Raises:
+        FileError: if a foreign graph makes no profile.
+    """
     try:
-        return (READERS[form](path),)
+        match content:
+            case DnnGraph():
+                return (dnn_partitioning_profile(content),)
+            case PiperGraph():
+                return (piper_profile(content),)
     except ValueError as error:
-        # The fields are sound one by one, and make no profile.
         raise FileError(f"{path}: {error}") from None
+    return content

@@ -162,13 +162,16 @@ class ColorBlocks:
     predecessors: tuple[tuple[int, ...], ...]
 
 
-def read_dnn_partitioning(path: Path) -> DnnGraph:
+def read_dnn_partitioning(path: Path, text: str | None = None) -> DnnGraph:
     """The graph in a JSON file.
+
+    Args:
+        text: of the file, if it was read already.
 
     Raises:
         FileError: if it is missing or malformed; with every problem of its fields.
     """
-    graph: DnnGraph = read_strict(DnnGraph, path, FORM)
+    graph: DnnGraph = read_strict(DnnGraph, path, FORM, text)
     return graph
 
 

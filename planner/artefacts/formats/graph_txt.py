@@ -6,7 +6,7 @@ activation_size=4096.0, parameter_size=[or a list: 1024.0; 64.0] -- stage_id=0
 
 Times are in ms, sizes in bytes; a size may be a list, whose sum counts. The last field is written
 by the optimizer. A file says neither the number of samples that its times are for nor the device
-that they were measured on: `read_graph_txt` makes a profile of microbatch size 1 on the device type
+that they were measured on: `to_profile` makes a profile of microbatch size 1 on the device type
 "imported", whose times hold on every device.
 
 Nodes called "Input..." that nothing feeds are the model's inputs: PipeDream takes them out before
@@ -39,7 +39,7 @@ from planner.artefacts.graph import (
 )
 from planner.artefacts.profile import OperatorCost, Profile
 from planner.support.errors import FileError
-from planner.support.outputs import Kind, head_of
+from planner.support.outputs import FileKind, head_of
 from planner.support.printable import printable
 
 GRAPH_TXT = "PipeDream's graph.txt"
@@ -216,15 +216,6 @@ def _numbers(text: str, most: float) -> tuple[float, ...] | None:
 
 
 # -------------------------------------------------------------------------------- nodes -> profile
-
-
-def read_graph_txt(path: Path) -> Profile:
-    """The profile in a graph.txt.
-
-    Raises:
-        FileError: if it is missing, malformed, or nothing computes.
-    """
-    return to_profile(parse(read_text(path, GRAPH_TXT, ADVICE), path), path)
 
 
 def to_profile(text: GraphText, path: Path) -> Profile:
@@ -455,13 +446,13 @@ def is_written_here(path: Path) -> bool:
         return False
 
 
-GRAPH_FILE = Kind("a graph.txt", is_written_here)
+GRAPH_FILE = FileKind("a graph.txt", is_written_here)
 
 _COLOURS = ("#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#76b7b2", "#edc948", "#b07aa1", "#9c755f")
 
 
 _DOT_HEAD = ("digraph stages {", "  node [shape=box, style=filled, fillcolor=white];")
-DOT_FILE = Kind(
+DOT_FILE = FileKind(
     "a picture for Graphviz", lambda path: head_of(path).startswith("\n".join(_DOT_HEAD))
 )
 

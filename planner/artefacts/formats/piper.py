@@ -183,13 +183,16 @@ def _neighbours(graph: PiperGraph) -> tuple[dict[int, set[int]], dict[int, set[i
     return feeds, fed
 
 
-def read_piper(path: Path) -> PiperGraph:
+def read_piper(path: Path, text: str | None = None) -> PiperGraph:
     """The graph in a JSON file.
+
+    Args:
+        text: of the file, if it was read already.
 
     Raises:
         FileError: if it is missing or malformed; with every problem of its fields.
     """
-    graph: PiperGraph = read_strict(PiperGraph, path, FORM)
+    graph: PiperGraph = read_strict(PiperGraph, path, FORM, text)
     return graph
 
 

@@ -18,17 +18,18 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
-def read_strict(kind: Any, path: Path, form: str) -> Any:
+def read_strict(kind: Any, path: Path, form: str, text: str | None = None) -> Any:
     """A frozen dataclass, strict by its `__pydantic_config__`, from a JSON file.
 
     Args:
         kind: the dataclass; a field's alias is its name in the file.
         form: a name of the format, for messages.
+        text: of the file, if it was read already.
 
     Raises:
         FileError: if it is missing, no JSON, or malformed; with every problem of its fields.
     """
-    content = read_text(path, form, "give another file")
+    content = read_text(path, form, "give another file") if text is None else text
     try:
         json.loads(content)
     except (ValueError, RecursionError) as error:

@@ -27,7 +27,7 @@ from planner.artefacts.topology import (
 from planner.clusters.yaml.read import TOPOLOGY_FORMAT, device_table
 from planner.support import units
 from planner.support.errors import FileError
-from planner.support.outputs import Kind, head_of
+from planner.support.outputs import FileKind, head_of
 from planner.support.printable import printable, printable_lines
 from planner.support.reading import MAX_CLUSTER_BYTES
 from planner.support.units import format_bytes
@@ -38,7 +38,7 @@ _RATES = {k: v for k, v in units.BYTES_PER_S.items() if k.endswith("B/s") and "i
 _WIDTH = 1_000_000
 # The first comment of a file that a command has written: a topology by hand is not overwritten.
 _BY_US = re.compile(r"# .* by planner topology (probe|import)\b")
-TOPOLOGY_FILE = Kind("a topology", lambda path: _BY_US.match(head_of(path)) is not None)
+TOPOLOGY_FILE = FileKind("a topology", lambda path: _BY_US.match(head_of(path)) is not None)
 
 
 def write_topology(topology: Topology, path: Path, comments: Sequence[str] = ()) -> None:

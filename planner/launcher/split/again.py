@@ -57,6 +57,8 @@ class GatheredAgain(nn.Module):
             copy = copies.get(_address(tensor))
             return tensor if copy is None else copy.place_of(tensor)
 
+        # To keep the copies until their backward makes the peak of a microbatch that of whole
+        # parameters. To run the operator again, as checkpointing does, costs its forward.
         with saved_tensors_hooks(keep, _read):
             return self.function(*args, **kwargs)
 

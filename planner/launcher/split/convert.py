@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from planner.artefacts.sharding import Spec, blocks_of, dim_of
 from planner.launcher.split.mesh import Line, Mesh
-from planner.resharding.conversion import Kind, Step
+from planner.resharding.conversion import Collective, Step
 
 
 def converted(tensor: Tensor, steps: Sequence[Step], mesh: Mesh) -> Tensor:
@@ -54,14 +54,14 @@ def _scatter(tensor: Tensor, step: Step, line: Line) -> Tensor:
     return joined(every, step.source)
 
 
-_DONE: Mapping[Kind, Callable[[Tensor, Step, Line], Tensor]] = {
-    Kind.ALL_GATHER: _all_gather,
-    Kind.ALL_TO_ALL: _all_to_all,
-    Kind.ALL_REDUCE: _all_reduce,
-    Kind.REDUCE_SCATTER: _reduce_scatter,
-    Kind.SLICE: _slice,
-    Kind.FIRST: _first,
-    Kind.SCATTER: _scatter,
+_DONE: Mapping[Collective, Callable[[Tensor, Step, Line], Tensor]] = {
+    Collective.ALL_GATHER: _all_gather,
+    Collective.ALL_TO_ALL: _all_to_all,
+    Collective.ALL_REDUCE: _all_reduce,
+    Collective.REDUCE_SCATTER: _reduce_scatter,
+    Collective.SLICE: _slice,
+    Collective.FIRST: _first,
+    Collective.SCATTER: _scatter,
 }
 
 

@@ -17,7 +17,7 @@ from planner.artefacts.sharding import Spec
 from planner.launcher.split.convert import joined, local_part, part_of, views_of_parts
 from planner.launcher.split.module import conversions_of
 from planner.launcher.split.part import SplitPlace
-from planner.resharding.conversion import Kind, Step
+from planner.resharding.conversion import Collective, Step
 from planner.resharding.sums import gathered_together, lies_in, state_steps, steps_key
 
 
@@ -55,7 +55,7 @@ class States:
         self._scattered = {
             name
             for name in self._steps
-            if any(step.kind is Kind.REDUCE_SCATTER for step in self._steps[name].scatter)
+            if any(step.kind is Collective.REDUCE_SCATTER for step in self._steps[name].scatter)
         }
         self._gathers = gathered_together(place.stage, graph)
 
@@ -87,7 +87,7 @@ class States:
 
     def _scattered_by(self, some: Sequence[Tensor], step: Step) -> list[Tensor]:
         line = self._mesh.line(step.axis)
-        if step.kind is Kind.SLICE:
+        if step.kind is Collective.SLICE:
             return [part_of(one, line.size, step.target, line.rank) for one in some]
         every = [views_of_parts(one, line.size, step.target) for one in some]
         shapes = [part_of(one, line.size, step.target, line.rank).shape for one in some]

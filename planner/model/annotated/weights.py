@@ -49,6 +49,8 @@ def settle(proto: ModelProto, model: Model, path: Path) -> str | None:
         for tensor in own:
             _take_in(tensor, model.values.file)
         return None
+    # A model that is exported anew into the same file takes these weights along. A launch sees that
+    # by the hash; ONNX Runtime does not.
     beside = _is_beside(model.path, path)
     location = model.path.name if beside else f"{path.name}.data"
     for tensor in own:

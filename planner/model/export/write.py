@@ -7,7 +7,7 @@ import onnx_ir as ir
 
 from planner.model.record import EXPORTED_FILE
 from planner.support.errors import FileError
-from planner.support.outputs import Kind
+from planner.support.outputs import FileKind
 from planner.support.writing import destination, write_atomically
 
 MAX_FILE_BYTES = 1_800_000_000
@@ -41,7 +41,7 @@ def write_model(model: ir.Model, path: Path) -> tuple[Path, ...]:
     return path, data
 
 
-def check_data(path: Path, data: Path, kind: Kind) -> None:
+def check_data(path: Path, data: Path, kind: FileKind) -> None:
     """Refuses to write the weights over a file that is not those of an earlier model of its kind,
     and where ONNX would not find them: beside a link.
 
@@ -59,7 +59,7 @@ def check_data(path: Path, data: Path, kind: Kind) -> None:
                 f"{one}: is a link, and weights beyond {MAX_FILE_BYTES} bytes are written beside"
                 " the model, where links are not followed; name a file"
             )
-    if data.exists() and not (path.is_file() and kind.is_own(path)):
+    if data.exists() and not (path.is_file() and kind.recognise(path)):
         raise FileError(
             f"{data}: is not the data of {kind.name} {path.name}, and would be overwritten; choose"
             " another name for the model, or delete the file"

@@ -92,6 +92,8 @@ def split_rules(
         rules = [trials.rules(i) for i in range(len(operators))]
         nodes = [one.node_with(own) for one, own in zip(operators, rules, strict=True)]
         blocked = in_blocks(nodes, trials.hold_in_blocks)
+    # None is tried a second time: an operator that damages memory need not be the one that dies of
+    # it. Nothing of it is kept in the cache either, so that the next profile says it again.
     if trials.ended:
         whole = ", ".join(sorted({*trials.ended.values()}))
         warn(

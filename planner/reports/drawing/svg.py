@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 from html import escape as escaped
 
-from planner.support.outputs import Kind, head_of
+from planner.support.outputs import FileKind, head_of
 from planner.support.printable import printable
 
 # Colours that all pictures share.
@@ -18,7 +18,7 @@ _HEAD = re.compile(
     r"<svg xmlns='http://www\.w3\.org/2000/svg' width='\d+' height='\d+' viewBox='[\d ]+'"
     r" role='img' font-family='Helvetica, Arial, sans-serif'>\n<title>"
 )
-PICTURE_FILE = Kind("a picture", lambda path: _HEAD.match(head_of(path)) is not None)
+PICTURE_FILE = FileKind("a picture", lambda path: _HEAD.match(head_of(path)) is not None)
 
 
 def escape(text: str) -> str:

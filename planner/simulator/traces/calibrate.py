@@ -482,6 +482,8 @@ def _all_reduces(run: MeasuredRun, launch_s: float) -> Iterator[tuple[float, flo
     """
     evaluation = evaluate(run.problem, run.plan.strategy)
     costs, sums = evaluation.costs, evaluation.program.sums
+    # How much longer the last backward takes beside a sum counts as time of the sum. Without that
+    # the fit finds that sums take no time.
     closing = _closing_backwards(run)
     computed_s = {
         device: max((e.end_s for e in own if isinstance(e.action, Compute)), default=0.0)

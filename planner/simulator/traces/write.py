@@ -13,9 +13,9 @@ from typing import Any
 
 from planner.artefacts.files import format_in
 from planner.schedules.actions import AllReduce, Direction, text
-from planner.simulator.collectives import Collective
+from planner.simulator.collectives import TimedCollective
 from planner.simulator.timeline import Timeline, Transfer
-from planner.support.outputs import Kind
+from planner.support.outputs import FileKind
 from planner.support.reading import MAX_TRACE_BYTES
 from planner.support.writing import write_atomically
 
@@ -25,7 +25,7 @@ _Track = tuple[int, str]
 TRACE_FORMAT = "planner-trace/1"
 COMPUTE, SUMS, TRANSFER = "compute", "sums", "transfer"
 INSIDE = "collectives"
-TRACE_FILE = Kind(
+TRACE_FILE = FileKind(
     "a trace", lambda path: format_in(path, MAX_TRACE_BYTES).startswith("planner-trace")
 )
 
@@ -34,7 +34,7 @@ def chrome_trace(
     timeline: Timeline,
     names: Mapping[int, str],
     about: Mapping[str, Any] | None = None,
-    inside: Sequence[Collective] = (),
+    inside: Sequence[TimedCollective] = (),
 ) -> dict[str, Any]:
     """The trace as the object that its JSON file holds; times in us, as the format requires.
 
@@ -63,7 +63,7 @@ def write_trace(
     names: Mapping[int, str],
     path: Path,
     about: Mapping[str, Any] | None = None,
-    inside: Sequence[Collective] = (),
+    inside: Sequence[TimedCollective] = (),
 ) -> None:
     """Writes the trace to a file, whole or not at all. Arguments are those of `chrome_trace`."""
     content = json.dumps(chrome_trace(timeline, names, about, inside), sort_keys=True)
@@ -76,7 +76,7 @@ def _pid(device: int) -> int:
 
 
 def _tracks(
-    timeline: Timeline, names: Mapping[int, str], inside: Sequence[Collective]
+    timeline: Timeline, names: Mapping[int, str], inside: Sequence[TimedCollective]
 ) -> dict[_Track, int]:
     """The thread number of each track, by device and name; no two processes share one.
 

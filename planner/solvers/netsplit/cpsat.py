@@ -101,6 +101,9 @@ POLISH_SHARE = 0.03
 NEAR_SHARES = (0.03, 0.3)
 """Largest shares of the rest for the first and the second try to find a placement that fits."""
 
+# Measured on a benchmark graph on four devices: the last step took 30 to 58 s of work down from the
+# best schedule, and 21 s up from the bound. The work of a proof grows some tenfold with every half
+# percent that it covers.
 RISE = 0.001
 """A climb first looks this share above the bound, then twice as far each time."""
 

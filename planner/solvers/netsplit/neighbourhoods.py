@@ -18,6 +18,12 @@ round; then those of whole spans (`spans.py`). A neighbourhood without a better 
 again only after another one had one. The bounds of single operators, and of pairs of cuts, are
 constraints: without them no span is solved.
 
+Without shared links they do not pay beside annealing (`fine.py`). On nasnet-12 (529 operators,
+batch 64, after 12 s of annealing) 199 neighbourhoods of 14 operators gave nothing, 186 of them
+proved; as many seconds more of annealing shortened the microbatch by 1.5 to 2.1 %. On AmoebaNet-D
+(1,046 operators) 34 neighbourhoods of 24 operators gave 0.5 % in 12 s, annealing 1.6 to 2.3 % in 18
+s.
+
 Source: Shaw, CP 1998, LNCS 1520 (large neighbourhoods); (n1) and (n2) are this project's.
 """
 

@@ -16,7 +16,8 @@ the whole iteration is the objective:
     (4) a placement becomes stages, each with as many microbatches in flight as the schedule had of
         its units at most; the simulator says which of these plans is the best         `candidates`
 
-The number of moves is limited, so the search repeats itself.
+The number of moves is limited, so the search repeats itself. It is a heuristic: no bound comes from
+it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -16,7 +16,8 @@ All t d p that make up the number of devices are tried (Narayanan et al. 2021, s
 the limit of work allows, the most promising first (`promise.py`); each in
 two ways: with the weights cut for which that is fastest, and with those for which it would be if an
 iteration had one microbatch. These are more, because steps and sums of gradients weigh more; so
-less memory is needed, as with a table of embeddings that is cut by the vocabulary.
+less memory is needed, as with a table of embeddings that is cut by the vocabulary: with it whole, a
+Llama on 32 devices of p4d has to recompute, and takes 3.44 instead of 3.17 s.
 """
 
 from collections.abc import Iterator, Sequence

@@ -13,7 +13,7 @@ from planner.model.export.forms import remove_annotations, to_evaluation
 from planner.model.export.write import MAX_FILE_BYTES, check_data
 from planner.model.record import WEIGHTS_FILE, WEIGHTS_KEY, write_record
 from planner.support.errors import FileError
-from planner.support.outputs import Kind
+from planner.support.outputs import FileKind
 from planner.support.writing import explained, writing
 from planner.training.checkpoints.folder import Checkpoint
 from planner.training.checkpoints.learned import LearnedModel
@@ -65,7 +65,7 @@ def _is_state_dict(path: Path) -> bool:
         return False
 
 
-STATE_DICT_FILE = Kind("a state dict", _is_state_dict)
+STATE_DICT_FILE = FileKind("a state dict", _is_state_dict)
 
 
 def write_weights(

@@ -4,6 +4,7 @@ After a step that is saved, a rank copies its tensors in memory, and the trainin
 else. A thread of each rank then writes them, in a process group of its own, since the training uses
 the others meanwhile. Rank 0 names the checkpoint when all ranks are done. A rank writes one
 checkpoint after the other; the copies stay, so that the next one needs no new memory.
+The plan does not count that memory.
 """
 
 from collections.abc import Mapping
@@ -113,6 +114,8 @@ class Saver:
         self.finish()
         tensors = self._copied(tensors_to_save(self._trainer, self._job))
         arguments = (step, tensors, dict(self._trainer.extras()))
+        # Not async_save: it ends before the folder has its name, and its future is not that of the
+        # checkpoint.
         self._thread = Thread(target=self._run, args=arguments, daemon=True)
         self._thread.start()
 

@@ -138,6 +138,8 @@ def _keep(
     }
 
 
+# torch.distributed.checkpoint.state_dict is no help: it names optimizer states by modules, and the
+# module of a stage holds parts of them.
 class _Ways:
     """The ways between parameters of the model and what this device has of them.
 

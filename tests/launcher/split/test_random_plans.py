@@ -23,7 +23,7 @@ from planner.model.export.export import export_module
 from planner.operators import parameters
 from planner.profilers.rules import split_rules
 from planner.resharding import reshardings
-from planner.resharding.conversion import Kind
+from planner.resharding.conversion import Collective
 from planner.support.errors import LaunchError
 from tests.support.doubles import doubled
 from tests.support.split_models import (
@@ -141,7 +141,7 @@ def test_parameters_are_gathered_as_often_as_is_priced(models, name, seed):
     for one in reshardings(stage_of(model, sharding), model.graph):
         again += len(one.again)
         steps = (*one.forward, *one.forward * len(one.again), *one.backward)
-        priced += sum(step.kind is Kind.ALL_GATHER for step in steps)
+        priced += sum(step.kind is Collective.ALL_GATHER for step in steps)
     assert again and counts[0]["all-gather"] == priced
 
 

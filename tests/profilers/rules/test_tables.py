@@ -70,13 +70,13 @@ def test_the_product_in_batches_is_that_of_alpas_table_3():
 
 def test_the_sums_of_table_3_are_the_collectives_that_are_priced():
     """Row 2: an all-reduce of M / n0 over axis 1."""
-    from planner.resharding import Kind, conversion
+    from planner.resharding import Collective, conversion
 
     m = prod(SIZES[loop] for loop in "bij") * 4
     (step,) = conversion(
         (SIZES["b"], SIZES["i"], SIZES["j"]), 4, MESH, ("S1", "P"), ("S1", "R")
     )  # fmt: skip
-    assert (step.kind, step.axis, step.bytes) == (Kind.ALL_REDUCE, 1, m / MESH[0])
+    assert (step.kind, step.axis, step.bytes) == (Collective.ALL_REDUCE, 1, m / MESH[0])
 
 
 # ---- FlexFlow (Jia et al. 2019), table 2: sample, attribute and parameter dimensions

@@ -7,6 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 
+from planner.api.lookup import newest_profile
 from planner.artefacts.calibration import (
     UNCALIBRATED,
     Calibration,
@@ -18,7 +19,6 @@ from planner.artefacts.calibration import (
 from planner.artefacts.files import (
     artefact_hash,
     calibration_path,
-    newest_profile,
     read_calibration,
     read_plan,
     write_calibration,
