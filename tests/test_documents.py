@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.test_layers import FLOORS
+
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "planner"
 DOCUMENTS = (".", "docs", "profiles", "topologies")
@@ -102,3 +104,22 @@ def test_the_readme_leads_to_the_index_and_the_index_to_every_page():
 
 def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_bytes()) <= MAX_README_BYTES
+
+
+def test_the_readme_lists_the_rooms_from_the_lowest_floor_up():
+    rooms = re.findall(r"^\| `(\w+)/` \|", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert rooms == [room for floor in FLOORS for room in floor]
+
+
+def test_the_readme_counts_operators_as_their_page_does():
+    page = (ROOT / "docs" / "operators.md").read_text()
+    defined, supported = re.search(
+        r"defines (\d+) operators .*? (\d+) are supported", page
+    ).groups()
+    assert f"{supported} of ONNX's {defined} operators" in (ROOT / "README.md").read_text()
+
+
+def test_every_target_of_make_that_a_text_names_is_there():
+    targets = set(re.findall(r"^[\w-]+(?=:)", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = {name for path in PAGES for name in re.findall(r"`make ([\w-]+)", path.read_text())}
+    assert {"test", "bench-accuracy"} <= named <= targets
