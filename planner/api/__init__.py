@@ -127,3 +127,18 @@ if TYPE_CHECKING:
     from planner.training.own_loop import LoopTrainer as LoopTrainer
     from planner.training.report import LaunchReport as LaunchReport
     from planner.training.trials import Trial as Trial
+
+# The names of `planner`; others are for the commands.
+__all__ = [
+    "SOLVERS", "Inputs", "Plans", "Search", "Simulation", "Training", "WhatIf", "calibrate",
+    "calibration_path", "call_factory", "check_cost_model", "check_outputs", "compare",
+    "compare_engines", "compare_traces", "convert", "export", "find_checkpoint", "find_model",
+    "find_profile", "find_topology", "import_topology", "inspect", "is_compiled", "launch",
+    "load_operators", "measure", "newest_profile", "other_question", "overwrite_note",
+    "own_options", "pipedream_report", "probe", "profile", "profile_path", "read_calibration",
+    "read_config", "read_inputs", "read_model", "read_plan_inputs", "read_profile", "read_profiles",
+    "read_strategy", "read_topology", "read_trace", "rescale", "sensitivity", "simulate",
+    "simulate_stages", "solve", "solve_under", "start_launch", "start_probe", "trainer",
+    "write_calibration", "write_overlay", "write_profile", "write_profiles", "write_strategy",
+    "write_svg", "write_text", "write_topology", "write_trace", "write_weights",
+]  # fmt: skip

@@ -14,8 +14,7 @@ from planner.artefacts.options import Search, Training, WhatIf
 from planner.planning.plans import Plans, Simulation, simulated
 from planner.solvers.registry import SOLVERS, automatic, option_fields, portfolio, with_given
 from planner.support.errors import OptionError
-from planner.support.paths import relative
-from planner.support.reading import File
+from planner.support.reading import File, relative
 
 if TYPE_CHECKING:
     from planner.artefacts.calibration import Calibration

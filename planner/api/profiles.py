@@ -72,7 +72,7 @@ def profile(
         OptionError: if the options contradict each other, or the device is not there.
     """
     from planner.profilers.engines import Measuring, engine_for, profile_with
-    from planner.support.paths import relative
+    from planner.support.reading import relative
 
     chosen = engine_for(device, engine)
     how = Measuring(

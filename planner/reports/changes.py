@@ -22,7 +22,7 @@ _FIGURE = {
     Objective.LATENCY: "of latency",
 }
 GAIN_COLUMNS: tuple[Column[Gain], ...] = (
-    Column("name", lambda gain: gain.name, "what", left=True),
+    Column("name", lambda gain: gain.name, "resource", left=True),
     Column("count", lambda gain: gain.count, "count"),
     Column("kind", lambda gain: gain.kind, "", left=True),
     Column("iteration_s", lambda gain: gain.iteration_s, "iteration", format_seconds),
@@ -96,7 +96,7 @@ def what_if_json(
 def sensitivity_table(gains: Sequence[Gain]) -> Table:
     """The gain from each resource that is twice as fast, the largest first."""
     bounding = 0 if gains and gains[0].change <= -NOTICEABLE else None
-    title = "The same plan, where one thing is twice as fast"
+    title = "The same plan with one resource twice as fast"
     return table(title, gains, GAIN_COLUMNS, bounding)
 
 
@@ -124,13 +124,13 @@ def changes_without_effect(problem: Problem, changes: Sequence[str]) -> tuple[st
     if not speeds or not fits_any_device(problem.profile):
         return ()
     return (
-        "the profile does not say on what it was made, so its times are the same on every device,"
-        " however fast",
+        "the profile does not name the device that it was measured on, so its times are the same on"
+        " every device",
     )
 
 
 def refinement_lines(refinement: Refinement) -> tuple[str, ...]:
-    """What was measured and what changed, then notes."""
+    """The measurements, the change of the plan, and notes."""
     notes = tuple(f"note: {note}" for note in refinement.notes)
     before, after = refinement.before, refinement.after
     if before is None or after is None:

@@ -55,8 +55,8 @@ GROUP_COLUMNS: "tuple[Column[Sequence[HeldParameter]], ...]" = (
     Column("", len, "tensors"),
     Column("", lambda held: num_elements(held), "elements", "{:,}".format),
     Column("", lambda held: sum(one.bytes for one in held), "size", format_bytes),
-    Column("", lambda held: held[0].choice.reason, "why", left=True),
-    Column("", lambda held: held[0].name + (" .." if len(held) > 1 else ""), "such as", left=True,
+    Column("", lambda held: held[0].choice.reason, "reason", left=True),
+    Column("", lambda held: held[0].name + (" .." if len(held) > 1 else ""), "example", left=True,
            gives_way=1),
 )  # fmt: skip
 
@@ -68,7 +68,7 @@ def type_table(model: "Inspection") -> Table:
 
 def module_table(model: "Inspection") -> Table:
     """Operators by module."""
-    title = "Operators by module, with the elements that each is the first to read"
+    title = "Operators by module; elements of the parameters that a module reads first"
     return table(*first_rows(title, model.parts, "modules"), PART_COLUMNS)
 
 
@@ -103,7 +103,7 @@ def inspect_lines(model: "Inspection") -> tuple[str, ...]:
         bound = ", ".join(f"{name} = {size}" for name, size in model.dimensions.items())
         lines.append(f"bound: {bound}")
     if model.unbound:
-        lines += ["without shapes and FLOPs, because:",
+        lines += ["shapes and FLOPs are unknown:",
                   *(f"  {line}" for line in model.unbound.splitlines())]  # fmt: skip
     lines += [f"read by several operators: {_shared(one)}" for one in ties(model)[:MAX_ROWS]]
     lines += [f"not supported: {one}" for one in model.unsupported]

@@ -203,8 +203,8 @@ def mesh_text(stage: Stage) -> str:
 
 
 def parameter_table(plan: Plan) -> Table | None:
-    """Where the parameters of split stages are cut, a row for those of modules that differ in their
-    numbers only; None if none is cut.
+    """The shardings of the parameters of split stages; None if no stage is split. Parameters of
+    modules whose paths differ only in numbers have one row.
     """
     stages_of: dict[tuple[str, str, str, str], list[int]] = {}
     for s, stage in enumerate(plan.strategy.stages):
@@ -228,7 +228,7 @@ def parameter_table(plan: Plan) -> Table | None:
     )
     columns: list[Column[tuple[Any, ...]]] = [
         Column("", lambda row: row[0], "parameter", left=True),
-        Column("", lambda row: len(row[4]), "number"),
+        Column("", lambda row: len(row[4]), "count"),
         Column("", lambda row: set(row[4]), "stages", device_runs, left=True),
         Column("", lambda row: row[1], "sharding", left=True),
         Column("", lambda row: row[2], "gradient", left=True),
@@ -243,11 +243,11 @@ def times_line(plan: Plan) -> str:
 
 
 def certificate_lines(plan: Plan) -> tuple[str, ...]:
-    """How far from the best a plan is, and in which space it was searched."""
+    """The distance of a plan from the best one, and the space of its search."""
     certificate = plan.certificate
     return (
         f"lower bound {format_seconds(certificate.lower_bound_s)} for the {certificate.objective}"
-        f" over all strategies by the profile's times and rules: this plan is at most"
+        f" over all strategies with the profile's times and rules: this plan is at most"
         f" {percent(certificate.gap)} above the best",
         f"{plan.solver}: {plan.status} over {certificate.space}",
     )
@@ -324,8 +324,8 @@ def unfit_lines(comparison: SolverComparison) -> tuple[str, ...]:
 
 
 def no_plan_lines(comparison: SolverComparison) -> tuple[str, ...]:
-    """Why there is no plan at all; and, where a solver lacked memory, possible changes. Other
-    reasons say themselves what to do.
+    """The reasons why there is no plan; possible changes if a solver lacked memory. Other reasons
+    contain their own advice.
     """
     reasons = reason_lines(comparison)
     if len(reasons) == 1:

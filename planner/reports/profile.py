@@ -47,7 +47,7 @@ def profile_table(profile: "Profile") -> Table:
 
 
 def profile_lines(profile: "Profile") -> tuple[str, ...]:
-    """The contents of a profile, and the signs of how far it can be trusted."""
+    """The contents of a profile, and the figures that show how reliable its times are."""
     parameters, times = profile.graph.parameters, summary(profile)
     trained = [p for p in parameters if p.trainable]
     frozen = [p.name for p in parameters if not p.trainable]
@@ -86,8 +86,8 @@ def profile_lines(profile: "Profile") -> tuple[str, ...]:
     if profile.loss_costs:
         forward_s, backward_s = _loss_times_s(profile)
         lines.append(
-            f"losses take {format_seconds(forward_s)} forward and {format_seconds(backward_s)}"
-            " backward more, in the stage that makes their outputs"
+            f"losses add {format_seconds(forward_s)} forward and {format_seconds(backward_s)}"
+            " backward to the stage that computes their inputs"
         )
     if profile.contention is not None:
         lines.append(_contention_line(profile.contention))
@@ -100,7 +100,9 @@ def _splits_line(profile: "Profile") -> str:
         f"{number} by {_SPLIT[kind]}" for kind, number in split_counts(profile).items()
     )
     whole = sum(not cost.rules for cost in profile.operators)
-    return f"splits of {count(len(profile.operators), 'operator')}: {kinds}; {whole} only whole"
+    return (
+        f"splits of {count(len(profile.operators), 'operator')}: {kinds}; {whole} cannot be split"
+    )
 
 
 _SPLIT = {
@@ -169,12 +171,12 @@ def effort_line(effort: "Effort") -> str:
     """The time that measuring took, and the number of operators that the cache had."""
     line = (
         f"{count(effort.num_classes, 'different operator')}: {effort.num_timed} timed in"
-        f" {format_seconds(effort.operators_s)}, {effort.num_cached} known from earlier profiles;"
+        f" {format_seconds(effort.operators_s)}, {effort.num_cached} reused from earlier profiles;"
         f" the whole model: {format_seconds(effort.whole_s)}"
     )
     if effort.cache_problem is not None:
-        return f"{line}; not kept for later: {effort.cache_problem}"
-    return line if effort.kept or not effort.num_timed else f"{line}; not kept for later"
+        return f"{line}; not stored for later profiles: {effort.cache_problem}"
+    return line if effort.kept or not effort.num_timed else f"{line}; not stored for later profiles"
 
 
 def profile_json(profile: "Profile", path: str) -> dict[str, Any]:

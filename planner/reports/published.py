@@ -38,7 +38,7 @@ STAGE_COLUMNS: "tuple[Column[ForeignStage], ...]" = (
     Column("communication_s", lambda stage: stage.communication_s, "communication", format_seconds),
     Column("load_s", lambda stage: stage.load_s, "load", format_seconds),
     Column("", lambda stage: stage.memory_bytes, "memory", format_bytes),
-    Column("how", lambda stage: stage.how, "how", left=True),
+    Column("how", lambda stage: stage.how, "details", left=True),
     Column("", lambda stage: f"{stage.operators[0]} .. {stage.operators[-1]}", "from .. to",
            left=True, gives_way=1),
 )  # fmt: skip

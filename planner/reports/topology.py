@@ -149,22 +149,17 @@ def classes_table(topology: Topology) -> Table:
     """The number of ordered pairs of devices for each bandwidth and latency, the widest first."""
     latency, width = pair_widths(topology)
     apart = ~np.eye(len(latency), dtype=bool)
-    widths, of_width = np.unique(width[apart], return_inverse=True)
-    latencies, of_latency = np.unique(latency[apart], return_inverse=True)
-    both, counts = np.unique(of_width * len(latencies) + of_latency, return_counts=True)
-    pairs: dict[tuple[str, str], tuple[float, int]] = {}
-    # Differences of rounding are none.
-    for code, n in zip(both.tolist(), counts.tolist(), strict=True):
-        w, s = widths[code // len(latencies)], latencies[code % len(latencies)]
-        shown = format_rate(w), format_seconds(s)
-        pairs[shown] = w, pairs.get(shown, (w, 0))[1] + n
-    widest_first = sorted(pairs.items(), key=lambda one: -one[1][0])
-    columns: list[Column[tuple[tuple[str, str], tuple[float, int]]]] = [
-        Column("", lambda pair: pair[0][0], "bandwidth"),
-        Column("", lambda pair: pair[0][1], "latency"),
-        Column("", lambda pair: pair[1][1], "pairs"),
+    figures = np.stack((-width[apart], latency[apart]), axis=1)
+    # Figures with the same text differ by rounding only.
+    pairs: Counter[tuple[str, str]] = Counter()
+    for (w, s), number in zip(*np.unique(figures, axis=0, return_counts=True), strict=True):
+        pairs[format_rate(-w), format_seconds(s)] += int(number)
+    columns: list[Column[tuple[tuple[str, str], int]]] = [
+        Column("", lambda row: row[0][0], "bandwidth"),
+        Column("", lambda row: row[0][1], "latency"),
+        Column("", lambda row: row[1], "pairs"),
     ]
-    return table("Pairs of devices", widest_first, columns)
+    return table("Pairs of devices", tuple(pairs.items()), columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,12 +220,12 @@ def _collective(topology: Topology, group: str, devices: tuple[int, ...]) -> Col
 COLLECTIVE_COLUMNS: tuple[Column[Collective], ...] = (
     Column("group", lambda one: one.group),
     Column("", lambda one: len(one.devices), "devices"),
-    Column("time_s", lambda one: one.time_s, "100 MB take", format_seconds),
-    Column("measured", lambda one: one.measured, "by",
+    Column("time_s", lambda one: one.time_s, "time for 100 MB", format_seconds),
+    Column("measured", lambda one: one.measured, "source",
            lambda measured: "measured" if measured else "ring", left=True),
     Column("bandwidth_bytes_per_s", lambda one: one.bandwidth_bytes_per_s, "slowest link",
            format_rate),
-    Column("slowest_link", lambda one: one.slowest_link, "which", left=True, gives_way=2),
+    Column("slowest_link", lambda one: one.slowest_link, "from -> to", left=True, gives_way=2),
     Column("ring", lambda one: list(one.devices), "ring",
            lambda ring: " ".join(ring[:8]) + (" .." if len(ring) > 8 else ""), left=True,
            gives_way=1),
@@ -284,24 +279,27 @@ def topology_json(topology: Topology) -> dict[str, object]:
 # -------------------------------------------------------------------------------- a probe
 
 CLASS_COLUMNS: "tuple[Column[LinkClass], ...]" = (
-    Column("kind", lambda one: one.kind, "joined by", left=True),
-    Column(
-        "bandwidth_bytes_per_s", lambda one: one.bandwidth_bytes_per_s, "bandwidth", format_rate
-    ),
+    Column("kind", lambda one: one.kind, "connection", left=True),
+    Column("bandwidth_bytes_per_s", lambda one: one.bandwidth_bytes_per_s, "bandwidth",
+           format_rate),
     Column("latency_s", lambda one: one.latency_s, "latency", format_seconds),
-    Column("error", lambda one: one.error, "fit within", percent),
+    Column("error", lambda one: one.error, "fit error", percent),
     Column("spread", lambda one: one.spread, "spread", percent),
     Column("", lambda one: len(one.pairs), "pairs", gives_way=1),
-)
+)  # fmt: skip
 
 
 def class_table(probed: "Probed") -> Table:
     """The classes of pairs."""
     names = [device.name for device in probed.inferred.topology.devices]
     which: Column[LinkClass] = Column(
-        "", lambda one: pairs_text(one.pairs, names), "which", left=True
+        "", lambda one: pairs_text(one.pairs, names), "examples", left=True
     )
-    return table("Pairs that agree", probed.inferred.classes, [*CLASS_COLUMNS, which])
+    return table(
+        "Pairs of devices by bandwidth and latency",
+        probed.inferred.classes,
+        [*CLASS_COLUMNS, which],
+    )
 
 
 def pairs_text(pairs: "Sequence[Pair]", names: Sequence[str], most: int = 4) -> str:

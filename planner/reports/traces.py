@@ -80,7 +80,7 @@ RUN_COLUMNS: "tuple[Column[CheckedRun], ...]" = (
 
 def calibrate_table(result: "CheckedCalibration") -> Table:
     """The iteration time of every run: measured, predicted before and predicted after."""
-    title = f"Iteration times; after: by a calibration without this {result.left_out}"
+    title = f"Iteration times; after: predicted by a calibration without this {result.left_out}"
     return table(title, result.checked, RUN_COLUMNS)
 
 
@@ -108,7 +108,7 @@ def calibrate_lines(result: "CheckedCalibration") -> tuple[str, ...]:
         f" {format_bytes(1e6)} of its input; each computation takes"
         f" {format_seconds(known.launch_s)} more",
         f"posting a transfer takes {format_seconds(known.post_s)}{copying};"
-        f" {percent(known.wire)} of its bytes are left for the link",
+        f" {percent(known.wire)} of its bytes then take time on the link",
         f"all-reduces take {known.sums:.2f} and steps {known.steps:.2f} of their predicted times",
     ]
     if (known.collectives, known.collective_s) != (1.0, 0.0):

@@ -1,9 +1,9 @@
 """Plans that were launched on this machine: measured samples/s beside the predicted ones."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 from planner.planning.portfolio import SolverComparison, SolverRow
 from planner.reports.plans import (
@@ -84,13 +84,12 @@ def trials_table(trials: Sequence[Trial], steps: int) -> Table:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
-    """Whether plans are as fast, compared with each other, as they were predicted to be.
+class Order(NamedTuple):
+    """The measured order of plans beside the predicted one.
 
     Attributes:
         num_pairs: pairs of different plans that were run and whose predictions differ.
-        reversed: of these, the pairs that were measured in the other order, the faster one first.
+        reversed: the pairs that were measured in the other order, the faster plan first.
     """
 
     num_pairs: int
@@ -120,16 +119,13 @@ def order_line(order: Order) -> str:
     """The same in words; empty where there is nothing to compare."""
     if not order.num_pairs:
         return ""
-    pairs = count(order.num_pairs, "pair")
-    named = [f"{fast} is faster than {slow}" for fast, slow in order.reversed[:MAX_PAIRS]]
-    more = len(order.reversed) - len(named)
-    return "; ".join(
-        [
-            f"measured in the order predicted: {order.num_as_predicted} of {pairs} of plans",
-            *named,
-            *([f"and {more} more"] if more else []),
-        ]
+    named = [f"{fast} is faster than {slow}" for fast, slow in order.reversed]
+    more = [f"and {len(named) - MAX_PAIRS} more"] if len(named) > MAX_PAIRS else []
+    head = (
+        f"measured in the order predicted: {order.num_as_predicted} of"
+        f" {count(order.num_pairs, 'pair')} of plans"
     )
+    return "; ".join([head, *named[:MAX_PAIRS], *more])
 
 
 def note_lines(trials: Sequence[Trial]) -> tuple[str, ...]:

@@ -1,4 +1,6 @@
-"""How accurate the simulator is: plans drawn by a seed, predicted first, run after.
+"""How accurate the simulator is: plans predicted, then run, on a quiet machine (40 minutes).
+
+Plans are drawn by a seed.
 
     python -m tests.bench.accuracy [--write] [--only whole|split] [--keep FOLDER]
         [--models NAME,...] [--steps N] [--two N] [--four N] [--slow N]

@@ -1,5 +1,6 @@
-"""Predicted peak memory beside that of live tensors: plans drawn by a seed, on the models of the
-accuracy benchmark, and plans whose operators are split.
+"""Peak memory of 100 plans, predicted and tracked (15 minutes).
+
+Plans are drawn by a seed, on the models of the accuracy benchmark; some have split operators.
 
     python -m tests.bench.memory [--write] [--only whole|split] [--models NAME,...] [--seed N]
         [--keep FOLDER]

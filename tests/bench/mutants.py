@@ -1,5 +1,7 @@
-"""Whether `make test` sees a fault: faults are put into the package one at a time, drawn by a seed
-from all comparisons, signs and statements, and the tests are run on each.
+"""Whether `make test` sees a fault that is put into the package (40 of them: an hour or more).
+
+Faults are put in one at a time, drawn by a seed from all comparisons, signs and statements, and the
+tests are run on each.
 
     python -m tests.bench.mutants [--count N] [--seed S] [--only ROOM] [--list] [--room-alone]
 

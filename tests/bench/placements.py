@@ -1,5 +1,6 @@
-"""NetSplit's experiments (thesis, Nanjing 2023) anew, and rows beyond them: one whole batch as one
-microbatch, samples/s of every placement by the planner's simulator.
+"""NetSplit's experiments (thesis, Nanjing 2023) anew, and rows beyond them (60 minutes).
+
+One whole batch is one microbatch. Samples/s of every placement are the planner's simulator's.
 
     python -m tests.bench.placements [--only NETWORK,...] [--cluster NAME,...] [--limit S]
     python -m tests.bench.placements --write

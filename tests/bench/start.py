@@ -1,4 +1,4 @@
-"""How long commands take for next to no work: medians of CPU and wall seconds.
+"""How long commands take for next to no work: medians of CPU and wall seconds (5 minutes).
 
     python -m tests.bench.start [--root CHECKOUT] [--repeat N] [--only NAME,NAME]
 
@@ -74,7 +74,7 @@ def main():
         folders = {root: Path(name) / str(i) for i, root in enumerate(roots)}
         for folder in folders.values():
             folder.mkdir()
-            (folder / "nets.py").write_text(NETS)
+            (folder / "nets").with_suffix(".py").write_text(NETS)
         for what, arguments in COMMANDS.items():
             times = {root: [] for root in roots}
             turns = given.repeat + 1 if what in given.only else 1

@@ -102,7 +102,7 @@ def test_a_second_profile_takes_what_the_first_one_found(folder):
     assert ": 3 timed in" in first
     second = run("profile", "model.onnx", *QUICK).output
     assert ": 0 timed in" in second
-    assert "3 known from earlier profiles" in second
+    assert "3 reused from earlier profiles" in second
     third = run("profile", "model.onnx", *QUICK, "--no-cache").output
     assert ": 3 timed in" in third
 

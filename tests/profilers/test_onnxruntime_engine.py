@@ -10,11 +10,11 @@ import torch
 from click.testing import CliRunner
 
 import cli
-from planner import model as models
 from planner.artefacts.files import read_profile, shipped, write_profile
 from planner.artefacts.formats.any import read_any_profiles
 from planner.artefacts.graph import tensors_by_name
 from planner.artefacts.profile import Source, View
+from planner.model.load import load
 from planner.operators import synthetic
 from planner.profilers.backward import BackwardRatios, estimates, ratios, shipped_ratios
 from planner.profilers.compare import compare_engines
@@ -36,7 +36,7 @@ def read(folder, text, opset=21, external=False, **weights):
         proto.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
     path = folder / "model.onnx"
     onnx.save(proto, path, save_as_external_data=external, size_threshold=0, location="weights")
-    return models.load(path)
+    return load(path)
 
 
 ATTENTION = """agraph (int64[2,5] ids, int64[2,5] mask) => (float[2,5,11] logits) <
@@ -84,7 +84,7 @@ def attention(folder, **options):
 def squeezenet(folder):
     path = folder / "squeezenet.onnx"
     path.write_bytes(light("squeezenet").SerializeToString())
-    return models.load(path, batch=1)
+    return load(path, batch=1)
 
 
 def profiled(model, **options):
@@ -241,7 +241,7 @@ def test_half_precision_on_the_cpu_has_times_casts_included(tmp_path):
     weight = np.ones((4, 4), np.float16)
     proto.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
     onnx.save(proto, tmp_path / "half.onnx")
-    profile = profiled(models.load(tmp_path / "half.onnx"))
+    profile = profiled(load(tmp_path / "half.onnx"))
     assert profile.dtype == "float16"
     assert all(cost.forward_s > 0 for cost in profile.operators)
 
@@ -401,7 +401,7 @@ def test_a_type_that_onnx_runtime_has_no_kernel_for_is_named(tmp_path):
     proto = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> {text}')
     path.write_bytes(proto.SerializeToString())
     with pytest.raises(OperatorError, match=r"does not run this model: .*Div.*--engine torch"):
-        profiled(models.load(path))
+        profiled(load(path))
 
 
 def test_who_ran_and_what_does_not_add_up_is_said():

@@ -40,7 +40,7 @@ def probed():
 def test_classes_of_pairs_are_shown_and_written(probed):
     shown = class_table(probed)
     assert shown.heads == (
-        *("joined by", "bandwidth", "latency", "fit within", "spread", "pairs", "which"),
+        *("connection", "bandwidth", "latency", "fit error", "spread", "pairs", "examples"),
     )
     assert shown.rows == (("over the host", "1 GB/s", "10 us", "1.1 %", "2.2 %", "2", "d0 - d1"),)
     comments = probe_comments(probed, "2026-01-01")

@@ -12,7 +12,7 @@ from planner.artefacts.topology import Host, Topology
 from planner.clusters.places import homes, neighbours
 from planner.clusters.routes import chain
 from planner.reports.drawing.svg import text_width
-from planner.reports.drawing.tree import heights, upward
+from planner.reports.drawing.tree import depths, heights, upward
 from planner.support.memo import remembered
 
 # Devices in a row of a host.
@@ -170,16 +170,11 @@ def _switch_box(name: str) -> Box:
 
 def _inner(topology: Topology, host: Host) -> list[list[str]]:
     """The switches in a host, by their depth below it in the tree."""
-    up, home = upward(topology), homes(topology)
-    rows: list[list[str]] = []
-    for switch in topology.switches:
-        if home[switch] == host.name:
-            depth, above = 0, up[switch]
-            while above != host.name:
-                depth, above = depth + 1, up[above]
-            while len(rows) <= depth:
-                rows.append([])
-            rows[depth].append(switch)
+    home = homes(topology)
+    depth = {s: depths(topology)[s] for s in topology.switches if home[s] == host.name}
+    rows: list[list[str]] = [[] for _ in range(max(depth.values(), default=-1) + 1)]
+    for switch, row in depth.items():
+        rows[row].append(switch)
     return rows
 
 

@@ -23,7 +23,7 @@ from planner.reports.drawing.svg import (
     words,
 )
 from planner.reports.drawing.topology_layout import GAP, Box, Layout, layout
-from planner.reports.drawing.tree import Connection, connections, heights, upward
+from planner.reports.drawing.tree import Connection, connections, depths, heights
 from planner.support.units import format_bytes
 
 # For people who see colours differently: Okabe and Ito, 2008; the widest links first.
@@ -126,17 +126,11 @@ def _lines(topology: Topology, places: Layout) -> tuple[_Line, ...]:
 
 def _ranks(topology: Topology) -> Mapping[str, int]:
     """How high each vertex stands: devices, switches of hosts, hosts, switches that join them."""
-    up, home = upward(topology), homes(topology)
     # Hosts stand above any chain of switches in them.
     of_hosts = len(topology.switches) + 1
     rank = {device.name: 0 for device in topology.devices}
     rank |= {host.name: of_hosts for host in topology.hosts}
-    for switch in topology.switches:
-        if home[switch] is not None:
-            depth, above = 1, up[switch]
-            while above != home[switch]:
-                depth, above = depth + 1, up[above]
-            rank[switch] = of_hosts - depth
+    rank |= {switch: of_hosts - 1 - depth for switch, depth in depths(topology).items()}
     return rank | {switch: of_hosts + height for switch, height in heights(topology).items()}
 
 

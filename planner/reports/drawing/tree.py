@@ -130,8 +130,8 @@ def tree(topology: Topology) -> str:
         words += [label[ends] for ends in [frozenset((vertex, parent))] if ends in label]
         others: dict[str, list[str]] = {}
         for other in neighbours(topology)[vertex]:
-            told_there = up.get(other) == vertex or rank.get(other, 0) > rank.get(vertex, 0)
-            if other != parent and not told_there:
+            listed_there = up.get(other) == vertex or rank.get(other, 0) > rank.get(vertex, 0)
+            if other != parent and not listed_there:
                 others.setdefault(label[frozenset((vertex, other))], []).append(other)
         ends = tuple((figures, tuple(names)) for figures, names in others.items())
         return _TreeLine(vertex, tuple(words), ends, tuple(map(node, below.get(vertex, ()))))
@@ -184,6 +184,17 @@ def upward(topology: Topology) -> Mapping[str, str]:
         if above:
             up[switch] = above[0]
     return up
+
+
+@remembered
+def depths(topology: Topology) -> Mapping[str, int]:
+    """Per switch in a host, the number of switches between the two in the tree."""
+    home, up = homes(topology), upward(topology)
+
+    def depth(switch: str) -> int:
+        return 0 if up[switch] == home[switch] else 1 + depth(up[switch])
+
+    return {switch: depth(switch) for switch in topology.switches if home[switch] is not None}
 
 
 @remembered

@@ -21,7 +21,7 @@ from planner.launcher.store import TIMEOUT
 from planner.model.metadata import metadata_of
 from planner.model.record import ANNOTATION_KEY
 from planner.support.errors import LaunchError, PlannerError, Stopped
-from planner.support.paths import relative
+from planner.support.reading import relative
 from planner.support.version import __version__
 from planner.training.checkpoints import folder as folders
 from planner.training.checkpoints.folder import Checkpoint, Record
