@@ -30,7 +30,6 @@ WRITTEN = {
     "tests/operators/gradients/test_check.py": {"nets.py"},
     "tests/model/export/test_export.py": {"factories_of_tests.py"},
     "tests/bench/profile.py": {"training.py"},
-    "tests/bench/start.py": {"nets.py"},
     "tests/profilers/rules/test_trials.py": {"mine.py"},
     "tests/commands/test_compare_run.py": {"alone.py", "endless.py"},
     "tests/launcher/test_launch.py": {"mine.py"},
@@ -117,9 +116,3 @@ def test_the_readme_counts_operators_as_their_page_does():
         r"defines (\d+) operators .*? (\d+) are supported", page
     ).groups()
     assert f"{supported} of ONNX's {defined} operators" in (ROOT / "README.md").read_text()
-
-
-def test_every_target_of_make_that_a_text_names_is_there():
-    targets = set(re.findall(r"^[\w-]+(?=:)", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    named = {name for path in PAGES for name in re.findall(r"`make ([\w-]+)", path.read_text())}
-    assert {"test", "bench-accuracy"} <= named <= targets
