@@ -84,19 +84,28 @@ from planner.api.training import measure as measure
 from planner.api.training import read_config as read_config
 from planner.api.training import start_launch as start_launch
 from planner.api.training import trainer as trainer
+from planner.artefacts.options import LossOptions as LossOptions
+from planner.artefacts.options import ModelOptions as ModelOptions
 from planner.artefacts.options import Search as Search
 from planner.artefacts.options import Training as Training
 from planner.artefacts.options import WhatIf as WhatIf
+from planner.clusters.options import Importing as Importing
 from planner.launcher import ending as ending
+from planner.launcher.options import Loop as Loop
+from planner.launcher.options import Probing as Probing
 from planner.planning.plans import MAX_ACTIONS as MAX_ACTIONS
 from planner.planning.plans import Plans as Plans
 from planner.planning.plans import Simulation as Simulation
+from planner.profilers.options import Measuring as Measuring
+from planner.solvers.manual import Manual as Manual
 from planner.solvers.registry import SOLVERS as SOLVERS
 from planner.solvers.registry import automatic as automatic
-from planner.solvers.registry import option_fields as option_fields
 from planner.solvers.registry import own_options as own_options
 from planner.solvers.registry import portfolio as portfolio
 from planner.support.reading import File as File
+from planner.training.options import Checkpoints as Checkpoints
+from planner.training.options import Launching as Launching
+from planner.training.options import WeightsOptions as WeightsOptions
 
 if TYPE_CHECKING:
     from planner.artefacts.calibration import Calibration as Calibration

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from planner.api.files import Inputs, find_profile, rate_of, read_inputs, read_plan_inputs
 from planner.api.models import check_model, read_model
@@ -12,8 +12,9 @@ from planner.api.refining import Refining
 from planner.api.topologies import changed_cluster, type_of
 from planner.artefacts.options import Search, Training, WhatIf
 from planner.planning.plans import Plans, Simulation, simulated
-from planner.solvers.registry import SOLVERS, automatic, option_fields, portfolio, with_given
+from planner.solvers.registry import SOLVERS, automatic, portfolio, with_given
 from planner.support.errors import OptionError
+from planner.support.options import given as given_options
 from planner.support.reading import File, relative
 
 if TYPE_CHECKING:
@@ -292,8 +293,7 @@ def check_cost_model(
     needing = {solver.options for solver in SOLVERS.values() if solver.needs_options}
     for own in search.switches:
         if type(own) in needing:
-            fields = option_fields(type(own))
-            given += [one.name for one in fields if getattr(own, one.name) != one.default]
+            given += given_options(own)
     if given:
         raise OptionError(f"--{given[0]} is for --cost-model planner, not for {cost_model}")
     if cost_model == "pipedream":
@@ -380,7 +380,8 @@ def simulate(
     plan, (own,), place = inputs.plan, inputs.profiles, inputs.topology
     if plan is None:
         raise ValueError("expected the inputs of a strategy, got those of a search for one")
-    training = Training(microbatches=microbatches, device_memory=device_memory, reserve=reserve)
+    sizes: dict[str, Any] = {"device_memory": device_memory, "reserve": reserve}
+    training = Training(microbatches=microbatches, **sizes)
     kind = type_of(own, place)
     problem, result = replayed(plan, own, place, training, inputs.calibration, kind)
     return simulated(_changed(problem, what_if), plan.solver, result)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any
 
-from planner.artefacts.problem import Objective, Problem
+from planner.artefacts.options import Objective
+from planner.artefacts.problem import Problem
 from planner.artefacts.roofline import fits_any_device
 from planner.planning.judge import objective_s
 from planner.planning.portfolio import SolverComparison

@@ -20,7 +20,8 @@ from pathlib import Path
 from statistics import fmean
 
 from planner.artefacts.files import write_plan
-from planner.artefacts.problem import Optimizer, Options, Problem
+from planner.artefacts.options import Optimizer
+from planner.artefacts.problem import Options, Problem
 from planner.artefacts.profile import Profile
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy, stages_by_device
 from planner.artefacts.topology import Topology

@@ -22,7 +22,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from planner.artefacts.problem import Objective, Problem, Result
+from planner.artefacts.options import Objective
+from planner.artefacts.problem import Problem, Result
 from planner.artefacts.strategy import Strategy
 from planner.costs.bounds import fractional_s, lower_bound_s
 from planner.costs.compute import times_on

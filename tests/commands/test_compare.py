@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from planner.artefacts.files import write_profile
-from planner.artefacts.problem import Objective
+from planner.artefacts.options import Objective
 from planner.commands.terminal import listening
 from planner.planning.portfolio import GOOD_ENOUGH, compare
 from planner.solvers.registry import automatic

@@ -122,10 +122,22 @@ def test_a_hostfile_becomes_a_topology_that_solve_takes(folder):
 
 
 @pytest.mark.parametrize(
+    ("types", "said"),
+    [
+        (["--type", "a"], "expected NAME=TYPE, got 'a'"),
+        (["--type", "a=T4", "--type", "a=L4"], "a is given more than once"),
+    ],
+)
+def test_types_of_an_import_are_given_once_by_name(folder, types, said):
+    (folder / "hostfile").write_text("a slots=2\n")
+    output = run("topology", "import", "hostfile", *types, "-o", "new.yaml", code=2).output
+    assert f"Invalid value for '--type': {said}" in output
+    assert not (folder / "new.yaml").exists()
+
+
+@pytest.mark.parametrize(
     ("more", "said"),
     [
-        (["--type", "a"], "expected NAME=TYPE such as worker-1=T4"),
-        (["--type", "a=T4", "--type", "a=L4"], "a is given more than once"),
         (["--from", "astra-sim", "--device", "T4"], "expected an ASTRA-sim network YAML"),
         ([], "give --device TYPE"),
         (["-o", "hostfile"], "is the file itself"),

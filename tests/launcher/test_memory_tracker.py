@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from planner.artefacts.files import write_plan
-from planner.artefacts.problem import Optimizer, Options, Problem
+from planner.artefacts.options import Optimizer
+from planner.artefacts.problem import Options, Problem
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy
 from planner.launcher.gradients import make_optimizer
 from planner.model.load import load

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 
 from planner.artefacts.files import plan_bytes, read_plan
+from planner.artefacts.options import Objective, Optimizer
 from planner.artefacts.plan import MAX_MICROBATCHES
-from planner.artefacts.problem import Objective, Optimizer, Result, Status
+from planner.artefacts.problem import Result, Status
 from planner.artefacts.strategy import ScheduleName, asynchronous_violations
 from planner.costs.bounds import lower_bound_s
 from planner.costs.evaluate import evaluate

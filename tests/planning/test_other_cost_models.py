@@ -34,7 +34,8 @@ from planner.artefacts.formats.piper import (
     piper_profile,
     read_piper,
 )
-from planner.artefacts.problem import Recompute, Status
+from planner.artefacts.options import Recompute
+from planner.artefacts.problem import Status
 from planner.planning.other_cost_models import (
     ForeignModel,
     ForeignOptions,
