@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 MAX_NAMES = 6
 
 
-def value_text(value: "inspection.Value | export.export.Value") -> str:
+def _value_text(value: "inspection.Value | export.export.Value") -> str:
     """An input or output, such as "x: float32 [batch, 4]"."""
     return f"{value.name}: {value.dtype} [{', '.join(map(str, value.shape))}]"
 
@@ -39,7 +39,7 @@ def value_text(value: "inspection.Value | export.export.Value") -> str:
 TYPE_COLUMNS: "tuple[Column[OperatorType], ...]" = (
     Column("type", lambda kind: kind.type, "operator", left=True),
     Column("count", lambda kind: kind.count, "count"),
-    Column("flops", lambda kind: kind.flops, "FLOPs", lambda number: flops_text(number)),
+    Column("flops", lambda kind: kind.flops, "FLOPs", lambda number: _flops_text(number)),
     Column("", lambda kind: "" if kind.supported else "not supported", "", left=True),
     Column("supported", lambda kind: kind.supported),
 )
@@ -48,12 +48,12 @@ PART_COLUMNS: "tuple[Column[Part], ...]" = (
            left=True),
     Column("count", lambda part: part.count, "operators"),
     Column("elements", lambda part: part.elements, "elements", "{:,}".format),
-    Column("flops", lambda part: part.flops, "FLOPs", lambda number: flops_text(number)),
+    Column("flops", lambda part: part.flops, "FLOPs", lambda number: _flops_text(number)),
 )  # fmt: skip
 GROUP_COLUMNS: "tuple[Column[Sequence[HeldParameter]], ...]" = (
     Column("", lambda held: "trained" if held[0].choice.trained else "not trained", "", left=True),
     Column("", len, "tensors"),
-    Column("", lambda held: num_elements(held), "elements", "{:,}".format),
+    Column("", lambda held: _elements(held), "elements", "{:,}".format),
     Column("", lambda held: sum(one.bytes for one in held), "size", format_bytes),
     Column("", lambda held: held[0].choice.reason, "reason", left=True),
     Column("", lambda held: held[0].name + (" .." if len(held) > 1 else ""), "example", left=True,
@@ -86,18 +86,18 @@ def inspect_lines(model: "Inspection") -> tuple[str, ...]:
     trained = [one for one in model.parameters if one.choice.trained]
     frozen = [one for one in model.parameters if not one.choice.trained]
     operators = sum(one.count for one in model.operators)
-    work = flops_text(flops(model))
+    work = _flops_text(flops(model))
     known = f", {work} FLOPs forward in products and convolutions" if work else ""
     opsets = ", ".join(f"{name or 'ONNX'} {version}" for name, version in model.opsets.items())
     lines = [
         f"{model.path.name}: {model.module or 'a model'} by {model.exporter or 'unknown software'},"
         f" operator sets {opsets}",
-        *(f"input {value_text(one)}" for one in model.inputs),
-        *(f"output {value_text(one)}" for one in model.outputs),
+        *(f"input {_value_text(one)}" for one in model.inputs),
+        *(f"output {_value_text(one)}" for one in model.outputs),
         f"{count(operators, 'operator')} of {count(len(model.operators), 'type')}{known}",
-        f"trained: {count(len(trained), 'tensor')}, {num_elements(trained):,} elements,"
+        f"trained: {count(len(trained), 'tensor')}, {_elements(trained):,} elements,"
         f" {format_bytes(sum(one.bytes for one in trained))}; not trained:"
-        f" {count(len(frozen), 'tensor')}, {num_elements(frozen):,} elements",
+        f" {count(len(frozen), 'tensor')}, {_elements(frozen):,} elements",
     ]
     if model.dimensions:
         bound = ", ".join(f"{name} = {size}" for name, size in model.dimensions.items())
@@ -126,15 +126,15 @@ def flops(model: "Inspection") -> int | None:
     return sum(known) if len(known) == len(model.operators) else None
 
 
-def num_elements(held: "Sequence[HeldParameter]") -> int:
+def _elements(held: "Sequence[HeldParameter]") -> int:
     """The number of floats in some parameters."""
     return sum(prod(one.shape) for one in held)
 
 
-def flops_text(number: int | None) -> str:
+def _flops_text(number: int | None) -> str:
     """A number of operations; empty if it is 0 or unknown.
 
-    >>> flops_text(1_234_567_890), flops_text(0), flops_text(None)
+    >>> _flops_text(1_234_567_890), _flops_text(0), _flops_text(None)
     ('1.23 G', '', '')
     """
     if not number:
@@ -162,7 +162,7 @@ def inspect_json(model: "Inspection") -> dict[str, Any]:
         "modules": json_rows(model.parts, PART_COLUMNS),
         "flops": flops(model),
         "num_trained": len(trained),
-        "trained_elements": num_elements(trained),
+        "trained_elements": _elements(trained),
         "trained_bytes": sum(one.bytes for one in trained),
         "parameters": [
             {
@@ -189,8 +189,8 @@ def export_lines(exported: "Exported") -> tuple[str, ...]:
         f" {count(sum(exported.operators.values()), 'operator')} of"
         f" {count(len(exported.operators), 'type')}",
         *_parameter_lines(parameters),
-        *(f"input {value_text(value)}" for value in exported.inputs),
-        *(f"output {value_text(value)}" for value in exported.outputs),
+        *(f"input {_value_text(value)}" for value in exported.inputs),
+        *(f"output {_value_text(value)}" for value in exported.outputs),
         *(f"exported with {one}" for one in exported.settings),
         *(f"note: {one}" for one in exported.notes),
     ]

@@ -50,7 +50,7 @@ def samples_per_s(rate: float) -> str:
     return f"{rate:.0f}" if rate >= 1000 else f"{rate:.4g}"
 
 
-def peak_bytes(plan: Plan) -> int:
+def _peak_bytes(plan: Plan) -> int:
     """The memory of the fullest device."""
     return max(device.memory.total_bytes for device in plan.prediction.devices)
 
@@ -70,11 +70,11 @@ PLAN_COLUMNS: tuple[Column[Plan], ...] = (
     Column("lower_bound_s", lambda plan: plan.certificate.lower_bound_s),
     Column("gap", lambda plan: plan.certificate.gap, "gap", percent, gives_way=4),
     Column("space_bound_s", lambda plan: plan.certificate.space_bound_s),
-    Column("peak_bytes", peak_bytes, "peak memory", format_bytes, gives_way=6),
+    Column("peak_bytes", _peak_bytes, "peak memory", format_bytes, gives_way=6),
     Column("closed_form", _off, "closed form", signed, gives_way=1),
     Column("num_stages", lambda plan: len(plan.strategy.stages), "stages"),
     Column("num_devices", lambda plan: len(plan.prediction.devices), "devices", gives_way=5),
-    Column("stages", lambda plan: json_rows(range(len(plan.strategy.stages)), stage_columns(plan))),
+    Column("stages", lambda plan: _stages_json(plan)),
     Column("reproducible", lambda plan: plan.reproducible),
     Column("engine", lambda plan: plan.engine),
     Column("profiled_on", lambda plan: plan.profiled_on),
@@ -152,7 +152,7 @@ def comparison_table(comparison: SolverComparison) -> Table:
     )
 
 
-def stage_columns(plan: Plan) -> tuple[Column[int], ...]:
+def _stage_columns(plan: Plan) -> tuple[Column[int], ...]:
     """The figures of a stage of a plan, from its index. Versions are those of the parameters that a
     replica keeps under an asynchronous schedule.
     """
@@ -176,6 +176,10 @@ def stage_columns(plan: Plan) -> tuple[Column[int], ...]:
     )  # fmt: skip
 
 
+def _stages_json(plan: Plan) -> list[dict[str, Any]]:
+    return json_rows(range(len(plan.strategy.stages)), _stage_columns(plan))
+
+
 def _span(plan: Plan, stage: int) -> str:
     """A stage's first and last module, or operator if the model names no modules."""
     if plan.modules:
@@ -188,9 +192,9 @@ def stage_table(plan: Plan) -> Table:
     """The stages of a plan; of many, the first and the last ones."""
     title, rows, ends = "Stages, per microbatch", range(len(plan.strategy.stages)), MAX_ROWS // 2
     if len(rows) <= MAX_ROWS:
-        return table(title, rows, stage_columns(plan))
+        return table(title, rows, _stage_columns(plan))
     title += f" (the first and the last {ends} of {len(rows)}; the strategy file has all)"
-    shown = table(title, [*rows[:ends], *rows[-ends:]], stage_columns(plan))
+    shown = table(title, [*rows[:ends], *rows[-ends:]], _stage_columns(plan))
     gap = ("..", *[""] * (len(shown.columns) - 1))
     return replace(shown, rows=(*shown.rows[:ends], gap, *shown.rows[ends:]))
 

@@ -44,7 +44,7 @@ STAGE_COLUMNS: "tuple[Column[ForeignStage], ...]" = (
 )  # fmt: skip
 
 
-def row_columns(num_devices: int) -> "tuple[Column[ForeignRow], ...]":
+def _row_columns(num_devices: int) -> "tuple[Column[ForeignRow], ...]":
     """The figures of a solver's answer.
 
     Args:
@@ -81,7 +81,7 @@ def published_table(comparison: "ForeignComparison") -> Table:
     """A row for every solver."""
     marked = comparison.rows.index(comparison.best) if comparison.best.stages else None
     title = f"Plans, by {comparison.model.value}'s cost model"
-    return table(title, comparison.rows, row_columns(comparison.num_devices), marked)
+    return table(title, comparison.rows, _row_columns(comparison.num_devices), marked)
 
 
 def published_stage_table(comparison: "ForeignComparison") -> Table:
@@ -108,7 +108,7 @@ def published_json(comparison: "ForeignComparison") -> dict[str, Any]:
     """The object that `solve --json` prints under another planner's cost model."""
     keys = f"solver status reason solve_s bottleneck_s {' '.join(_UNKNOWN)} space_bound_s"
     columns = chosen(
-        row_columns(comparison.num_devices),
+        _row_columns(comparison.num_devices),
         f"{keys} peak_bytes num_stages stages reproducible",
     )
     rows = json_rows(comparison.rows, columns)

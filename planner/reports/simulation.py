@@ -30,7 +30,7 @@ HEADS: Mapping[Cause, str] = {
 }  # fmt: skip
 
 
-def device_columns(
+def _device_columns(
     iteration_s: float, account: "Account | None" = None
 ) -> tuple[Column[DevicePrediction], ...]:
     """The figures of a device in an iteration."""
@@ -52,7 +52,7 @@ def device_table(plan: Plan) -> Table:
     """Compute, communication and idle time of each device in an iteration, and its memory."""
     iteration_s = plan.prediction.iteration_s
     title = f"Devices, in an iteration of {format_seconds(iteration_s)}"
-    return table(title, plan.prediction.devices, device_columns(iteration_s))
+    return table(title, plan.prediction.devices, _device_columns(iteration_s))
 
 
 def idle_table(idle: Mapping[int, Mapping[Wait, float]], names: Mapping[int, str]) -> Table:
@@ -176,7 +176,7 @@ def simulation_json(
         **plan_json(plan, num_devices),
         "lower_bound_s": plan.certificate.lower_bound_s,
         "timeline": json_rows(
-            plan.prediction.devices, device_columns(plan.prediction.iteration_s, account)
+            plan.prediction.devices, _device_columns(plan.prediction.iteration_s, account)
         ),
         "critical_path": None if account is None else [*map(_path_json, account.path)],
         "notes": list(plan.notes),

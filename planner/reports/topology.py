@@ -72,7 +72,7 @@ class _Devices(NamedTuple):
 
 
 _DEVICE_COLUMNS: tuple[Column[_Devices], ...] = (
-    Column("", lambda row: run_text(row.hosts), "host", left=True),
+    Column("", lambda row: _run_text(row.hosts), "host", left=True),
     Column("", lambda row: row.num_devices, "devices"),
     Column("", lambda row: row.type.name, "type", left=True),
     Column("", lambda row: row.type.memory_bytes, "memory", format_bytes),
@@ -99,7 +99,7 @@ def devices_table(topology: Topology) -> Table:
     return table(f"{topology.name}: devices", rows, _DEVICE_COLUMNS)
 
 
-def run_text(names: Sequence[str]) -> str:
+def _run_text(names: Sequence[str]) -> str:
     """Neighbours that are alike, such as "host0 .. host3 (4)"."""
     return names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]} ({len(names)})"
 
@@ -237,7 +237,7 @@ def collectives_table(collectives: Sequence[Collective]) -> Table:
     """The all-reduces; of neighbours that are alike, one."""
     runs = [tuple(run) for _, run in groupby(collectives, _alike)]
     groups: Column[tuple[Collective, ...]] = Column(
-        "", lambda run: run_text([one.group for one in run]), "all-reduce over", left=True
+        "", lambda run: _run_text([one.group for one in run]), "all-reduce over", left=True
     )
     columns = [groups, *(column.of(lambda run: run[0]) for column in COLLECTIVE_COLUMNS)]
     return table("Collectives", runs, columns)

@@ -502,6 +502,18 @@ def test_a_narrow_table_breaks_no_number_and_no_name(capsys, monkeypatch, width)
     assert "12.3 ms" in shown
 
 
+def test_words_are_aligned_to_the_left_and_numbers_to_the_right(capsys):
+    columns = (
+        Column("", itemgetter(0), "n", left=True),
+        Column("", itemgetter(1), "m"),
+        Column("", itemgetter(2), "w", left=True),
+    )
+    printing.show(table("", [("a", 1, "x"), ("bbb", 100, "yyy")], columns))
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines() if line.strip()]
+    assert lines[0] == "  n       m   w"
+    assert lines[2:] == ["  a       1   x", "  bbb   100   yyy"]
+
+
 def test_a_table_without_room_leaves_out_what_matters_least(capsys, monkeypatch):
     monkeypatch.setattr(printing, "PIPED_WIDTH", 30)
     columns = (

@@ -111,16 +111,16 @@ def _lines(topology: Topology, places: Layout) -> tuple[_Line, ...]:
             ups.setdefault(low, []).append(high)
     lines = []
     for connection, low, high in ordered:
-        own = home[low] if home[low] == home[high] else None
+        shared = home[low] if home[low] == home[high] else None
         lane = lanes[home[high], rank[high]].index((high, connection.label)) % 6
-        if rank[low] == rank[high] or own in places.round:
+        if rank[low] == rank[high] or shared in places.round:
             ends = places.vertices[low], places.vertices[high]
             points: tuple[Point, ...] = tuple((box.x, box.y) for box in ends)
         else:
             # Lines up from one vertex start side by side, around its middle.
             port = 9.0 * (ups[low].index(high) - (len(ups[low]) - 1) / 2)
-            points = _upwards(low, high, home[low] if own is None else None, lane, port, places)
-        lines.append(_Line(connection, points, own))
+            points = _upwards(low, high, home[low] if shared is None else None, lane, port, places)
+        lines.append(_Line(connection, points, shared))
     return tuple(lines)
 
 

@@ -168,12 +168,12 @@ def upward(topology: Topology) -> Mapping[str, str]:
             up |= dict.fromkeys(new, vertex)
             ring += new
     for switch in topology.switches:
-        own = home[switch]
-        if own is not None and switch not in up:
-            up[switch] = own
+        host_name = home[switch]
+        if host_name is not None and switch not in up:
+            up[switch] = host_name
     inside: dict[str | None, list[str]] = {}
-    for vertex, own in home.items():
-        inside.setdefault(own, []).append(vertex)
+    for vertex, place in home.items():
+        inside.setdefault(place, []).append(vertex)
     for host in topology.hosts:
         ends = [host.name, *inside[host.name]]
         above = [other for vertex in ends for other in beside[vertex] if home[other] is None]
@@ -190,11 +190,13 @@ def upward(topology: Topology) -> Mapping[str, str]:
 def depths(topology: Topology) -> Mapping[str, int]:
     """Per switch in a host, the number of switches between the two in the tree."""
     home, up = homes(topology), upward(topology)
-
-    def depth(switch: str) -> int:
-        return 0 if up[switch] == home[switch] else 1 + depth(up[switch])
-
-    return {switch: depth(switch) for switch in topology.switches if home[switch] is not None}
+    depth = {}
+    for switch in topology.switches:
+        if home[switch] is not None:
+            depth[switch], above = 0, up[switch]
+            while above != home[switch]:
+                depth[switch], above = depth[switch] + 1, up[above]
+    return depth
 
 
 @remembered
@@ -214,9 +216,9 @@ def heights(topology: Topology) -> Mapping[str, int]:
 
 
 def _drawn(nodes: Sequence[_TreeLine], indent: str) -> list[str]:
-    """The lines of some siblings."""
+    """The lines of siblings."""
     lines = []
-    runs = [list(some) for _, some in groupby(nodes, key=lambda one: (one.stem, one.shape))]
+    runs = [list(run) for _, run in groupby(nodes, key=lambda one: (one.stem, one.shape))]
     for i, run in enumerate(runs):
         last = i == len(runs) - 1
         branch, further = ("└─ ", "   ") if last else ("├─ ", "│  ")
