@@ -10,7 +10,7 @@ import torch
 
 from planner.support.errors import FileError, LaunchError
 from planner.training import run
-from planner.training.checkpoints import saver, storage
+from planner.training.checkpoints import storage
 from planner.training.checkpoints.folder import find
 from planner.training.trainer import Trainer
 from tests.support.checkpoint_runs import tensors_of
@@ -156,7 +156,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(alone, tmp_path, monkeyp
             assert not list(tmp_path.glob("step-*")), "the second step is not written yet"
             free.set()
 
-    monkeypatch.setattr(saver, "write", slow)
+    monkeypatch.setattr(storage, "write", slow)
     kept = {"checkpoint": tmp_path, "checkpoint_every": 2}
     found = run.launch(path, steps=3, learning_rate=0.1, **kept, progress=progress)
     assert found.loss == report.loss[:3]

@@ -172,7 +172,7 @@ WRONG = [
     ("metric: [a:b, c]", "line 1: metric: expected module:function, got 'c'"),
     ("metric: 3", "line 1: metric: expected module:function, or a list of such, got 3"),
     ("loss: {y: 3}", "line 1: loss: y: expected text, got 3"),
-    ("loss: {3: mse}", "line 1: loss: expected text, or a mapping from outputs to such, got 3"),
+    ("loss: {3: mse}", "line 1: loss: expected text, or a mapping from outputs to such, got a map"),
     ("log: {}", "line 1: log: expected a path, got a mapping"),
     ('log: "a\\0b"', "line 1: log: expected a path, got 'a\\x00b'"),
     ('log: "\\ud800"', "line 1: log: expected a path, got '\\ud800'"),

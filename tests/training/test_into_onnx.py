@@ -236,7 +236,9 @@ def test_another_model_and_one_that_is_not_there_are_refused(made, tmp_path):
 
 
 def test_arguments_that_make_no_sense_are_refused(made):
-    with pytest.raises(OptionError, match="form: expected evaluation or training, got 'eval'"):
+    with pytest.raises(
+        OptionError, match="--form: expected one of evaluation, training, got 'eval'"
+    ):
         planner.write_weights(made[0] / "kept", "t.onnx", form="eval")
     with pytest.raises(OptionError, match=r"expected a file to write, got none; give -o FILE"):
         planner.write_weights(made[0] / "kept", None)

@@ -108,7 +108,7 @@ def test_a_parameter_of_several_devices_belongs_to_the_first():
     ({"nan": "ignore"}, "--nan: expected one of stop, skip, got 'ignore'"),
     ({"steps": 3, "epochs": 2, "data": "a:b"}, "--epochs 2 and --steps 3: expected one"),
     ({"epochs": 2}, "--epochs: synthetic data has no epochs"),
-    ({"threads": 1025}, "--threads: expected at most 1024, got 1025"),
+    ({"threads": 1025}, "--threads: expected a whole number from 1 to 1024, got 1025"),
     ({"eval_every": 2}, "--eval-every: there is no data to evaluate on; give --eval-data"),
     ({"optimizer": "adagrad"}, "--optimizer: expected one of sgd, momentum, adam, adamw"),
 ])  # fmt: skip
