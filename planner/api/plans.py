@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 
 from planner.api.files import Inputs, find_profile, rate_of, read_inputs, read_plan_inputs
 from planner.api.models import check_model, read_model
-from planner.api.refining import Refining
 from planner.api.topologies import changed_cluster, type_of
 from planner.artefacts.options import Search, Training, WhatIf
 from planner.planning.plans import Plans, Simulation, simulated
 from planner.solvers.registry import SOLVERS, automatic, option_fields, portfolio, with_given
-from planner.support.errors import OptionError
+from planner.support.errors import FileError, OptionError
 from planner.support.paths import relative
 from planner.support.reading import File
 
@@ -25,7 +24,9 @@ if TYPE_CHECKING:
     from planner.artefacts.topology import Topology
     from planner.model.load import Model
     from planner.planning.other_cost_models import ForeignComparison
+    from planner.planning.refine import Measure, Wanted
     from planner.planning.sensitivity import Gain
+    from planner.profilers.parts import MeasuredParts
     from planner.solvers.pipedream.costs import PipeDreamReport
 
 
@@ -119,9 +120,11 @@ def solve(
         TopologyError: if the topology has fewer devices.
     """
     from planner.artefacts.profile import has_rules
-    from planner.planning.portfolio import under_pipedream
+    from planner.planning.portfolio import solve_by_pipedream_costs
     from planner.planning.problems import sized
-    from planner.planning.sizes import compare_between
+    from planner.planning.refine import nothing
+    from planner.planning.sizes import best_over_sizes
+    from planner.profilers import parts
 
     if cost_model not in ("planner", "pipedream"):
         raise OptionError(f"unknown cost model {cost_model!r}; known: planner, pipedream")
@@ -132,21 +135,21 @@ def solve(
             " --drop and --add-host"
         )
     inputs = read_inputs(profile, topology=topology, gpus=gpus, calibration=calibration)
-    refining = Refining(inputs.profiles, model, progress) if refine else None
+    obstacle = next(filter(None, map(parts.obstacle, inputs.profiles)), None) if refine else None
+    measuring = refine and obstacle is None
+    measure = _measuring(inputs.profiles[-1], model, progress) if measuring else None
     profiles = sized(inputs.profiles, training)
+    limit_s = time_limit_s if what_if == WhatIf() else time_limit_s / 2
 
     def planned(problems: "tuple[Problem, ...]") -> Plans:
         if cost_model == "pipedream":
             progress(cost_model)
-            return Plans(under_pipedream(problems[-1]), problems, cost_model)
+            return Plans(solve_by_pipedream_costs(problems[-1]), problems, cost_model)
         asked = tuple(solvers) or portfolio(splits=has_rules(problems[-1].profile))
         names = with_given(asked, problems[-1].options)
-        if refining is None:
-            return Plans(*compare_between(problems, profiles, names, limit_s, progress))
-        made = compare_between(problems, profiles, names, limit_s, progress, refining.refined)
-        return Plans(*made, refinement=refining.done)
+        plans = best_over_sizes(problems, profiles, names, limit_s, progress, measure)
+        return plans if obstacle is None else replace(plans, refinement=nothing(obstacle))
 
-    limit_s = time_limit_s if what_if == WhatIf() else time_limit_s / 2
     present = _problems(inputs, profiles, training, search)
     if what_if == WhatIf():
         return planned(present)
@@ -154,6 +157,37 @@ def solve(
     before = planned(present)
     after = planned(tuple(replace(one, topology=changed.topology) for one in present))
     return replace(after, changes=changed.changes, before=before)
+
+
+def _measuring(
+    profile: "Profile", model: File | None, progress: Callable[[str], None]
+) -> "Measure":
+    """A function that measures parts of operators of a model.
+
+    Args:
+        profile: of the model.
+        model: its ONNX file; None takes the profile's.
+        progress: called before a measurement.
+
+    Raises:
+        FileError: if the file is not there.
+    """
+    place = model or profile.model_path
+    if place is None or not Path(place).is_file():
+        raise FileError(
+            f"--refine: {place or 'the model'} is not there, and parts of its operators are"
+            " measured; give it with --model FILE"
+        )
+    path = Path(place)
+
+    def measure(profile: "Profile", wanted: "Wanted") -> "MeasuredParts":
+        from planner.profilers.origin import profiled_model
+        from planner.profilers.parts import measure_parts
+
+        progress("measuring parts")
+        return measure_parts(profiled_model(profile, path), profile, wanted)
+
+    return measure
 
 
 def compare(
@@ -198,7 +232,7 @@ def compare(
         problem, changes = replace(problem, topology=changed.topology), changed.changes
     asked = tuple(solvers) or automatic(splits=has_rules(problem.profile))
     names = with_given(asked, problem.options)
-    comparison = compare_all(problem, names, time_limit_s, progress, thorough=True)
+    comparison = compare_all(problem, names, time_limit_s, progress, full_time=True)
     return Plans(comparison, (problem,), changes=changes)
 
 
@@ -371,7 +405,7 @@ def simulate(
             strategy's.
         OptionError: if a change of the topology makes no sense.
     """
-    from planner.planning.problems import replayed
+    from planner.planning.problems import problem_of_plan
 
     inputs = (
         strategy
@@ -383,7 +417,7 @@ def simulate(
         raise ValueError("expected the inputs of a strategy, got those of a search for one")
     training = Training(microbatches=microbatches, device_memory=device_memory, reserve=reserve)
     kind = type_of(own, place)
-    problem, result = replayed(plan, own, place, training, inputs.calibration, kind)
+    problem, result = problem_of_plan(plan, own, place, training, inputs.calibration, kind)
     return simulated(_changed(problem, what_if), plan.solver, result)
 
 

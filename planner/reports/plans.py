@@ -279,15 +279,9 @@ def comparison_json(
 
 def _nothing(comparison: SolverComparison, num_devices: int) -> dict[str, Any]:
     last = comparison.rows[-1]
-    row = replace(
-        last,
-        solver="portfolio",
-        status=comparison.status,
-        plan=None,
-        reason=shortage(comparison),
-        solve_s=0.0,
-    )
-    return row_json(row, comparison.lower_bound_s, num_devices)
+    result = replace(last.answer.result, status=comparison.status, reason=shortage(comparison))
+    answer = replace(last.answer, solver="portfolio", result=result, solve_s=0.0)
+    return row_json(replace(last, answer=answer), comparison.lower_bound_s, num_devices)
 
 
 def shortage(comparison: SolverComparison) -> str:
