@@ -10,8 +10,9 @@ from planner.api.files import Inputs, find_profile, rate_of, read_inputs, read_p
 from planner.api.models import check_model, read_model
 from planner.api.topologies import changed_cluster, type_of
 from planner.artefacts.options import Search, Training, WhatIf
+from planner.planning.cost_models import PIPEDREAM, PLANNER, check_cost_model
 from planner.planning.plans import Plans, Simulation, simulated
-from planner.solvers.registry import SOLVERS, automatic, option_fields, portfolio, with_given
+from planner.solvers.registry import automatic, portfolio, with_given
 from planner.support.errors import FileError, OptionError
 from planner.support.paths import relative
 from planner.support.reading import File
@@ -126,13 +127,12 @@ def solve(
     from planner.planning.sizes import best_over_sizes
     from planner.profilers import parts
 
-    if cost_model not in ("planner", "pipedream"):
-        raise OptionError(f"unknown cost model {cost_model!r}; known: planner, pipedream")
-    check_cost_model(cost_model, training, search, solvers)
-    if refine and (cost_model != "planner" or what_if != WhatIf()):
+    if cost_model not in (PLANNER, PIPEDREAM):
+        raise OptionError(f"unknown cost model {cost_model!r}; known: {PLANNER}, {PIPEDREAM}")
+    check_cost_model(cost_model, training, search, solvers, refine=refine)
+    if refine and what_if != WhatIf():
         raise OptionError(
-            "--refine is for --cost-model planner, and for the topology as it is; drop --set,"
-            " --drop and --add-host"
+            "--refine is for the topology as it is; drop --set, --drop and --add-host"
         )
     inputs = read_inputs(profile, topology=topology, gpus=gpus, calibration=calibration)
     obstacle = next(filter(None, map(parts.obstacle, inputs.profiles)), None) if refine else None
@@ -142,7 +142,7 @@ def solve(
     limit_s = time_limit_s if what_if == WhatIf() else time_limit_s / 2
 
     def planned(problems: "tuple[Problem, ...]") -> Plans:
-        if cost_model == "pipedream":
+        if cost_model == PIPEDREAM:
             progress(cost_model)
             return Plans(solve_by_pipedream_costs(problems[-1]), problems, cost_model)
         asked = tuple(solvers) or portfolio(splits=has_rules(problems[-1].profile))
@@ -278,9 +278,7 @@ def solve_under(
     from planner.solvers.netsplit.options import NetSplit
 
     model, own = choice(ForeignModel, "cost model", cost_model), options_of(training, search)
-    check_cost_model(cost_model, training, search)
-    if bandwidth is not None and model is not ForeignModel.PIPER:
-        raise OptionError("--bandwidth is for --cost-model piper; give a --topology instead")
+    check_cost_model(cost_model, training, search, bandwidth=bandwidth)
     netsplit = switches_of(own, NetSplit)
     options = ForeignOptions(
         num_devices=gpus,
@@ -295,8 +293,6 @@ def solve_under(
         seed=own.seed,
         engine=netsplit.engine,
     )
-    if model is ForeignModel.PIPER and not netsplit.contiguous:
-        raise OptionError("--no-contiguous is not for --cost-model piper, whose stages are layers")
     if isinstance(profile, str | os.PathLike):
         path = find_profile(profile)
         content = read_any(path)
@@ -307,44 +303,6 @@ def solve_under(
     inputs = read_inputs(profile, topology=topology, gpus=gpus, calibration=False)
     problems = _problems(inputs, inputs.profiles, training, search)
     return solve_profile(problems[-1], model, options)
-
-
-def check_cost_model(
-    cost_model: str,
-    training: Training = Training(),
-    search: Search = Search(),
-    solvers: Sequence[str] = (),
-) -> None:
-    """Refuses options that the solvers under another cost model than the planner's would ignore.
-
-    Raises:
-        OptionError: if there are any.
-    """
-    if cost_model == "planner":
-        return
-    given = ["pin"] if search.pins else []
-    # Solvers that are asked only where their own options are given have no say here.
-    needing = {solver.options for solver in SOLVERS.values() if solver.needs_options}
-    for own in search.switches:
-        if type(own) in needing:
-            fields = option_fields(type(own))
-            given += [one.name for one in fields if getattr(own, one.name) != one.default]
-    if given:
-        raise OptionError(f"--{given[0]} is for --cost-model planner, not for {cost_model}")
-    if cost_model == "pipedream":
-        if set(solvers) - {"pipedream"}:
-            raise OptionError(
-                "--cost-model pipedream asks only the solver pipedream; drop --solver"
-            )
-        if training.schedule == "gpipe":
-            raise OptionError(
-                "--cost-model pipedream plans for --schedule pipedream; drop --schedule gpipe"
-            )
-        return
-    if solvers:
-        raise OptionError(f"--cost-model {cost_model} has solvers of its own; drop --solver")
-    if training.microbatch_size is not None:
-        raise OptionError("--microbatch-size is for --cost-model planner or pipedream")
 
 
 def sensitivity(plans: Plans) -> "tuple[Gain, ...]":

@@ -24,7 +24,6 @@ from planner.commands.options import (
     solver_list,
 )
 from planner.commands.terminal import say, say_note, show, spinner
-from planner.support.errors import OptionError
 
 if TYPE_CHECKING:
     from planner.api import (
@@ -104,8 +103,10 @@ def solve(
 
     Exits with 3 if no strategy fits.
     """
-    api.check_cost_model(cost_model, training, search, solvers)
-    refuse_for_cost_model(ctx)
+    api.check_cost_model(
+        cost_model, training, search, solvers, what_if=what_if, refine=refine,
+        sensitivity=with_sensitivity, bandwidth=bandwidth,
+    )  # fmt: skip
     if cost_model in FOREIGN:
         how = (training, search, bandwidth, time_limit_s)
         ctx.exit(solve_foreign(cost_model, names, *how, as_json))
@@ -150,21 +151,6 @@ def print_left_over(output: Path, written: Sequence[Path], as_json: bool) -> Non
     left = output.with_suffix(".onnx")
     if left not in written and left.is_file():
         say(f"note: {left} is of an earlier strategy; delete it", err=as_json)
-
-
-def refuse_for_cost_model(ctx: click.Context) -> None:
-    """Refuses options of this command that are for other cost models than the chosen one."""
-    given = ctx.params
-    foreign = given["cost_model"] in FOREIGN
-    changes = given["set"] or given["drop"] or given["add_host"]
-    if foreign and (changes or given["with_sensitivity"]):
-        raise OptionError(
-            "--set, --drop, --add-host and --sensitivity are for --cost-model planner or pipedream"
-        )
-    if foreign and given["refine"]:
-        raise OptionError("--refine is for --cost-model planner")
-    if given["bandwidth"] is not None and not foreign:
-        raise OptionError("--bandwidth is for --cost-model piper; give a --topology instead")
 
 
 def print_json(

@@ -11,6 +11,7 @@ import planner
 from planner.api import lookup
 from planner.artefacts.files import write_profile
 from planner.clusters.yaml import read
+from planner.model import load
 from tests.commands.test_cli import TOPOLOGY, mlp
 from tests.support.commands import run
 
@@ -45,7 +46,7 @@ def counted(folder, monkeypatch):
 
     monkeypatch.setattr(os, "open", counting(os.open, opened, inside))
     for module, name in (
-        (read, "find_topology"), (lookup, "find_profile"), (planner.model, "load"),
+        (read, "find_topology"), (lookup, "find_profile"), (load, "load"),
     ):  # fmt: skip
         lookup_of = counting(getattr(module, name), found, lambda name, *others: [str(name)])
         monkeypatch.setattr(module, name, lookup_of)
