@@ -19,160 +19,28 @@ each step:
     launcher/ -> training/                                       run
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
-from planner.support.errors import PlannerError
-from planner.support.version import __version__
+from planner.support.errors import PlannerError as PlannerError
+from planner.support.version import __version__ as __version__
 
-if TYPE_CHECKING:
-    from planner.api import (
-        SOLVERS,
-        Inputs,
-        Plans,
-        Search,
-        Simulation,
-        Training,
-        WhatIf,
-        calibrate,
-        calibration_path,
-        call_factory,
-        check_cost_model,
-        check_outputs,
-        compare,
-        compare_engines,
-        compare_traces,
-        convert,
-        export,
-        find_checkpoint,
-        find_model,
-        find_profile,
-        find_topology,
-        import_topology,
-        inspect,
-        is_compiled,
-        launch,
-        load_operators,
-        measure,
-        newest_profile,
-        other_question,
-        overwrite_note,
-        own_options,
-        pipedream_report,
-        probe,
-        profile,
-        profile_path,
-        read_calibration,
-        read_config,
-        read_inputs,
-        read_model,
-        read_plan_inputs,
-        read_profile,
-        read_profiles,
-        read_strategy,
-        read_topology,
-        read_trace,
-        rescale,
-        sensitivity,
-        simulate,
-        simulate_stages,
-        solve,
-        solve_under,
-        start_launch,
-        start_probe,
-        trainer,
-        write_calibration,
-        write_overlay,
-        write_profile,
-        write_profiles,
-        write_strategy,
-        write_svg,
-        write_text,
-        write_topology,
-        write_trace,
-        write_weights,
-    )
-
-__all__ = [
-    "SOLVERS",
-    "Inputs",
-    "PlannerError",
-    "Plans",
-    "Search",
-    "Simulation",
-    "Training",
-    "WhatIf",
-    "__version__",
-    "calibrate",
-    "calibration_path",
-    "call_factory",
-    "check_cost_model",
-    "check_outputs",
-    "compare",
-    "compare_engines",
-    "compare_traces",
-    "convert",
-    "export",
-    "find_checkpoint",
-    "find_model",
-    "find_profile",
-    "find_topology",
-    "import_topology",
-    "inspect",
-    "is_compiled",
-    "launch",
-    "load_operators",
-    "measure",
-    "newest_profile",
-    "other_question",
-    "overwrite_note",
-    "own_options",
-    "pipedream_report",
-    "probe",
-    "profile",
-    "profile_path",
-    "read_calibration",
-    "read_config",
-    "read_inputs",
-    "read_model",
-    "read_plan_inputs",
-    "read_profile",
-    "read_profiles",
-    "read_strategy",
-    "read_topology",
-    "read_trace",
-    "rescale",
-    "sensitivity",
-    "simulate",
-    "simulate_stages",
-    "solve",
-    "solve_under",
-    "start_launch",
-    "start_probe",
-    "trainer",
-    "write_calibration",
-    "write_overlay",
-    "write_profile",
-    "write_profiles",
-    "write_strategy",
-    "write_svg",
-    "write_text",
-    "write_topology",
-    "write_trace",
-    "write_weights",
-]
-
-if not TYPE_CHECKING:  # to a type checker, a module with __getattr__ has every name there is
+if TYPE_CHECKING:  # to a type checker, a module with __getattr__ has every name there is
+    from planner import operators as operators
+    from planner.api import *  # noqa: F403
+else:
 
     def __getattr__(name: str) -> object:
-        """A function or type of `planner.api`, or `planner.operators`."""
-        from importlib import import_module
-
+        """A name of `planner.api`, or the folder `planner.operators`."""
         if name == "operators":
             return import_module("planner.operators")
-        if name not in __all__:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module("planner.api"), name)
+        api = import_module("planner.api")
+        if name == "__all__":
+            return [*api.__all__, "PlannerError", "__version__"]
+        if name in api.__all__:
+            return getattr(api, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
     def __dir__() -> list[str]:
         """All names, loaded or not."""
-        return sorted({*globals(), *__all__})
+        return sorted({*globals(), *import_module("planner.api").__all__})

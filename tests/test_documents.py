@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.test_layers import FLOORS
+
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "planner"
 DOCUMENTS = (".", "docs", "profiles", "topologies")
@@ -28,7 +30,6 @@ WRITTEN = {
     "tests/operators/gradients/test_check.py": {"nets.py"},
     "tests/model/export/test_export.py": {"factories_of_tests.py"},
     "tests/bench/profile.py": {"training.py"},
-    "tests/bench/start.py": {"nets.py"},
     "tests/profilers/rules/test_trials.py": {"mine.py"},
     "tests/commands/test_compare_run.py": {"alone.py", "endless.py"},
     "tests/launcher/test_launch.py": {"mine.py"},
@@ -102,3 +103,16 @@ def test_the_readme_leads_to_the_index_and_the_index_to_every_page():
 
 def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_bytes()) <= MAX_README_BYTES
+
+
+def test_the_readme_lists_the_rooms_from_the_lowest_floor_up():
+    rooms = re.findall(r"^\| `(\w+)/` \|", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert rooms == [room for floor in FLOORS for room in floor]
+
+
+def test_the_readme_counts_operators_as_their_page_does():
+    page = (ROOT / "docs" / "operators.md").read_text()
+    defined, supported = re.search(
+        r"defines (\d+) operators .*? (\d+) are supported", page
+    ).groups()
+    assert f"{supported} of ONNX's {defined} operators" in (ROOT / "README.md").read_text()

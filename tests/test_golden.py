@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from planner.artefacts.files import read_plan, write_plan
-from planner.artefacts.problem import Optimizer
+from planner.artefacts.options import Optimizer
 from planner.artefacts.strategy import ScheduleName
 from planner.planning.portfolio import compare
 from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type

@@ -1,5 +1,6 @@
 """Compiled functions."""
 
+import ast
 import errno
 import grp
 import os
@@ -14,6 +15,8 @@ from planner.support import caches, jit
 from planner.support.brake import compile_clock
 from planner.support.caches import private_folder
 from planner.support.jit import compiled_before
+
+PACKAGE_FILES = sorted(jit._PLANNER.rglob("*.py"))
 
 
 def test_the_clock_counts_what_is_compiled_and_nothing_else():
@@ -158,6 +161,23 @@ def test_compiled_code_in_any_folder_and_what_it_imports_name_the_cache():
         "support/jit.py",
     }
     assert "planning/portfolio.py" not in names
+
+
+def test_no_import_of_compiled_code_is_overlooked():
+    """In whatever form it is written: a change of the module would leave kernels as they were."""
+    known = set(jit.sources())
+    for path in known:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+            else:
+                continue
+            for name in names:
+                where = jit._PLANNER.parent.joinpath(*name.split("."))
+                there = {where.with_suffix(".py"), where / "__init__.py"} & set(PACKAGE_FILES)
+                assert there <= known, f"{path} imports {name}"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have other cache folders")

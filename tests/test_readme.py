@@ -41,7 +41,7 @@ NOT_RUN_LANGUAGES = {
 
 OTHER_PROGRAMS = {
     # torchrun
-    "--nnodes", "--node-rank", "--nproc-per-node", "--master-addr", "--max-restarts",
+    "--nnodes", "--node-rank", "--nproc-per-node", "--no-python", "--master-addr", "--max-restarts",
     # benchmarks of tests/bench
     "--again", "--checks", "--cluster", "--delta", "--hosts", "--only", "--per-device",
     "--scaling", "--write",

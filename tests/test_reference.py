@@ -9,7 +9,8 @@ import pytest
 
 from planner.artefacts.files import shipped
 from planner.artefacts.formats.any import read_any_profiles
-from planner.artefacts.problem import Objective, Options, Problem
+from planner.artefacts.options import Objective
+from planner.artefacts.problem import Options, Problem
 from planner.artefacts.strategy import Stage, Strategy
 from planner.clusters.yaml.read import device_table, find_topology, read_topology
 from planner.costs.evaluate import closed_form_s, evaluate

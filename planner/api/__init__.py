@@ -83,20 +83,29 @@ from planner.api.training import measure as measure
 from planner.api.training import read_config as read_config
 from planner.api.training import start_launch as start_launch
 from planner.api.training import trainer as trainer
+from planner.artefacts.options import LossOptions as LossOptions
+from planner.artefacts.options import ModelOptions as ModelOptions
 from planner.artefacts.options import Search as Search
 from planner.artefacts.options import Training as Training
 from planner.artefacts.options import WhatIf as WhatIf
+from planner.clusters.options import Importing as Importing
 from planner.launcher import ending as ending
+from planner.launcher.options import Loop as Loop
+from planner.launcher.options import Probing as Probing
 from planner.planning.cost_models import check_cost_model as check_cost_model
 from planner.planning.plans import MAX_ACTIONS as MAX_ACTIONS
 from planner.planning.plans import Plans as Plans
 from planner.planning.plans import Simulation as Simulation
+from planner.profilers.options import Measuring as Measuring
+from planner.solvers.manual import Manual as Manual
 from planner.solvers.registry import SOLVERS as SOLVERS
 from planner.solvers.registry import automatic as automatic
-from planner.solvers.registry import option_fields as option_fields
 from planner.solvers.registry import own_options as own_options
 from planner.solvers.registry import portfolio as portfolio
 from planner.support.reading import File as File
+from planner.training.options import Checkpoints as Checkpoints
+from planner.training.options import Launching as Launching
+from planner.training.options import WeightsOptions as WeightsOptions
 
 if TYPE_CHECKING:
     from planner.artefacts.calibration import Calibration as Calibration
@@ -127,3 +136,18 @@ if TYPE_CHECKING:
     from planner.training.own_loop import LoopTrainer as LoopTrainer
     from planner.training.report import LaunchReport as LaunchReport
     from planner.training.trials import Trial as Trial
+
+# The names of `planner`; others are for the commands.
+__all__ = [
+    "SOLVERS", "Inputs", "Plans", "Search", "Simulation", "Training", "WhatIf", "calibrate",
+    "calibration_path", "call_factory", "check_cost_model", "check_outputs", "compare",
+    "compare_engines", "compare_traces", "convert", "export", "find_checkpoint", "find_model",
+    "find_profile", "find_topology", "import_topology", "inspect", "is_compiled", "launch",
+    "load_operators", "measure", "newest_profile", "other_question", "overwrite_note",
+    "own_options", "pipedream_report", "probe", "profile", "profile_path", "read_calibration",
+    "read_config", "read_inputs", "read_model", "read_plan_inputs", "read_profile", "read_profiles",
+    "read_strategy", "read_topology", "read_trace", "rescale", "sensitivity", "simulate",
+    "simulate_stages", "solve", "solve_under", "start_launch", "start_probe", "trainer",
+    "write_calibration", "write_overlay", "write_profile", "write_profiles", "write_strategy",
+    "write_svg", "write_text", "write_topology", "write_trace", "write_weights",
+]  # fmt: skip

@@ -2,13 +2,16 @@
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from planner.artefacts.options import LossOptions, ModelOptions
 from planner.support.errors import FileError, ModelError, OptionError
 from planner.support.literals import keys_of
+from planner.support.options import options_from
 from planner.support.reading import File
+from planner.training.options import WeightsOptions
 
 if TYPE_CHECKING:
     from torch import nn
@@ -88,86 +91,69 @@ def load_operators(modules: Sequence[str]) -> None:
         module_named(name, "--operators", OptionError)
 
 
-def read_model(
-    path: File,
-    *,
-    batch: int | None = None,
-    dims: Mapping[str, int] | None = None,
-    train: Sequence[str] = (),
-    freeze: Sequence[str] = (),
-    tie: Sequence[str] = (),
-    untie: Sequence[str] = (),
-    output: str | Sequence[str] = (),
-    loss: str | Mapping[str, str] | None = None,
-    class_dim: int | Mapping[str, int] | None = None,
-    batch_norm: str | None = None,
-) -> "Model":
+def read_model(path: File, **how: Any) -> "Model":
     """The model in an ONNX file, its dimensions bound and its constants folded.
 
     Args:
-        batch: samples per microbatch, for models whose first dimension is symbolic.
-        dims: sizes of other symbolic dimensions, by name.
-        train: initializers to train that the planner's rules would freeze.
-        freeze: initializers not to train.
-        tie: initializers that stay one parameter although the exporter's notes part them, or pairs
-            "A=B" of initializers of equal values that become one.
-        untie: initializers of which each module that reads them gets its own.
-        output: names of the outputs that have a loss; without, the first output of floats, or the
-            loss that the model computes itself.
-        loss: of all of them or by output: "auto", "cross-entropy", "nll", "mse", "l1",
-            "smooth-l1", "huber", "bce", "own", or "module:function".
-        class_dim: the dimension that classes lie on, of all of them or by output.
-        batch_norm: "training" normalises batches by their own statistics, "frozen" by the running
-            ones, which then stay as they are; None does as the file says.
+        how: the options of the command line, called after the fields of
+            `planner.artefacts.options.ModelOptions` (`batch`, `dims`, `train`, `freeze`, `tie`,
+            `untie`, `batch_norm`) and `planner.artefacts.options.LossOptions` (`output`, `loss`,
+            `class_dim`).
 
     Raises:
         FileError: if the file is missing or no ONNX model.
-        OptionError: if an output cannot have the loss that was chosen.
+        OptionError: if a value is wrong, or an output cannot have the loss that was chosen.
         ModelError: if the model cannot be bound or planned.
-        OptionError: if `batch_norm` is none of these.
+        TypeError: if there is no option of that name.
     """
-    from planner.artefacts.losses import LossOptions
+    options, losses = options_from("read_model", how, ModelOptions, LossOptions)
+    return read_with(path, options, losses)
+
+
+def read_with(path: File, options: ModelOptions, losses: LossOptions) -> "Model":
+    """The same with values of the options."""
     from planner.artefacts.profile import BatchNorm
     from planner.model.load import load
 
-    if batch_norm not in (None, BatchNorm.TRAINING, BatchNorm.FROZEN):
-        raise OptionError(f"batch_norm: expected training or frozen, got {batch_norm!r}")
-    choices = LossOptions((output,) if isinstance(output, str) else tuple(output), loss, class_dim)
     return load(
         Path(path),
-        batch=batch,
-        dimensions=dims or {},
-        train=train,
-        freeze=freeze,
-        tie=tie,
-        untie=untie,
-        batch_norm=None if batch_norm is None else BatchNorm(batch_norm),
-        loss=choices,
+        batch=options.batch,
+        dimensions=options.dims or {},
+        train=options.train,
+        freeze=options.freeze,
+        tie=options.tie,
+        untie=options.untie,
+        batch_norm=None if options.batch_norm is None else BatchNorm(options.batch_norm),
+        loss=losses,
     )
 
 
-def inspect(
-    path: File,
-    *,
-    batch: int | None = None,
-    dims: Mapping[str, int] | None = None,
-    tie: Sequence[str] = (),
-    untie: Sequence[str] = (),
-) -> "Inspection":
-    """What an ONNX file holds: operators, parameters, what is trained and why; torch is not loaded,
-    weights in external data are not read.
+def inspect(path: File, **how: Any) -> "Inspection":
+    """The content of an ONNX file: operators, parameters, what is trained and why. Torch is not
+    loaded, and weights in external data are not read.
 
     Args:
         path: of the file.
-        batch, dims, tie, untie: see `read_model`; without sizes the structure alone is told.
+        how: `batch`, `dims`, `tie` and `untie`: see `read_model`. Without sizes, only the structure
+            is known.
 
     Raises:
         FileError: if the file is missing or no ONNX model.
+        OptionError: if a value is wrong.
+        TypeError: if there is no option of that name.
     """
     from planner.model.inspection import inspect as inspected
 
+    (options,) = options_from(
+        "inspect", how, ModelOptions, without={"train", "freeze", "batch_norm"}
+    )
     return inspected(
-        Path(path), _supported(), batch=batch, dimensions=dims or {}, tie=tie, untie=untie
+        Path(path),
+        _supported(),
+        batch=options.batch,
+        dimensions=options.dims or {},
+        tie=options.tie,
+        untie=options.untie,
     )
 
 
@@ -230,12 +216,7 @@ def find_checkpoint(path: File) -> "Checkpoint":
 
 
 def write_weights(
-    checkpoint: "File | Checkpoint",
-    path: File | None,
-    state_dict: File | None = None,
-    *,
-    model: File | None = None,
-    form: str = "evaluation",
+    checkpoint: "File | Checkpoint", path: File | None, state_dict: File | None = None, **how: Any
 ) -> "Weights":
     """Writes the ONNX file that was trained, with the weights and running statistics of a
     checkpoint, or a state dict, or both.
@@ -244,26 +225,24 @@ def write_weights(
         checkpoint: see `find_checkpoint`, which gets a path.
         path: of the new ONNX file; weights of 1.8 GB or more are written to PATH.data beside it.
         state_dict: file for a dict of tensors by names of initializers, by torch.save.
-        model: the ONNX file that was trained, if it is not where the checkpoint says.
-        form: "evaluation" normalises by running statistics and drops nothing; "training" keeps the
-            form of the file.
+        how: the fields of `planner.training.options.WeightsOptions`: `model` and `form`.
 
     Raises:
-        OptionError: if the form is none of these, or no file is to be written.
+        OptionError: if a value is wrong, or no file is to be written.
         FileError: if there is no whole checkpoint, the model is not there or another one, or a file
             cannot be written.
         ModelError: if the model cannot hold the weights, or has no evaluation form.
+        TypeError: if there is no option of that name.
     """
-    from planner.training.checkpoints import into_onnx as weights
+    from planner.training.checkpoints import into_onnx
 
-    if form not in tuple(weights.Form):
-        raise OptionError(f"form: expected {' or '.join(weights.Form)}, got {form!r}")
+    (options,) = options_from("write_weights", how, WeightsOptions)
     if path is None and state_dict is None:
         raise OptionError("expected a file to write, got none; give -o FILE.onnx, or --state-dict")
-    return weights.write_weights(
+    return into_onnx.write_weights(
         find_checkpoint(checkpoint) if isinstance(checkpoint, str | os.PathLike) else checkpoint,
         None if path is None else Path(path),
         None if state_dict is None else Path(state_dict),
-        model_path=None if model is None else Path(model),
-        form=weights.Form(form),
+        model_path=options.model,
+        form=options.form,
     )

@@ -38,7 +38,7 @@ def kind_called(name: str) -> FileKind:
         case "topology":
             from planner.clusters.yaml.write import TOPOLOGY_FILE as KIND
         case "table":
-            from planner.reports.compare import TABLE_FILE as KIND
+            from planner.reports.plans import TABLE_FILE as KIND
         case "log":
             from planner.training.log import LOG_FILE as KIND
         case _:

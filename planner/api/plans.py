@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from planner.api.files import Inputs, find_profile, rate_of, read_inputs, read_plan_inputs
 from planner.api.models import check_model, read_model
@@ -14,8 +14,7 @@ from planner.planning.cost_models import PIPEDREAM, PLANNER, check_cost_model
 from planner.planning.plans import Plans, Simulation, simulated
 from planner.solvers.registry import automatic, portfolio, with_given
 from planner.support.errors import FileError, OptionError
-from planner.support.paths import relative
-from planner.support.reading import File
+from planner.support.reading import File, relative
 
 if TYPE_CHECKING:
     from planner.artefacts.calibration import Calibration
@@ -373,7 +372,8 @@ def simulate(
     plan, (own,), place = inputs.plan, inputs.profiles, inputs.topology
     if plan is None:
         raise ValueError("expected the inputs of a strategy, got those of a search for one")
-    training = Training(microbatches=microbatches, device_memory=device_memory, reserve=reserve)
+    sizes: dict[str, Any] = {"device_memory": device_memory, "reserve": reserve}
+    training = Training(microbatches=microbatches, **sizes)
     kind = type_of(own, place)
     problem, result = problem_of_plan(plan, own, place, training, inputs.calibration, kind)
     return simulated(_changed(problem, what_if), plan.solver, result)

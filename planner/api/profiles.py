@@ -1,13 +1,15 @@
 """The costs of operators."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from planner.api.files import given_profiles, given_topology
-from planner.api.models import read_model
+from planner.api.models import read_with
+from planner.artefacts.options import LossOptions, ModelOptions
 from planner.support.errors import OptionError
+from planner.support.options import given, options_from
 from planner.support.reading import File
 
 if TYPE_CHECKING:
@@ -23,82 +25,39 @@ if TYPE_CHECKING:
 def profile(
     model: "File | Model",
     *,
-    batch: int | None = None,
-    dims: Mapping[str, int] | None = None,
-    train: Sequence[str] = (),
-    freeze: Sequence[str] = (),
-    tie: Sequence[str] = (),
-    untie: Sequence[str] = (),
-    output: str | Sequence[str] = (),
-    loss: str | Mapping[str, str] | None = None,
-    class_dim: int | Mapping[str, int] | None = None,
-    batch_norm: str | None = None,
-    device: str = "cpu",
-    engine: str | None = None,
-    dtype: str | None = None,
-    threads: int = 1,
-    repetitions: int | None = None,
-    budget_s: float = 1.0,
-    cache: bool = True,
-    contention: bool = True,
-    seed: int = 0,
     progress: Callable[[int, int], None] = lambda done, total: None,
     effort: "Callable[[Effort], None]" = lambda effort: None,
+    **how: Any,
 ) -> "Profile":
     """The costs of each operator of a model: forward and backward time, and memory.
 
     Args:
         model: an ONNX file, or a model that `read_model` has read.
-        batch, dims, train, freeze, tie, untie, output, loss, class_dim, batch_norm: see
-            `read_model`, which gets them; only with a file.
-        device: "cpu", "cuda" or "cuda:N" to measure here, or a type of device to compute for.
-        engine: "torch", "onnxruntime" or "analytic"; None measures with torch on devices that are
-            here, and computes for others.
-        dtype: floating-point type of the computation, "float32", "bfloat16" or "float16"; None
-            takes the model's own.
-        threads: CPU threads.
-        repetitions: minimum number of timed runs per operator; None takes the engine's own.
-        budget_s: time for each different operator.
-        cache: whether measurements made on this machine are reused, and new ones stored.
-        contention: whether to measure how much processes on a CPU's cores slow each other, which
-            takes some 12 s once per machine.
-        seed: of the synthetic inputs.
         progress: called with the number of operators done, and of all.
         effort: called once with the effort of the measurement, where the engine knows it.
+        how: the options of the command line, called after the fields of
+            `planner.profilers.options.Measuring` (`device`, `engine`, `dtype`, `threads`,
+            `repetitions`, `budget_s`, `cache`, `contention`, `seed`), and, for a file, the options
+            of `read_model`.
 
     Raises:
         FileError: if the file is missing or no ONNX model.
         ModelError: if the model cannot be bound or planned.
         OptionError: if the options contradict each other, or the device is not there.
+        TypeError: if there is no option of that name.
     """
-    from planner.profilers.engines import Measuring, engine_for, profile_with
-    from planner.support.paths import relative
+    from planner.profilers.engines import engine_for, profile_with
+    from planner.profilers.options import Measuring
+    from planner.support.reading import relative
 
-    chosen = engine_for(device, engine)
-    how = Measuring(
-        threads=threads,
-        dtype=dtype,
-        repetitions=repetitions,
-        budget_s=budget_s,
-        seed=seed,
-        cached=cache,
-        contention=contention,
-    )
+    measuring, *reading = options_from("profile", how, Measuring, ModelOptions, LossOptions)
+    engine = engine_for(measuring.device, measuring.engine)
     if isinstance(model, str | os.PathLike):
-        model = read_model(
-            model, batch=batch, dims=dims, train=train, freeze=freeze, tie=tie, untie=untie,
-            output=output, loss=loss, class_dim=class_dim, batch_norm=batch_norm,
-        )  # fmt: skip
-    elif (
-        any((batch, dims, train, freeze, tie, untie, output, loss, batch_norm))
-        or class_dim is not None
-    ):
-        raise ValueError(
-            "batch, dims, train, freeze, tie, untie, output, loss, class_dim and batch_norm are for"
-            " a file; this model is read already"
-        )
+        model = read_with(model, *reading)
+    elif ignored := [name for options in reading for name in given(options)]:
+        raise ValueError(f"{', '.join(ignored)}: expected a file, as this model is read already")
     place = relative(model.path, Path())
-    return profile_with(chosen, model, place, device, how, progress, effort)
+    return profile_with(engine, model, place, measuring, progress, effort)
 
 
 def profile_path(

@@ -1,12 +1,14 @@
 """Clusters: imported, measured and changed; the types of their devices."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from planner.api.files import rate_of
 from planner.artefacts.options import WhatIf
+from planner.clusters.options import Importing
+from planner.launcher.options import Probing
 from planner.support.errors import FileError, OptionError
+from planner.support.options import options_from
 from planner.support.reading import File
 
 if TYPE_CHECKING:
@@ -19,63 +21,51 @@ if TYPE_CHECKING:
 MAX_NAMED_HOSTS = 8
 
 
-def import_topology(
-    path: File,
-    *,
-    form: str | None = None,
-    device: str | None = None,
-    types: Mapping[str, str] | None = None,
-    inside: float | str | None = None,
-    between: float | str | None = None,
-) -> "Topology":
+def import_topology(path: File, **how: Any) -> "Topology":
     """The cluster that a file in another format describes.
 
     Args:
-        form: "nvidia-smi", "astra-sim" or "hostfile"; None decides by the content.
-        device: the type of all devices that `types` leaves out.
-        types: types of devices by host (hostfile) or by device (nvidia-smi).
-        inside: for a hostfile, the rate between a device and its host, in bytes per s or as text
-            such as "12 GB/s".
-        between: for a hostfile, the rate between a host and the network.
+        how: the fields of `planner.clusters.options.Importing`: `form`, `device`, `types`, `inside`
+            and `between`.
 
     Raises:
         FileError: if the file is missing or malformed.
         OptionError: if a type is unknown or missing, or an option is for another format.
+        TypeError: if there is no option of that name.
     """
     from planner.clusters.formats import importing
 
-    rates = rate_of(inside), rate_of(between)
-    return importing.import_topology(Path(path), form, device, types, *rates)
+    (options,) = options_from("import_topology", how, Importing)
+    return importing.import_topology(
+        Path(path), options.form, options.device, options.types, options.inside, options.between
+    )
 
 
 def probe(
-    name: str,
-    *,
-    device: str = "auto",
-    largest: int | str = "256 MiB",
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    name: str, *, progress: Callable[[int, int], None] = lambda done, total: None, **how: Any
 ) -> "Probed | None":
     """Measures the cluster that torchrun has started ranks on; every rank calls it.
 
     Args:
         name: of the topology.
-        device: "cpu" measures with gloo, "cuda" with nccl, "auto" chooses.
-        largest: size of the largest transfer.
         progress: called on rank 0 with the number of measurements done, and of all.
+        how: the fields of `planner.launcher.options.Probing`: `device` and `largest`.
 
     Returns:
         The topology and its measurements on rank 0, None elsewhere.
 
     Raises:
         LaunchError: if this process is no rank, or there is no GPU for it.
+        OptionError: if a value is wrong.
         TopologyError: on rank 0, if the measurements make no sense.
+        TypeError: if there is no option of that name.
         Stopped: on a rank that has lost another one.
     """
     from planner.launcher import probe as probing
-    from planner.support.units import parse_bytes
 
-    size_bytes = parse_bytes(largest) if isinstance(largest, str) else largest
-    return probing.probe(name, device=device, largest_bytes=size_bytes, progress=progress)
+    (options,) = options_from("probe", how, Probing)
+    size_bytes = options.largest
+    return probing.probe(name, device=options.device, largest_bytes=size_bytes, progress=progress)
 
 
 def start_probe(nproc: int, arguments: Sequence[str] = ()) -> int:

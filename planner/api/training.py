@@ -1,9 +1,9 @@
 """Training, by the planner's loop or by the user's."""
 
 import os
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any
 
 from planner.planning.plans import Plans
 from planner.support.errors import OptionError
@@ -11,7 +11,6 @@ from planner.support.reading import File
 
 if TYPE_CHECKING:
     from planner.artefacts.plan import Plan
-    from planner.launcher.settings import LoopOptions, TrainingOptions
     from planner.model.load import Model
     from planner.training.own_loop import LoopTrainer
     from planner.training.report import LaunchReport
@@ -21,45 +20,25 @@ if TYPE_CHECKING:
 def launch(
     strategy: File,
     *,
-    model: File | None = None,
-    loss: str | Mapping[str, str] | None = None,
-    class_dim: int | Mapping[str, int] | None = None,
-    device: str = "auto",
-    trace: File | None = None,
-    track_memory: bool = False,
-    checkpoint: File | None = None,
-    checkpoint_every: int | None = None,
-    checkpoint_keep: int = 3,
-    resume: File | None = None,
     report: Callable[[str], None] = lambda line: None,
     progress: Callable[[int, int, float | None], None] = lambda done, total, loss: None,
-    **how: "Unpack[TrainingOptions]",
+    **how: Any,
 ) -> "LaunchReport | None":
     """Trains as a strategy says. Every rank that torchrun starts calls it; a strategy for one
     device needs no torchrun.
 
     Args:
         strategy: the file; the model is looked for relative to its folder.
-        model: the ONNX file, if it is not where the strategy says.
-        loss: of all outputs that the profile gave one, or by output: see `read_model`; None takes
-            the profile's.
-        class_dim: the dimension that classes lie on, of all of them or by output.
-        device: "auto", "cpu" or "cuda".
-        trace: file to write a measured iteration to.
-        track_memory: whether memory is watched in one more step, which is slow.
-        checkpoint: folder for checkpoints; one is written at the end.
-        checkpoint_every: steps from one checkpoint to the next; None writes that one only.
-        checkpoint_keep: number of checkpoints that stay, the newest ones.
-        resume: a checkpoint, or a folder with some, to go on from; it may be that of another
-            strategy of the same model.
         report: called with a line for people on a rank that idles.
         progress: called on rank 0 after each step with the number of steps done, that of all, and
             the loss where it is known.
-        how: the training itself: the options of the command line, in its words, such as `steps`,
-            `learning_rate` (--lr), `lr_schedule`, `weight_decay`, `optimizer`, `clip`, `nan`,
-            `dtype`, `data`, `epochs`, `shuffle`, `eval_data`, `eval_every`, `metrics`, `log`,
-            `seed` and `threads`; `planner.launcher.settings.Settings` describes them. `read_config`
-            reads them, and the arguments above, from a file that `config` names.
+        how: the options of the command line, called after the fields of
+            `planner.launcher.options.Loop` (such as `steps` and `learning_rate`),
+            `planner.training.options.Launching` (`model`, `device`, `trace`, `track_memory`),
+            `planner.training.options.Checkpoints` (`checkpoint`, `checkpoint_every`,
+            `checkpoint_keep`, `resume`) and `planner.artefacts.options.LossOptions` (`loss`,
+            `class_dim`; the profile's without). `data` and `eval_data` may be a function or dataset
+            itself. `read_config` reads all of them from a file, which `config` names.
 
     Returns:
         Predicted beside measured times on rank 0, None elsewhere.
@@ -67,28 +46,11 @@ def launch(
     Raises:
         PlannerError: if files, options and processes do not fit each other.
         Stopped: on a rank that has lost another one.
+        TypeError: if there is no option of that name.
     """
-    from planner.artefacts.losses import LossOptions
     from planner.training import run
-    from planner.training.checkpoints.keeping import Keeping
 
-    return run.launch(
-        Path(strategy),
-        model_path=None if model is None else Path(model),
-        loss=LossOptions(functions=loss, class_dims=class_dim),
-        device=device,
-        trace=None if trace is None else Path(trace),
-        track_memory=track_memory,
-        keeping=Keeping(
-            None if checkpoint is None else Path(checkpoint),
-            checkpoint_every,
-            checkpoint_keep,
-            None if resume is None else Path(resume),
-        ),
-        report=report,
-        progress=progress,
-        **how,
-    )
+    return run.launch(Path(strategy), report=report, progress=progress, **how)
 
 
 def read_config(path: File) -> dict[str, Any]:
@@ -109,17 +71,7 @@ def read_config(path: File) -> dict[str, Any]:
 
 
 def trainer(
-    strategy: "File | Plan",
-    model: File | None = None,
-    *,
-    loss: str | Mapping[str, str] | None = None,
-    class_dim: int | Mapping[str, int] | None = None,
-    device: str = "auto",
-    metrics: Sequence[str] = (),
-    checkpoint: File | None = None,
-    checkpoint_keep: int = 3,
-    resume: File | None = None,
-    **how: "Unpack[LoopOptions]",
+    strategy: "File | Plan", model: File | None = None, *, metrics: Sequence[str] = (), **how: Any
 ) -> "LoopTrainer":
     """A training as a strategy says, in a loop of your own. Every rank that torchrun starts runs
     the whole script; a strategy for one device needs no torchrun.
@@ -132,36 +84,24 @@ def trainer(
     Args:
         strategy: the file, or a plan.
         model: the ONNX file, if it is not where the strategy says; a plan needs it.
-        loss, class_dim, device: see `launch`.
         metrics: "module:function"s of (output, target) for `LoopTrainer.evaluate`.
-        checkpoint: folder that `LoopTrainer.save` writes to, and that a training that torchrun has
-            restarted goes on from.
-        checkpoint_keep: number of checkpoints that stay, the newest ones.
-        resume: a checkpoint, or a folder with some, to go on from.
         how: `learning_rate`, `lr_schedule`, `weight_decay`, `optimizer`, `clip`, `nan`, `dtype`,
-            `seed`, `threads` and `hang_timeout`, as of `launch`.
+            `seed`, `threads`, `hang_timeout`, `loss`, `class_dim`, `device`, `checkpoint`,
+            `checkpoint_keep` and `resume`, as of `launch`. `LoopTrainer.save` writes to the folder
+            `checkpoint`, from which a training that torchrun has restarted goes on.
 
     Raises:
         PlannerError: if files, options and processes do not fit each other.
         Stopped: on a rank that has lost another one.
+        TypeError: if there is no option of that name.
     """
-    from planner.artefacts.losses import LossOptions
-    from planner.launcher.settings import Settings
     from planner.training import own_loop
-    from planner.training.checkpoints.keeping import Keeping
-    from planner.training.joining import Asked
+    from planner.training.joining import Asked, options_of
 
+    given = {**how, "model": model, "tells": True}
+    options = options_of("trainer", given, own_loop.WITHOUT)
     plan, path = _plan_and_path(strategy, model)
-    keeping = Keeping(
-        folder=None if checkpoint is None else Path(checkpoint),
-        keep=checkpoint_keep,
-        resume=None if resume is None else Path(resume),
-    )
-    asked = Asked(
-        plan, path, None if model is None else Path(model), LossOptions((), loss, class_dim),
-        device, Settings(**how, tells=True), keeping,
-    )  # fmt: skip
-    return own_loop.begin(asked, tuple(metrics))
+    return own_loop.begin(Asked(plan, path, *options), tuple(metrics))
 
 
 def _plan_and_path(strategy: "File | Plan", model: File | None) -> "tuple[Plan, Path]":

@@ -23,7 +23,7 @@ from planner.artefacts.plan import Plan
 from planner.artefacts.profile import Profile, ProfileSet, SplitRule, without_parts
 from planner.artefacts.sharding import AT_REST, Sharding, rule_lines, rule_of
 from planner.artefacts.strategy import Stage, not_runnable
-from planner.support.errors import FileError
+from planner.support.errors import FileError, shown
 from planner.support.memo import remembered
 from planner.support.outputs import FileKind
 from planner.support.reading import MAX_TEXT_BYTES, read_bytes
@@ -255,7 +255,7 @@ def _unpacked(plain: dict[str, Any], place: str = "") -> dict[str, Any]:
         return plain
     given = plain.get("rules", [])
     if not isinstance(given, list):
-        raise _RuleError([f"{place}rules: expected a list, got {said(given)}"])
+        raise _RuleError([f"{place}rules: expected a list, got {shown(given)}"])
     problems: list[str] = []
     lists = [list(_rules_in(one, f"{place}rules[{i}]", problems)) for i, one in enumerate(given)]
     made = []
@@ -265,7 +265,7 @@ def _unpacked(plain: dict[str, Any], place: str = "") -> dict[str, Any]:
             if type(at) is not int or not 0 <= at < len(lists):
                 problems.append(
                     f"{place}operators[{i}].rules: expected the index of one of the {len(lists)}"
-                    f" lists of rules, got {said(at)}"
+                    f" lists of rules, got {shown(at)}"
                 )
                 continue
             one = {**one, "rules": lists[at]}
@@ -282,12 +282,12 @@ class _RuleError(Exception):
 def _rules_in(given: object, place: str, problems: list[str]) -> Iterator[dict[str, Any]]:
     """The rules of a list of texts."""
     if not isinstance(given, list):
-        problems.append(f"{place}: expected a list, got {said(given)}")
+        problems.append(f"{place}: expected a list, got {shown(given)}")
         return
     for j, text in enumerate(given):
         parts = _RULE.fullmatch(text) if isinstance(text, str) else None
         if parts is None:
-            problems.append(f"{place}[{j}]: expected a rule such as 'S0,R->S0', got {said(text)}")
+            problems.append(f"{place}[{j}]: expected a rule such as 'S0,R->S0', got {shown(text)}")
             continue
         sizes = None if parts["sizes"] is None else [int(n) for n in parts["sizes"].split(",")]
         try:
@@ -430,22 +430,12 @@ _SELF_SAID = frozenset({"missing", "extra_forbidden", "unexpected_keyword_argume
 _OWN_FIELD = re.compile(r"[a-z_]+[\w.\[\]-]*: ")
 
 
-def said(value: object) -> str:
-    """A value as messages show it."""
-    if isinstance(value, int) and abs(value) >= 10**60:
-        return "a number of more than 60 digits"  # Python writes out no number of 4,300 digits
-    kinds = ((dict, "a mapping"), ((list, tuple), "a list"), (type(None), "nothing"))
-    # Only what is no list: one of YAML may hold itself, or many times what another one holds.
-    kind = next((kind for of, kind in kinds if isinstance(value, of)), None)
-    return kind or f"{value!r:.60}"
-
-
 def complaint(path: Path, error: ValidationError) -> FileError:
     """All problems that the schema found in a file, a line each."""
     lines = []
     for one in error.errors():
         place = _field(one["loc"])
-        actual = "" if one["type"] in _SELF_SAID else f", got {said(one['input'])}"
+        actual = "" if one["type"] in _SELF_SAID else f", got {shown(one['input'])}"
         message = one["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
         for line in _WORDS.get(one["type"], message).splitlines():
             joint = "." if one["type"] == "value_error" and _OWN_FIELD.match(line) else ": "
@@ -486,10 +476,10 @@ def read_text(path: Path, form: str, advice: str, limit_bytes: int = MAX_TEXT_BY
 def without_format(plain: object, path: Path, form: str, advice: str) -> object:
     """The fields of a file without its format, which is checked."""
     if not isinstance(plain, dict):
-        raise FileError(f"{path}: expected {form}, a mapping, got {said(plain)}; {advice}")
+        raise FileError(f"{path}: expected {form}, a mapping, got {shown(plain)}; {advice}")
     if plain.get("format") != form:
         raise FileError(
-            f"{path}: format: expected {form!r}, got {said(plain.get('format'))}; {advice}"
+            f"{path}: format: expected {form!r}, got {shown(plain.get('format'))}; {advice}"
         )
     return {name: value for name, value in plain.items() if name != "format"}
 

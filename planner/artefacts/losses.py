@@ -27,6 +27,7 @@ from planner.artefacts.graph import (
     producers,
     tensors_by_name,
 )
+from planner.artefacts.options import LossOptions
 from planner.support.errors import ModelError, OptionError
 
 if TYPE_CHECKING:
@@ -54,25 +55,6 @@ _OF_CLASSES = frozenset({LossName.CROSS_ENTROPY, LossName.NLL})
 _LOSS_OPERATORS = frozenset({"NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"})
 _NO_CLASSES = frozenset({"HardSigmoid", "Sigmoid", "Tanh"})  # makers of single bounded values
 _PROBABILITIES = {"Softmax": "probabilities", "LogSoftmax": "log-probabilities"}
-
-
-@dataclass(frozen=True, slots=True)
-class LossOptions:
-    """The options that choose losses.
-
-    Attributes:
-        outputs: names of the outputs that have one; without, the model's loss is found by
-            `default_choice`.
-        functions: the function of all outputs, or by name of the output; None leaves the choice.
-        class_dims: the dimension of the classes, in the same two ways.
-    """
-
-    outputs: tuple[str, ...] = ()
-    functions: str | Mapping[str, str] | None = None
-    class_dims: int | Mapping[str, int] | None = None
-
-
-NO_OPTIONS = LossOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,8 +195,8 @@ def chosen(choices: Sequence[LossChoice], options: LossOptions) -> tuple[LossCho
     Raises:
         OptionError: if a function is unknown, or an output has no loss.
     """
-    functions = _by_output("--loss", options.functions, choices)
-    class_dims = _by_output("--class-dim", options.class_dims, choices)
+    functions = _by_output("--loss", options.loss, choices)
+    class_dims = _by_output("--class-dim", options.class_dim, choices)
     for function in functions.values():
         _check_function(function)
     changed = []

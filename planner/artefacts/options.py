@@ -1,94 +1,199 @@
-"""The options that several functions of the library and several commands share, in the words of the
-command line. Options of one function only are its keyword arguments.
+"""The options that several functions of the library and several commands share.
 
-Sizes are bytes, or text with a unit such as "8 GiB". Choices are given by their names; an unknown
-one is an `OptionError` that lists the known ones, raised where the options are used.
+Sizes are bytes, or text with a unit such as "8 GiB". Choices are given by their names. A wrong
+value is an `OptionError`. Options of one room stand there: `planner.launcher.options`,
+`planner.training.options`, `planner.profilers.options`, and the options of each solver.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 
-from planner.support.errors import OptionError
+from planner.artefacts.strategy import ScheduleName
+from planner.support.options import Options, option
+from planner.support.units import parse_bytes
+
+DEFAULT_RESERVE_BYTES = 1024**3
+SIZE = 'a size such as "8 GiB"'
+SIZE_ABOVE_0 = 'a size above 0 such as "8 GiB"'
 
 
-def _is_whole(value: object) -> bool:
-    """Whether a value is a whole number, which True is not meant as."""
-    return isinstance(value, int) and not isinstance(value, bool)
+class Objective(StrEnum):
+    """The figure that is minimised."""
+
+    ITERATION = "iteration"
+    BOTTLENECK = "bottleneck"
+    LATENCY = "latency"
 
 
-@dataclass(frozen=True, slots=True)
-class Training:
-    """How the model is trained.
+class Optimizer(StrEnum):
+    """The optimizers, which differ in the state that they keep."""
 
-    Attributes:
-        microbatches: M, microbatches of the profile's largest size per iteration; None gives 4 per
-            device.
-        global_batch: samples per iteration, instead of `microbatches`.
-        microbatch_size: samples in a microbatch, as profiled or between two profiled sizes; None
-            leaves the choice to `solve`, and takes the largest elsewhere.
-        schedule: "1f1b", "gpipe" or "pipedream", which is asynchronous.
-        vertical_sync: whether a minibatch meets equally old parameters in all stages; of the
-            schedule pipedream only.
-        optimizer: "sgd", "momentum", "adam" or "adamw".
-        objective: the figure to minimise: "iteration", "bottleneck" or "latency".
-        recompute: whether forward passes run twice instead of stashing: "auto", "none" or "full".
-        device_memory: memory of each device, instead of the topology's; None keeps that.
-        reserve: memory of each device that plans leave free.
-    """
+    SGD = "sgd"
+    MOMENTUM = "momentum"
+    ADAM = "adam"
+    ADAMW = "adamw"
 
-    microbatches: int | None = None
-    global_batch: int | None = None
-    microbatch_size: int | None = None
-    schedule: str = "1f1b"
-    optimizer: str = "sgd"
-    objective: str = "iteration"
-    recompute: str = "auto"
-    device_memory: int | str | None = None
-    reserve: int | str = "1 GiB"
-    vertical_sync: bool = False
+    @property
+    def num_moments(self) -> int:
+        """Tensors of state per trainable parameter."""
+        return {Optimizer.SGD: 0, Optimizer.MOMENTUM: 1}.get(self, 2)
 
-    def __post_init__(self) -> None:
-        """Raises an OptionError where a number is out of range."""
-        for name in ("microbatches", "global_batch", "microbatch_size"):
-            count = getattr(self, name)
-            if count is not None and (not _is_whole(count) or count < 1):
-                raise OptionError(f"{name}: expected a positive whole number, got {count!r}")
-        for name in ("device_memory", "reserve"):
-            size = getattr(self, name)
-            text = isinstance(size, str) or (size is None and name == "device_memory")
-            if not text and (not _is_whole(size) or size < 0):
-                raise OptionError(f"{name}: expected a number of bytes, got {size!r}")
+
+class Recompute(StrEnum):
+    """Whether stages may or must run their forward pass twice instead of stashing it."""
+
+    AUTO = "auto"
+    NONE = "none"
+    FULL = "full"
 
 
 @dataclass(frozen=True, slots=True)
-class WhatIf:
-    """Changes of a cluster. Hosts are added first, then figures are set, then devices are dropped.
+class Training(Options):
+    """How the model is trained."""
 
-    Attributes:
-        set: figures such as "links.nic.bandwidth=200Gbps" or "devices.gpu3.type=T4".
-        drop: devices and hosts to leave out, by name.
-        add_host: hosts of the topology to have once more, or topologies whose hosts join.
-    """
-
-    set: tuple[str, ...] = ()
-    drop: tuple[str, ...] = ()
-    add_host: tuple[str, ...] = ()
+    microbatches: int | None = option(
+        "Microbatches per iteration, in units of the profile's largest microbatch.",
+        least=1, metavar="M", shown="4 per device",
+    )  # fmt: skip
+    global_batch: int | None = option(
+        "Samples per iteration, instead of --microbatches.", least=1, metavar="B"
+    )
+    microbatch_size: int | None = option(
+        "Samples in a microbatch: a profiled size, or one between two of them.",
+        least=1, metavar="N", shown="the best",
+    )  # fmt: skip
+    schedule: ScheduleName = option(
+        "Order of forward and backward passes. pipedream is asynchronous: it steps after every"
+        " microbatch, with older versions of the parameters.",
+        ScheduleName.ONE_F_ONE_B,
+    )
+    vertical_sync: bool = option(
+        "With --schedule pipedream, use equally old parameters in all stages for a microbatch.",
+        False,
+    )
+    optimizer: Optimizer = option(
+        "Optimizer of the training, which decides the memory of its state.", Optimizer.SGD
+    )
+    objective: Objective = option("Figure to minimise.", Objective.ITERATION)
+    recompute: Recompute = option(
+        "Run forward passes twice instead of stashing activations: where memory needs it, nowhere"
+        " or everywhere.",
+        Recompute.AUTO,
+    )
+    device_memory: int | None = option(
+        'Memory of each device, such as "8 GiB".', parse=parse_bytes, words=SIZE_ABOVE_0, above=0,
+        metavar="SIZE", shown="as in the topology",
+    )  # fmt: skip
+    reserve: int = option(
+        "Memory of each device that plans leave free.", DEFAULT_RESERVE_BYTES,
+        parse=parse_bytes, words=SIZE, least=0, metavar="SIZE", shown="1 GiB",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class Search:
+class WhatIf(Options):
+    """Changes of a cluster: hosts are added first, then figures set, then devices dropped."""
+
+    set: tuple[str, ...] = option(
+        "What if: change a figure, such as links.nic.bandwidth=200Gbps. May be repeated. PATH is"
+        " links.NAME.bandwidth or .latency, where NAME is a kind of links or a pair of ends, a-b;"
+        " levels.NAME.bandwidth or .latency; devices.NAME.type; hosts.NAME.cores or .memory; or"
+        " device_types.NAME.memory, .memory_bandwidth or .flops.DTYPE.",
+        (), metavar="PATH=VALUE",
+    )  # fmt: skip
+    drop: tuple[str, ...] = option(
+        "What if: remove a device or host. May be repeated.", (), metavar="NAME"
+    )
+    add_host: tuple[str, ...] = option(
+        "What if: add a copy of a host, or all hosts of another topology. May be repeated.",
+        (), metavar="NAME",
+    )  # fmt: skip
+
+
+def pin(text: str) -> tuple[str, str]:
+    """The names of an operator, which may hold an equals sign, and of a device."""
+    operator, _, device = text.rpartition("=")
+    if not operator or not device:
+        raise ValueError(f"expected NAME=DEVICE such as conv1=gpu0, got {text!r}")
+    return operator, device
+
+
+@dataclass(frozen=True, slots=True)
+class Search(Options):
     """How strategies are searched for.
 
     Attributes:
-        max_downsets: operators are merged until the graph has at most this many downsets; None
-            leaves the number to the solver.
-        exact: whether no operators are merged, however long the search takes.
-        seed: of everything that is drawn at random.
-        pins: operators that have to be on a device: pairs of their names.
-        switches: solvers' own options, such as `planner.solvers.netsplit.options.NetSplit`.
+        switches: the solvers' own options, such as `planner.solvers.netsplit.options.NetSplit`, at
+            most one of each type.
     """
 
-    max_downsets: int | None = None
-    exact: bool = False
-    seed: int = 0
-    pins: tuple[tuple[str, str], ...] = ()
-    switches: tuple[object, ...] = ()
+    max_downsets: int | None = option(
+        "Merge operators until the graph has at most N downsets.",
+        least=2, metavar="N", shown="as many as some seconds allow",
+    )  # fmt: skip
+    exact: bool = option(
+        "Merge no operators, however long the search takes; for graphs of up to 200,000 downsets.",
+        False,
+    )
+    seed: int = option("Seed of the searches that draw random numbers.", 0, metavar="N")
+    pins: tuple[tuple[str, str], ...] = option(
+        "Keep operator NAME on DEVICE. May be repeated.", (), flag="--pin", metavar="NAME=DEVICE",
+        parse=pin, words="a pair of an operator and a device",
+    )  # fmt: skip
+    switches: tuple[Options, ...] = option("", ())
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions(Options):
+    """How an ONNX file is read: its sizes, and what is trained."""
+
+    batch: int | None = option(
+        "Samples per microbatch, for a model whose first dimension is symbolic.",
+        least=1, metavar="N",
+    )  # fmt: skip
+    dims: Mapping[str, int] | None = option(
+        "Size of a symbolic dimension. May be repeated.",
+        flag="--dim", least=1, metavar="NAME=N",
+    )  # fmt: skip
+    train: tuple[str, ...] = option(
+        "Train an initializer that would be frozen. May be repeated.", (), metavar="NAME"
+    )
+    freeze: tuple[str, ...] = option("Freeze an initializer. May be repeated.", (), metavar="NAME")
+    tie: tuple[str, ...] = option(
+        "Keep an initializer one parameter, although several modules read it; or make OTHER, an"
+        " initializer of equal values, the same parameter. May be repeated.",
+        (), metavar="NAME[=OTHER]",
+    )  # fmt: skip
+    untie: tuple[str, ...] = option(
+        "Give each module that reads an initializer a parameter of its own. May be repeated.",
+        (), metavar="NAME",
+    )  # fmt: skip
+    batch_norm: str | None = option(
+        "Whether BatchNormalization uses the statistics of the microbatch (training) or its running"
+        " statistics (frozen).",
+        choices=("training", "frozen"), shown="as in the file",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class LossOptions(Options):
+    """The outputs that have a loss, and its function.
+
+    A function or dimension holds for all outputs, or for each output by its name.
+    """
+
+    output: tuple[str, ...] = option(
+        "Output of the model that has a loss. May be repeated.", (), metavar="NAME",
+        shown="the loss that the model computes, or its first output of floats",
+    )  # fmt: skip
+    loss: str | Mapping[str, str] | None = option(
+        "Loss: auto, cross-entropy, nll, mse, l1, smooth-l1, huber, bce, own (the output is the"
+        " loss), or your module:function (output, target) -> scalar tensor. May be repeated for"
+        " several outputs.",
+        metavar="[OUTPUT=]LOSS", shown="auto",
+    )  # fmt: skip
+    class_dim: int | Mapping[str, int] | None = option(
+        "Dimension of the output that the classes lie on.",
+        metavar="[OUTPUT=]N", shown="1; of rank 3, 2",
+    )  # fmt: skip

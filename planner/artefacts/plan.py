@@ -12,7 +12,8 @@ from planner.artefacts.graph import (
     MAX_BYTES,
     LossChoice,
 )
-from planner.artefacts.problem import Objective, Optimizer, Status
+from planner.artefacts.options import Objective, Optimizer
+from planner.artefacts.problem import Status
 from planner.artefacts.profile import MAX_THREADS, BatchNorm, Source
 from planner.artefacts.strategy import Crossing, Strategy, used_devices
 

@@ -5,43 +5,12 @@ from enum import StrEnum
 from typing import TypeVar
 
 from planner.artefacts.calibration import UNCALIBRATED, Calibration
+from planner.artefacts.options import DEFAULT_RESERVE_BYTES, Objective, Optimizer, Recompute
 from planner.artefacts.profile import Profile
 from planner.artefacts.strategy import ScheduleName, Strategy
 from planner.artefacts.topology import DeviceType, Topology
 
-DEFAULT_RESERVE_BYTES = 1024**3
-
 Switches = TypeVar("Switches")
-
-
-class Objective(StrEnum):
-    """The figure that is minimised."""
-
-    ITERATION = "iteration"
-    BOTTLENECK = "bottleneck"
-    LATENCY = "latency"
-
-
-class Optimizer(StrEnum):
-    """The optimizers, which differ in the state that they keep."""
-
-    SGD = "sgd"
-    MOMENTUM = "momentum"
-    ADAM = "adam"
-    ADAMW = "adamw"
-
-    @property
-    def num_moments(self) -> int:
-        """Tensors of state per trainable parameter."""
-        return {Optimizer.SGD: 0, Optimizer.MOMENTUM: 1}.get(self, 2)
-
-
-class Recompute(StrEnum):
-    """Whether stages may or must run their forward pass twice instead of stashing it."""
-
-    AUTO = "auto"
-    NONE = "none"
-    FULL = "full"
 
 
 class Status(StrEnum):

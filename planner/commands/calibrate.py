@@ -1,30 +1,37 @@
 """`planner calibrate`."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
 from planner import api
+from planner.commands.options import JSON, takes
 from planner.commands.terminal import say, show
+from planner.support.options import Options, option
+
+
+@dataclass(frozen=True, slots=True)
+class Runs(Options):
+    """What the measured runs were planned for."""
+
+    profile: tuple[str, ...] = option(
+        "Profile of a run, or of another model that the corrections are for. May be repeated.", (),
+        metavar="FILE", shown="the newest in ./profiles",
+    )  # fmt: skip
+    topology: tuple[str, ...] = option(
+        "Topology that a run was planned for. May be repeated.", ("local.yaml",), metavar="NAME",
+        shown="local.yaml",
+    )  # fmt: skip
 
 
 @click.command()
 @click.argument("traces", metavar="TRACE...", nargs=-1, required=True,
                 type=click.Path(path_type=Path))  # fmt: skip
-@click.option("--profile", "profile_names", multiple=True, metavar="FILE",
-              help="Profile of a run, or of another model that the corrections are for; may be"
-              " repeated.  [default: the newest in ./profiles]")  # fmt: skip
-@click.option("--topology", "topology_names", multiple=True, default=("local.yaml",),
-              show_default=True,
-              help="Topology that a run was planned for; may be repeated.")  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def calibrate(
-    traces: tuple[Path, ...],
-    profile_names: tuple[str, ...],
-    topology_names: tuple[str, ...],
-    as_json: bool,
-) -> None:
+@takes(Runs, "runs")
+@JSON
+def calibrate(traces: tuple[Path, ...], runs: Runs, as_json: bool) -> None:
     """Corrects predicted times by measured TRACES, and writes the corrections beside each profile.
 
     \b
@@ -37,9 +44,9 @@ def calibrate(
     was left out of it, or of runs left out one by one if there is only one model. solve and
     compare apply the corrections from then on, unless --no-calibration is given.
     """
-    from planner.reports.calibrate import calibrate_json, calibrate_lines, calibrate_table
+    from planner.reports.traces import calibrate_json, calibrate_lines, calibrate_table
 
-    paths = [*map(api.find_profile, profile_names)] or [api.newest_profile()]
+    paths = [*map(api.find_profile, runs.profile)] or [api.newest_profile()]
     profiles = {path: api.read_profiles(path) for path in paths}
     read = {f"trace {trace}": trace for trace in traces}
     for path in profiles:
@@ -47,7 +54,7 @@ def calibrate(
     fitted = api.calibrate(
         traces,
         profiles=[profile for several in profiles.values() for profile in several],
-        topologies=topology_names,
+        topologies=runs.topology,
     )
     written = [
         str(api.write_calibration(fitted, path, several)) for path, several in profiles.items()

@@ -3,66 +3,69 @@
 import json
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from planner import api
+from planner.api import Search, Training, WhatIf
 from planner.commands.errors import NO_PLAN
-from planner.commands.option_types import TIME
 from planner.commands.options import (
-    CALIBRATION,
-    INPUTS,
+    JSON,
     OPERATORS,
-    SEARCH,
-    TRAINING,
-    WHAT_IF,
+    Asking,
     InputNames,
-    solver_choice,
+    file_option,
+    names_of,
+    searching,
     solver_list,
+    takes,
 )
 from planner.commands.terminal import bar, say, show, spinner
 from planner.support.errors import OptionError
+from planner.support.options import Options, given, option
 
 if TYPE_CHECKING:
-    from planner.api import Model, Plans, Search, Training, Trial, WhatIf
+    from planner.api import Model, Plans, Trial
 
 # Columns of the longest bar.
 BAR_WIDTH = 48
 
 
+@dataclass(frozen=True, slots=True)
+class Running(Options):
+    """The launches of the plans."""
+
+    model: Path | None = option("ONNX file for --run, if it is not where the profile says.")
+    run: int | None = option(
+        "Launch every plan that this machine can run, one after the other, and time STEPS steps of"
+        " each.",
+        least=1, metavar="STEPS",
+    )  # fmt: skip
+
+
 @click.command(epilog=solver_list())
-@INPUTS
-@click.option("--model", "model_path", type=click.Path(path_type=Path),
-              help="The ONNX file for --run, if it is not where the profile says.")  # fmt: skip
-@solver_choice("Compare", api.automatic())
-@CALIBRATION
-@TRAINING
-@SEARCH
-@click.option("--time-limit", "time_limit_s", type=TIME, default="10s", show_default=True,
-              help="Limit of work for each solver, in seconds of an ordinary core.")  # fmt: skip
-@WHAT_IF
-@click.option("--run", "steps", type=click.IntRange(1), metavar="STEPS",
-              help="Launch every plan that this machine can run, one after the other, and time"
-              " STEPS steps of each.")  # fmt: skip
-@click.option("--csv", "csv_path", type=click.Path(path_type=Path),
-              help="Write the table to this file.")  # fmt: skip
+@takes(InputNames, "names")
+@takes(Running, "running")
+@takes(Asking, "asking", shown={"solvers": names_of(api.automatic())})
+@takes(Training, "training")
+@searching
+@takes(WhatIf, "what_if")
+@file_option("--csv", "csv_path", help="Write the table to this file.")
 @OPERATORS
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@JSON
 @click.pass_context
 def compare(
     ctx: click.Context,
     /,
     names: InputNames,
-    model_path: Path | None,
-    solvers: tuple[str, ...],
-    calibrated: bool,
-    training: "Training",
-    search: "Search",
-    time_limit_s: float,
-    what_if: "WhatIf",
-    steps: int | None,
+    running: Running,
+    asking: Asking,
+    training: Training,
+    search: Search,
+    what_if: WhatIf,
     csv_path: Path | None,
     as_json: bool,
 ) -> None:
@@ -79,9 +82,8 @@ def compare(
 
     Exits with 3 if no strategy fits.
     """
-    inputs = names.read(
-        quiet=as_json, calibration=calibrated, model=model_path, with_model=steps is not None
-    )
+    steps = running.run
+    inputs = names.read(quiet=as_json, model=running.model, with_model=steps is not None)
     if steps is not None and inputs.model is None:
         raise OptionError(
             f"--run: the model of {inputs.paths['profile']} is not where the profile says; give it"
@@ -90,8 +92,8 @@ def compare(
     api.check_outputs({"table": csv_path}, inputs.paths)
     with spinner(len(inputs.topology.devices)) as progress:
         plans = api.compare(
-            inputs, training=training, search=search, solvers=solvers, what_if=what_if,
-            time_limit_s=time_limit_s, progress=progress,
+            inputs, training=training, search=search, what_if=what_if, progress=progress,
+            **given(asking),
         )  # fmt: skip
     if steps is None and csv_path is not None:
         write_rows(plans, csv_path)
@@ -107,8 +109,13 @@ def compare(
 
 def print_plans(plans: "Plans") -> None:
     """The table, bars and the winner."""
-    from planner.reports.compare import compare_bars, winner_line
-    from planner.reports.plans import comparison_table, reason_lines, unfit_lines
+    from planner.reports.plans import (
+        compare_bars,
+        comparison_table,
+        reason_lines,
+        unfit_lines,
+        winner_line,
+    )
 
     comparison = plans.comparison
     show(comparison_table(comparison))
@@ -122,7 +129,7 @@ def print_plans(plans: "Plans") -> None:
 
 def write_rows(plans: "Plans", csv_path: Path) -> None:
     """The table of plans that are not launched, as a file."""
-    from planner.reports.compare import compare_csv
+    from planner.reports.plans import compare_csv
 
     api.write_text(compare_csv(plans.comparison), csv_path)
 

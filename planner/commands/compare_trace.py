@@ -6,15 +6,17 @@ from pathlib import Path
 import click
 
 from planner import api
+from planner.commands.options import JSON, file_option
 from planner.commands.terminal import say, show
 
 
 @click.command("compare-trace")
 @click.argument("predicted", type=click.Path(path_type=Path))
 @click.argument("measured", type=click.Path(path_type=Path))
-@click.option("-o", "--output", type=click.Path(path_type=Path),
-              help="Write both into one trace for Perfetto, each device twice.")  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@file_option(
+    "-o", "--output", help="Write both into one trace for Perfetto, with each device twice."
+)
+@JSON
 def compare_trace(predicted: Path, measured: Path, output: Path | None, as_json: bool) -> None:
     """Shows where a PREDICTED and a MEASURED trace of one strategy differ.
 

@@ -1,38 +1,47 @@
 """`planner export`."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
 from planner import api
-from planner.commands.option_types import Dynamic
-from planner.commands.options import OPERATORS
+from planner.commands.options import JSON, OPERATORS, file_option, takes
 from planner.commands.terminal import say
 from planner.support.errors import OptionError
+from planner.support.options import Options, option
+
+
+def dimension(text: str) -> tuple[str, int, str]:
+    """The input, the index of the dimension and its name in a text INPUT.DIM=NAME."""
+    place, _, name = text.partition("=")
+    argument, _, dim = place.rpartition(".")
+    if not argument or not (dim.isascii() and dim.isdecimal()) or not name.isidentifier():
+        raise ValueError(f"expected INPUT.DIM=NAME such as x.0=batch, got {text!r}")
+    return argument, int(dim), name
+
+
+@dataclass(frozen=True, slots=True)
+class Exporting(Options):
+    """How a module is exported."""
+
+    dynamic: tuple[tuple[str, int, str], ...] = option(
+        "Make a dimension of an input symbolic, such as x.0=batch. May be repeated.",
+        (), metavar="INPUT.DIM=NAME", parse=dimension, words="a dimension of an input",
+    )  # fmt: skip
+    check: bool = option("Compare the file's outputs and gradients with the module's.", True)
+    verbose: bool = option("Show everything that torch prints.", False)
 
 
 @click.command()
 @click.argument("factory", metavar="MODULE:FACTORY")
-@click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("model.onnx"),
-              show_default=True, help="ONNX file to write.")  # fmt: skip
-@click.option("--dynamic", "dynamic", type=Dynamic(), multiple=True,
-              help="Make a dimension of an input symbolic, such as x.0=batch; may be repeated.",
-              )  # fmt: skip
-@click.option("--check/--no-check", default=True, show_default=True,
-              help="Compare the file's outputs and gradients with the module's.",
-              )  # fmt: skip
+@file_option("-o", "--output", default=Path("model.onnx"), show_default=True,
+             help="ONNX file to write.")  # fmt: skip
+@takes(Exporting, "options")
 @OPERATORS
-@click.option("--verbose", is_flag=True, help="Show everything that torch prints.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def export(
-    factory: str,
-    output: Path,
-    dynamic: tuple[tuple[str, int, str], ...],
-    check: bool,
-    verbose: bool,
-    as_json: bool,
-) -> None:
+@JSON
+def export(factory: str, output: Path, options: Exporting, as_json: bool) -> None:
     """Writes a PyTorch module as an ONNX file whose training is the module's training.
 
     FACTORY is a function without arguments that returns the module and example inputs: a tensor, a
@@ -45,11 +54,11 @@ def export(
     The module is exported in its own mode. In training mode, BatchNormalization and Dropout are in
     training form.
     """
-    from planner.reports.export import export_json, export_lines
+    from planner.reports.model import export_json, export_lines
 
     api.check_outputs({"exported model": output}, {})
     module, inputs = api.call_factory(factory)
-    shapes = symbolic(dynamic)
+    shapes, check, verbose = symbolic(options.dynamic), options.check, options.verbose
     done = api.export(module, inputs, output, shapes, check=check, verbose=verbose)
     if as_json:
         click.echo(json.dumps(export_json(done)))

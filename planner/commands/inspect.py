@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 import click
 
 from planner import api
-from planner.commands.option_types import Dimension, distinct
-from planner.commands.options import OPERATORS
+from planner.api import ModelOptions
+from planner.commands.options import JSON, OPERATORS, takes
 from planner.commands.terminal import say, show
+from planner.support.options import given
 
 if TYPE_CHECKING:
     from planner.api import Inspection
@@ -17,25 +18,10 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path))
-@click.option("--batch", type=click.IntRange(1), help="Samples per microbatch, for the FLOPs.")
-@click.option("--dim", "dims", type=Dimension(), multiple=True, callback=distinct,
-              help="Size of a symbolic dimension; may be repeated.")  # fmt: skip
-@click.option("--tie", multiple=True, metavar="NAME[=OTHER]",
-              help="Keep this initializer one parameter, or make OTHER the same one; may be"
-              " repeated.")  # fmt: skip
-@click.option("--untie", multiple=True, metavar="NAME",
-              help="Give each module that reads this initializer its own; may be repeated.",
-              )  # fmt: skip
+@takes(ModelOptions, "options", only=["batch", "dims", "tie", "untie"])
 @OPERATORS
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def inspect(
-    model: Path,
-    batch: int | None,
-    dims: tuple[tuple[str, int], ...],
-    tie: tuple[str, ...],
-    untie: tuple[str, ...],
-    as_json: bool,
-) -> None:
+@JSON
+def inspect(model: Path, options: ModelOptions, as_json: bool) -> None:
     """Shows the operators and parameters of an ONNX MODEL, and what is trained and why.
 
     Weights in external data are not read. Shapes and FLOPs need the size of each symbolic
@@ -45,7 +31,7 @@ def inspect(
     planner inspect gpt2.onnx
     planner inspect gpt2.onnx --batch 4 --dim seq=128 --json
     """
-    found = api.inspect(model, batch=batch, dims=dict(dims), tie=tie, untie=untie)
+    found = api.inspect(model, **given(options))
     for warning in found.warnings:
         say(f"warning: {warning}" if not warning.startswith("note: ") else warning, err=True)
     if as_json:

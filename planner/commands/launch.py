@@ -3,77 +3,73 @@
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from planner import api
+from planner.api import Checkpoints, Launching, Loop, LossOptions
 from planner.api.files import files_of
-from planner.commands.config import (
-    CONFIG,
-    is_from_file,
-    name_of_config,
-    with_origin,
-    without_replaced,
-)
 from planner.commands.errors import one_of_several
-from planner.commands.option_types import loss_options
-from planner.commands.options import OPERATORS, packed
+from planner.commands.options import JSON_OF_RANK_0, NPROC, OPERATORS, takes
 from planner.commands.terminal import bar, say, show
-from planner.commands.training_options import LOOP
+from planner.support.options import declared, given
 
 if TYPE_CHECKING:
     from planner.api import LaunchReport
 
 
-CHECKPOINTS = packed(
-    "checkpoints", dict,
-    click.option("--checkpoint", type=click.Path(path_type=Path), metavar="DIR",
-                 help="Folder for checkpoints; one is written at the end."),
-    click.option("--checkpoint-every", type=click.IntRange(1), metavar="N",
-                 help="Write a checkpoint after every N steps, too."),
-    click.option("--checkpoint-keep", type=click.IntRange(1), metavar="N", default=3,
-                 show_default=True, help="Number of checkpoints that stay, the newest ones."),
-    click.option("--resume", type=click.Path(path_type=Path), metavar="DIR",
-                 help="Go on from a checkpoint, or from the newest one in a folder; --steps counts"
-                 " from the very first."),
-)  # fmt: skip
+_META = "planner.config"
+OTHER_LENGTH = {"steps": "epochs", "epochs": "steps"}
+
+
+def _read(ctx: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
+    """Makes the options of the file the defaults of this call; click reads this option first."""
+    if path is not None:
+        options = api.read_config(path)
+        ctx.meta[_META] = options.pop("config")
+        for name in declared(LossOptions).keys() & options.keys():  # repeated, by output
+            one = options[name]
+            options[name] = [*one.items()] if isinstance(one, dict) else [("", one)]
+        ctx.default_map = options
+    return path
+
+
+CONFIG = click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    is_eager=True,
+    callback=_read,
+    help="Read options from a YAML file, such as lr: 0.1. The command line wins. Paths in the file"
+    " are relative to its folder.",
+)
 
 
 @click.command()
 @click.argument("strategy", type=click.Path(path_type=Path))
-@click.option("--nproc", type=click.IntRange(1), metavar="N",
-              help="Start N processes on this host.")  # fmt: skip
-@click.option("--model", "model_path", type=click.Path(path_type=Path),
-              help="The ONNX file, if it is not where the strategy says.")  # fmt: skip
+@NPROC
 @CONFIG
-@LOOP
-@loss_options("as in the profile")
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto",
-              show_default=True)  # fmt: skip
-@click.option("--hang-timeout", type=click.FloatRange(0), default=20, show_default=True,
-              metavar="S",
-              help="Seconds that a rank may always stand in one action; 0: for ever.")  # fmt: skip
-@click.option("--trace", type=click.Path(path_type=Path),
-              help="Write a measured iteration as a trace for Perfetto.")  # fmt: skip
-@click.option("--track-memory", is_flag=True,
-              help="Track memory in one more step, which is slow.")  # fmt: skip
-@CHECKPOINTS
+@takes(Launching, "launching")
+@takes(Loop, "loop")
+@takes(LossOptions, "losses", without=["output"], shown={"loss": "as in the profile"})
+@takes(Checkpoints, "checkpoints")
 @OPERATORS
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, on rank 0.")
+@JSON_OF_RANK_0
 @click.pass_context
 def launch(
     ctx: click.Context,
     /,
     strategy: Path,
     nproc: int | None,
-    model_path: Path | None,
-    trace: Path | None,
     config: Path | None,
+    launching: Launching,
+    loop: Loop,
+    losses: LossOptions,
+    checkpoints: Checkpoints,
     as_json: bool,
-    checkpoints: dict[str, Any],
-    **how: Any,
 ) -> None:
     """Trains as a STRATEGY says, and shows predicted beside measured times.
 
@@ -88,26 +84,48 @@ def launch(
     maps the name of each input of the model to its shape and dtype. With several losses, the
     target is a dict by output.
     """
-    how = {**without_replaced(ctx, how), "config": name_of_config(ctx)}
-    written = {"trace": trace, "log": how["log"]}
+    gone = [name for name in OTHER_LENGTH if is_from_file(ctx, name) and is_replaced(ctx, name)]
+    changes: dict[str, Any] = {**dict.fromkeys(gone), "config": ctx.meta.get(_META)}
+    loop = replace(loop, tells=sys.stderr.isatty(), **changes)
+    written = {"trace": launching.trace, "log": loop.log}
     if any(written.values()):
-        read = {"model": model_path, "config": config, **files_of(strategy)}
+        read = {"model": launching.model, "config": config, **files_of(strategy)}
         api.check_outputs(written, read)
     if nproc is not None and "RANK" not in os.environ:
         ctx.exit(api.start_launch(strategy, nproc, forwarded()))
     with one_of_several(), bar("Training") as tick:
         report = api.launch(
             strategy,
-            model=model_path,
-            trace=trace,
-            **checkpoints,
             report=lambda line: say(line, err=True),
             progress=lambda done, total, loss: tick(done, total, loss_text(loss)),
-            tells=sys.stderr.isatty(),
-            **how,
-        )
+            **given(loop), **given(losses), **given(launching), **given(checkpoints),
+        )  # fmt: skip
     if report is not None:
         print_report(with_origin(ctx, report), as_json)
+
+
+def is_from_file(ctx: click.Context, name: str) -> bool:
+    """Whether a parameter's value is the file's."""
+    return ctx.get_parameter_source(name) is ParameterSource.DEFAULT_MAP
+
+
+def is_replaced(ctx: click.Context, name: str) -> bool:
+    """Whether the command line has another value than the file; --steps replaces --epochs, too."""
+    other = OTHER_LENGTH.get(name)
+    on_line = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
+    return not is_from_file(ctx, name) or ctx.get_parameter_source(other or name) in on_line
+
+
+def with_origin(ctx: click.Context, report: "LaunchReport") -> "LaunchReport":
+    """The report with a note on the options that are from a file."""
+    if _META not in ctx.meta:
+        return report
+    listed = [one for one in ctx.command.params if one.name in (ctx.default_map or {})]
+    taken = [one.opts[0] for one in listed if not is_replaced(ctx, one.name or "")]
+    replaced = [one.opts[0] for one in listed if one.opts[0] not in taken]
+    note = f"options of {ctx.meta[_META]}: {', '.join(taken) or 'none'}"
+    note += f"; replaced on the command line: {', '.join(replaced)}" if replaced else ""
+    return replace(report, notes=(*report.notes, note))
 
 
 def loss_text(loss: float | None) -> str:
@@ -143,9 +161,9 @@ def forwarded() -> list[str]:
         if isinstance(value, bool):
             arguments += [name] if value else parameter.secondary_opts[:1]
             continue
-        given = value if isinstance(value, tuple) else (value,)
+        values = value if isinstance(value, tuple) else (value,)
         if isinstance(value, dict):
-            given = tuple(f"{key}={one}" for key, one in value.items())
-        for one in given:
+            values = tuple(f"{key}={one}" for key, one in value.items())
+        for one in values:
             arguments += [name, str(one)]
     return arguments

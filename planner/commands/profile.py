@@ -2,128 +2,72 @@
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from planner import api
-from planner.commands.option_types import TIME, Batches, Dimension, distinct, loss_options
-from planner.commands.options import OPERATORS, packed
+from planner.api import LossOptions, Measuring, ModelOptions
+from planner.commands.options import JSON, OPERATORS, file_option, given_flags, takes
 from planner.commands.terminal import bar, say, say_note, show
 from planner.support.errors import OptionError
+from planner.support.options import Options, given, option
 
 if TYPE_CHECKING:
     from planner.api import Effort, EngineComparison, Model, Profile, RooflineFit
 
 
-TRAINED = packed(
-    "chosen",
-    dict,
-    click.option(
-        "--train", multiple=True, metavar="NAME", help="Train this initializer; may be repeated."
-    ),
-    click.option(
-        "--freeze",
-        multiple=True,
-        metavar="NAME",
-        help="Do not train this initializer; may be repeated.",
-    ),
-    click.option(
-        "--tie",
-        multiple=True,
-        metavar="NAME[=OTHER]",
-        help="Keep this initializer one parameter, or make OTHER the same one; may be repeated.",
-    ),
-    click.option(
-        "--untie",
-        multiple=True,
-        metavar="NAME",
-        help="Give each module that reads this initializer its own; may be repeated.",
-    ),
-    click.option(
-        "--batch-norm",
-        type=click.Choice(["training", "frozen"]),
-        help="Whether BatchNormalization uses the statistics of the microbatch or its running"
-        " ones.  [default: as the file says]",
-    ),
-    click.option(
-        "--output",
-        multiple=True,
-        metavar="NAME",
-        help="Output of the model that a loss is computed from; may be repeated.  [default: the"
-        " first one of floats, or the loss that the model computes]",
-    ),
-    loss_options("auto"),
-)
-"""What is trained, and how."""
-OF_RESCALING = frozenset({"model", "path", "device", "as_json"})
-"""Options for a profile that is rescaled; all others are for a model."""
+@dataclass(frozen=True, slots=True)
+class Sizes(Options):
+    """The sizes of the microbatch that are profiled."""
+
+    batch: tuple[int, ...] = option(
+        "Samples per microbatch. solve chooses among several sizes, such as 1,2,4, and sizes"
+        " between them.",
+        (), least=1, metavar="N[,N...]", separator=",",
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        Options.__post_init__(self)
+        if len({*self.batch}) < len(self.batch):
+            raise OptionError(f"--batch: expected each size once, got {self.batch}")
+
+
+@dataclass(frozen=True, slots=True)
+class Comparing(Options):
+    """Other engines beside the profile's."""
+
+    compare: bool = option(
+        "Show forward times by ONNX Runtime and computed times beside those by torch.", False
+    )
 
 
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path))
-@click.option("-o", "path", type=click.Path(path_type=Path), metavar="FILE",
-              help="Profile to write.  [default: profiles/MODEL.json, for other devices, types and"
-              " engines with their names]")  # fmt: skip
-@click.option("--batch", "batches", type=Batches(), default=(None,),
-              help="Samples per microbatch. Among several sizes, such as 1,2,4, and sizes between"
-              " them, solve chooses.")  # fmt: skip
-@click.option("--dim", "dims", type=Dimension(), multiple=True, callback=distinct,
-              help="Size of a symbolic dimension; may be repeated.")  # fmt: skip
-@TRAINED
-@click.option("--device", default="cpu", show_default=True,
-              help="Device: cpu, cuda or cuda:N, which is measured here, or a type such as"
-              " V100-SXM2-16GB, for which times are computed.",
-              )  # fmt: skip
-@click.option("--engine", type=click.Choice(["torch", "onnxruntime", "analytic"]),
-              help="Source of the times.  [default: torch; analytic for a type of device]",
-              )  # fmt: skip
-@click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16"]),
-              help="Type of the computation where autocast changes it.  [default: the model's]",
-              )  # fmt: skip
-@click.option("--threads", type=click.IntRange(1), default=1, show_default=True,
-              help="CPU threads; one, because torchrun gives each rank one.")  # fmt: skip
-@click.option("--repetitions", type=click.IntRange(1), metavar="N",
-              help="Minimum number of timed runs per operator.  [default: 3; onnxruntime: 10]",
-              )  # fmt: skip
-@click.option("--budget", "budget_s", type=TIME, default="1s", show_default=True,
-              help="Longest time for the runs of one operator; they end when its time is known to"
-              " 3 %.",
-              )  # fmt: skip
-@click.option("--cache/--no-cache", default=True, show_default=True,
-              help="Reuse measurements made on this machine, and store new ones.",
-              )  # fmt: skip
-@click.option("--contention/--no-contention", default=True, show_default=True,
-              help="Measure how much processes on this CPU's cores slow each other: some 12 s, once"
-              " per machine.",
-              )  # fmt: skip
-@click.option("--compare", "comparing", is_flag=True,
-              help="Show forward times by ONNX Runtime and computed ones beside those by torch.",
-              )  # fmt: skip
-@click.option("--seed", default=0, show_default=True, help="Seed of the synthetic inputs.")
+@file_option(
+    "-o", "path", metavar="FILE",
+    help="Profile to write.  [default: profiles/MODEL.json; for other devices, types and engines"
+    " with their names]",
+)  # fmt: skip
+@takes(Sizes, "sizes")
+@takes(ModelOptions, "options", without=["batch"])
+@takes(LossOptions, "losses")
+@takes(Measuring, "measuring")
+@takes(Comparing, "comparing")
 @OPERATORS
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@JSON
 def profile(
     model: Path,
     path: Path | None,
-    batches: tuple[int | None, ...],
-    dims: tuple[tuple[str, int], ...],
-    device: str,
-    engine: str | None,
-    dtype: str | None,
-    threads: int,
-    repetitions: int | None,
-    budget_s: float,
-    cache: bool,
-    contention: bool,
-    comparing: bool,
-    seed: int,
+    sizes: Sizes,
+    options: ModelOptions,
+    losses: LossOptions,
+    measuring: Measuring,
+    comparing: Comparing,
     as_json: bool,
-    chosen: dict[str, Any],
 ) -> None:
     """Times every operator of an ONNX MODEL, forward and backward, and what it keeps in memory.
 
@@ -139,6 +83,7 @@ def profile(
     planner profile gpt2.onnx --batch 4 --dim seq=512 --device A100-SXM4-80GB
     planner profile profiles/gpt2.json --device V100-SXM2-16GB -o profiles/gpt2-v100.json
     """
+    device, engine, dtype = measuring.device, measuring.engine, measuring.dtype
     path = path or api.profile_path(model, device=device, engine=engine, dtype=dtype)
     older = api.check_outputs({"profile": path}, {"model": model})
     efforts: list[Effort] = []
@@ -147,16 +92,14 @@ def profile(
         refuse_options_of_models()
         profiles: Sequence[Profile] = api.rescale(model, device)
     else:
-        read = partial(api.read_model, model, dims=dict(dims), **chosen)
-        measure = partial(
-            api.profile, device=device, engine=engine, dtype=dtype, threads=threads,
-            repetitions=repetitions, budget_s=budget_s, cache=cache, contention=contention,
-            seed=seed, effort=efforts.append,
-        )  # fmt: skip
+        read = partial(api.read_model, model, **given(options), **given(losses))
+        measure = partial(api.profile, **given(measuring), effort=efforts.append)
+        batches = sorted(sizes.batch) or (None,)
         profiles, last = measured_profiles(model.name, batches, read, measure)
         print_notes(last)
-        if comparing:
+        if comparing.compare:
             with bar("Comparing with ONNX Runtime") as tick:
+                seed = measuring.seed
                 comparison = api.compare_engines(last, profiles[-1], seed=seed, progress=tick)
     say_note(api.overwrite_note(path, older["profile"], profiles))
     api.write_profiles(profiles, path)
@@ -168,16 +111,11 @@ def profile(
 
 def refuse_options_of_models() -> None:
     """Refuses options that say how to measure a model, where a profile is only rescaled."""
-    context = click.get_current_context()
-    for option in context.command.params:
-        name = str(option.name)
-        by_user = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-        if by_user and name not in OF_RESCALING:
-            flag = "/".join([*option.opts, *option.secondary_opts])
-            raise OptionError(
-                f"{flag} is for an ONNX model; a profile is rescaled to another type of device as"
-                " it is"
-            )
+    kinds = (Sizes, ModelOptions, LossOptions, Measuring, Comparing)
+    for flag in given_flags(*kinds, without={"device"}):
+        raise OptionError(
+            f"{flag} is for an ONNX model; a profile is rescaled to another type of device as it is"
+        )
 
 
 def measured_profiles(
@@ -210,8 +148,7 @@ def print_json(
     model: "Model | None",
 ) -> None:
     """The profile of the largest microbatch as one object, with the others and the measuring."""
-    from planner.reports.engines import compare_json
-    from planner.reports.profile import choices_json, profile_json
+    from planner.reports.profile import choices_json, compare_json, profile_json
 
     print_warnings(profiles)
     *others, plain = (profile_json(one, str(path)) for one in profiles)
@@ -232,8 +169,15 @@ def print_profiles(
     path: Path,
 ) -> None:
     """Every profile, the measuring and the comparison of engines, for people."""
-    from planner.reports.engines import compare_lines, compare_table, fit_line
-    from planner.reports.profile import edges_line, effort_line, profile_lines, profile_table
+    from planner.reports.profile import (
+        compare_lines,
+        compare_table,
+        edges_line,
+        effort_line,
+        fit_line,
+        profile_lines,
+        profile_table,
+    )
 
     print_warnings(profiles)
     for index, one in enumerate(profiles):

@@ -1,64 +1,58 @@
 """`planner simulate`."""
 
 import json
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
-from click.core import ParameterSource
 
 from planner import api
+from planner.api import Manual, Training, WhatIf
 from planner.commands.errors import NO_PLAN
-from planner.commands.options import (
-    CALIBRATION,
-    INPUTS,
-    OWN_STAGES,
-    TRAINING,
-    WHAT_IF,
-    InputNames,
-)
+from planner.commands.options import JSON, InputNames, given_flags, takes
 from planner.commands.terminal import say, say_if_compiling, show, show_chart
 from planner.support.errors import OptionError
+from planner.support.options import Options, given, option
 
 if TYPE_CHECKING:
-    from planner.api import Account, Inputs, Plan, Simulation, Training, WhatIf
+    from planner.api import Account, Inputs, Plan, Simulation
 
-# Options that contradict a strategy, which says them itself.
-OF_THE_STRATEGY = (
-    "gpus", "objective", "global_batch", "microbatch_size", "schedule", "optimizer", "recompute",
-    "vertical_sync", "cuts", "replicas",
-)  # fmt: skip
+
+@dataclass(frozen=True, slots=True)
+class Drawing(Options):
+    """Drawings of the iteration."""
+
+    trace: Path | None = option("Write the iteration as a trace for Perfetto to this file.")
+    gantt: bool = option("Draw the activity of every device over time.", False)
+    svg: Path | None = option("Write the drawing of --gantt as a picture to this file.")
+
+
+# Options that a strategy and own stages have alike.
+FOR_A_STRATEGY = frozenset(
+    {"profile", "topology", "calibration", "microbatches", "device_memory", "reserve"}
+)
 
 
 @click.command()
 @click.argument("strategy", type=click.Path(path_type=Path), required=False)
-@INPUTS
-@CALIBRATION
-@TRAINING
-@OWN_STAGES
-@WHAT_IF
-@click.option("--trace", "trace_path", type=click.Path(path_type=Path),
-              help="Write the iteration as a trace for Perfetto.")  # fmt: skip
-@click.option("--gantt", "drawn", is_flag=True,
-              help="Draw the activity of every device over time.")  # fmt: skip
-@click.option("--svg", "svg_path", type=click.Path(path_type=Path),
-              help="Write the same drawing as a picture.")  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@takes(InputNames, "names")
+@takes(Training, "training")
+@takes(Manual, "stages")
+@takes(WhatIf, "what_if")
+@takes(Drawing, "drawing")
+@JSON
 @click.pass_context
 def simulate(
     ctx: click.Context,
     /,
     strategy: Path | None,
     names: InputNames,
-    calibrated: bool,
-    training: "Training",
-    cuts: tuple[str, ...],
-    replicas: tuple[int, ...],
-    what_if: "WhatIf",
-    trace_path: Path | None,
-    drawn: bool,
-    svg_path: Path | None,
+    training: Training,
+    stages: Manual,
+    what_if: WhatIf,
+    drawing: Drawing,
     as_json: bool,
 ) -> None:
     """Simulates one iteration of a STRATEGY, or of your own cuts of a profile.
@@ -71,27 +65,27 @@ def simulate(
     The profile of a strategy is the file that it was made from, else the newest in ./profiles;
     --profile gives another file. Its topology is found by its name; --topology gives another one.
     """
-    written = {"trace": trace_path, "picture": svg_path}
+    trace_path, svg_path = drawing.trace, drawing.svg
     if strategy is None:
-        if not cuts and not replicas:
+        if stages == Manual():
             raise OptionError(
                 "give a strategy, or --cuts NAME,NAME with the last operators of all stages but the"
                 " last, or --replicas N for one stage"
             )
-        inputs = names.read(quiet=as_json, calibration=calibrated)
-        stages: dict[str, Any] = {"cuts": cuts, "replicas": replicas, "training": training}
-        simulated = partial(api.simulate_stages, inputs, **stages)
+        inputs = names.read(quiet=as_json)
+        own = partial(api.simulate_stages, cuts=stages.cuts, replicas=stages.replicas)
+        simulated = partial(own, inputs, training=training)
     else:
-        inputs = read_strategy(ctx, strategy, names, calibrated)
-        changed = ("microbatches", "device_memory", "reserve")
-        simulated = partial(api.simulate, inputs, **{n: getattr(training, n) for n in changed})
-    api.check_outputs(written, inputs.paths)
+        inputs = read_strategy(strategy, names)
+        changed = {n: value for n, value in given(training).items() if n in FOR_A_STRATEGY}
+        simulated = partial(api.simulate, inputs, **changed)
+    api.check_outputs({"trace": trace_path, "picture": svg_path}, inputs.paths)
     say_if_compiling(len(inputs.topology.devices))
     simulation = simulated(what_if=what_if)
     if simulation.plan is None:
         say(f"the cuts given do not fit: {simulation.reason}", err=True)
         ctx.exit(NO_PLAN)
-    if drawn or trace_path or svg_path:
+    if given(drawing):
         simulation.described()  # which says why there is nothing to draw
     if trace_path is not None:
         api.write_trace(simulation, trace_path)
@@ -100,36 +94,28 @@ def simulate(
     if as_json:
         print_json(simulation, simulation.plan, trace_path, svg_path)
     else:
-        print_simulation(simulation, simulation.plan, drawn)
+        print_simulation(simulation, simulation.plan, drawing.gantt)
         if trace_path is not None:
             say(f"wrote {trace_path}; open it with https://ui.perfetto.dev")
         if svg_path is not None:
             say(f"wrote {svg_path}")
 
 
-def read_strategy(
-    ctx: click.Context, strategy: Path, names: InputNames, calibrated: bool
-) -> "Inputs":
+def read_strategy(strategy: Path, names: InputNames) -> "Inputs":
     """The strategy, its profile, and its own topology or another one that is named.
 
     Raises:
         OptionError: if there are options that contradict a strategy.
     """
-    given = [name for name in OF_THE_STRATEGY if is_given(ctx, name)]
-    if given:
-        flag = given[0].replace("_", "-")
-        raise OptionError(f"--{flag} is for your own cuts; a strategy says it itself")
+    for flag in given_flags(InputNames, Training, Manual, without=FOR_A_STRATEGY):
+        raise OptionError(f"{flag} is for your own cuts; a strategy says it itself")
+    other = "--topology" in given_flags(InputNames)
     return api.read_plan_inputs(
         strategy,
         profile=names.profile,
-        topology=names.topology if is_given(ctx, "topology") else None,
-        calibration=calibrated,
+        topology=names.topology if other else None,
+        calibration=names.calibration,
     )
-
-
-def is_given(ctx: click.Context, name: str) -> bool:
-    """Whether the user has given an option."""
-    return ctx.get_parameter_source(name) is not ParameterSource.DEFAULT
 
 
 def print_json(
@@ -166,8 +152,7 @@ def print_simulation(simulation: "Simulation", plan: "Plan", drawn: bool) -> Non
 
 def print_account(account: "Account", names: dict[int, str], drawn: bool) -> None:
     """Why devices idle, and the actions that the length of the iteration is made of."""
-    from planner.reports.charts import gantt_lines
-    from planner.reports.simulation import idle_table, path_table
+    from planner.reports.simulation import gantt_lines, idle_table, path_table
 
     show(idle_table(account.idle, names))
     show(path_table(account.path, names))

@@ -2,28 +2,29 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from planner import api
+from planner.api import Search, Training, WhatIf
 from planner.commands.errors import NO_PLAN
-from planner.commands.foreign import FOREIGN, solve_foreign
-from planner.commands.option_types import RATE, TIME
 from planner.commands.options import (
-    CALIBRATION,
-    INPUTS,
+    JSON,
     OPERATORS,
-    SEARCH,
-    TRAINING,
-    WHAT_IF,
+    Asking,
     InputNames,
-    solver_choice,
+    file_option,
+    names_of,
+    searching,
     solver_list,
+    takes,
 )
 from planner.commands.terminal import say, say_note, show, spinner
+from planner.support.options import Options, given, option
+from planner.support.units import parse_rate
 
 if TYPE_CHECKING:
     from planner.api import (
@@ -32,57 +33,57 @@ if TYPE_CHECKING:
         PipeDreamReport,
         Plan,
         Plans,
-        Search,
         SolverComparison,
-        Training,
-        WhatIf,
     )
 
 
+# Cost models that plan for graphs of their own, with solvers of their own.
+FOREIGN = ("dnn-partitioning", "piper")
+
+
+@dataclass(frozen=True, slots=True)
+class Solving(Options):
+    """How plans are compared, and what else is asked of them."""
+
+    model: Path | None = option("ONNX file, if it is not where the profile says.")
+    cost_model: str = option(
+        "Cost model by which plans are compared.", "planner",
+        choices=("planner", "pipedream", *FOREIGN),
+    )  # fmt: skip
+    bandwidth: float | None = option(
+        'Bandwidth between devices for --cost-model piper, such as "25 GiB/s".',
+        parse=parse_rate, words='a rate such as "25 GiB/s"', above=0, metavar="RATE",
+        shown="the file's",
+    )  # fmt: skip
+    refine: bool = option(
+        "Measure the split operators of the best plan on this machine at their local shapes, until"
+        " no plan is better by these times. The times are added to the profile.",
+        False,
+    )
+    sensitivity: bool = option("Show which link or type of device limits the plan.", False)
+
+
 @click.command(epilog=solver_list())
-@INPUTS
-@click.option("--model", "model_path", type=click.Path(path_type=Path),
-              help="The ONNX file, if it is not where the profile says.")  # fmt: skip
-@solver_choice("Ask", api.portfolio())
-@click.option("--cost-model", type=click.Choice(["planner", "pipedream", *FOREIGN]),
-              default="planner", show_default=True,
-              help="Cost model by which plans are compared.")  # fmt: skip
-@click.option("--bandwidth", type=RATE,
-              help='Piper: bandwidth between devices, such as "25 GiB/s".  [default: the file\'s]',
-              )  # fmt: skip
-@CALIBRATION
-@TRAINING
-@SEARCH
-@click.option("--time-limit", "time_limit_s", type=TIME, default="10s", show_default=True,
-              help="Limit of work for all solvers together, in seconds of an ordinary core.",
-              )  # fmt: skip
-@click.option("--refine", is_flag=True,
-              help="Measure the split operators of the best plan on this machine at their local"
-              " shapes, until no plan is better by these times. They are added to the profile.",
-              )  # fmt: skip
-@WHAT_IF
-@click.option("--sensitivity", "with_sensitivity", is_flag=True,
-              help="Show which link or device bounds the plan.")  # fmt: skip
-@click.option("-o", "--output", type=click.Path(path_type=Path), default="strategy.json",
-              show_default=True, help="Strategy to write.")  # fmt: skip
+@takes(InputNames, "names")
+@takes(Solving, "solving")
+@takes(Asking, "asking", shown={"solvers": names_of(api.portfolio())})
+@takes(Training, "training")
+@searching
+@takes(WhatIf, "what_if")
+@file_option("-o", "--output", default="strategy.json", show_default=True,
+             help="Strategy to write.")  # fmt: skip
 @OPERATORS
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@JSON
 @click.pass_context
 def solve(
     ctx: click.Context,
     /,
     names: InputNames,
-    model_path: Path | None,
-    solvers: tuple[str, ...],
-    cost_model: str,
-    bandwidth: float | None,
-    calibrated: bool,
-    training: "Training",
-    search: "Search",
-    time_limit_s: float,
-    refine: bool,
-    what_if: "WhatIf",
-    with_sensitivity: bool,
+    solving: Solving,
+    asking: Asking,
+    training: Training,
+    search: Search,
+    what_if: WhatIf,
     output: Path,
     as_json: bool,
 ) -> None:
@@ -103,25 +104,24 @@ def solve(
 
     Exits with 3 if no strategy fits.
     """
+    cost_model = solving.cost_model
     api.check_cost_model(
-        cost_model, training, search, solvers, what_if=what_if, refine=refine,
-        sensitivity=with_sensitivity, bandwidth=bandwidth,
+        cost_model, training, search, asking.solvers, what_if=what_if, refine=solving.refine,
+        sensitivity=solving.sensitivity, bandwidth=solving.bandwidth,
     )  # fmt: skip
     if cost_model in FOREIGN:
-        how = (training, search, bandwidth, time_limit_s)
-        ctx.exit(solve_foreign(cost_model, names, *how, as_json))
-    inputs = names.read(quiet=as_json, calibration=calibrated, model=model_path, with_model=True)
+        ctx.exit(solve_foreign(names, solving, asking, training, search, as_json))
+    inputs = names.read(quiet=as_json, model=solving.model, with_model=True)
     older = api.check_outputs({"strategy": output}, inputs.paths)
     with spinner(len(inputs.topology.devices)) as progress:
         plans = api.solve(
-            inputs, training=training, search=search, solvers=solvers, cost_model=cost_model,
-            what_if=what_if, time_limit_s=time_limit_s, refine=refine, model=model_path,
-            progress=progress,
+            inputs, training=training, search=search, **given(asking), cost_model=cost_model,
+            what_if=what_if, refine=solving.refine, model=solving.model, progress=progress,
         )  # fmt: skip
     written = write(plans, inputs, output, older["strategy"])
-    asked_pipedream = "pipedream" in (*solvers, cost_model)
+    asked_pipedream = "pipedream" in (*asking.solvers, cost_model)
     report = api.pipedream_report(plans) if asked_pipedream else None
-    gains = api.sensitivity(plans) if with_sensitivity else None
+    gains = api.sensitivity(plans) if solving.sensitivity else None
     (print_json if as_json else print_plans)(plans, written, report, gains)
     if plans.plan is None:
         ctx.exit(NO_PLAN)
@@ -166,15 +166,14 @@ def print_json(
         report: PipeDream's, if it was asked by name.
         gains: of --sensitivity.
     """
-    from planner.reports.changes import what_if_json
-    from planner.reports.pipedream import pipedream_json, plan_of, under_foreign_model
+    from planner.reports.changes import refinement_json, sensitivity_json, what_if_json
     from planner.reports.plans import comparison_json
-    from planner.reports.refine import refinement_json
+    from planner.reports.published import pipedream_json, plan_of, under_other_model
 
     strategy, partition, *_ = (*map(str, written), None, None)
     plain = comparison_json(plans.comparison, plans.num_devices, strategy, partition)
     if plans.cost_model != "planner":
-        plain = under_foreign_model(plain, None if report is None else report.objective_s)
+        plain = under_other_model(plain, None if report is None else report.objective_s)
     more: dict[str, Any] = {"pipedream": None}
     if report is not None:
         more["pipedream"] = pipedream_json(report, plan_of(report, plans.comparison))
@@ -184,7 +183,7 @@ def print_json(
     if plans.refinement is not None:
         more["refined"] = refinement_json(plans.refinement)
     if gains is not None:
-        more["sensitivity"] = [asdict(gain) for gain in gains]
+        more["sensitivity"] = sensitivity_json(gains)
     click.echo(json.dumps({**plain, **more}))
 
 
@@ -195,9 +194,8 @@ def print_plans(
     gains: "Sequence[Gain] | None",
 ) -> None:
     """Tables for people; the arguments are those of `print_json`."""
-    from planner.reports.changes import sensitivity_line, sensitivity_table
+    from planner.reports.changes import refinement_lines, sensitivity_line, sensitivity_table
     from planner.reports.plans import comparison_table, no_plan_lines, reason_lines
-    from planner.reports.refine import refinement_lines
 
     judged = plans.cost_model == "planner"
     if judged:
@@ -221,7 +219,7 @@ def print_plans(
 
 def print_pipedream(report: "PipeDreamReport", comparison: "SolverComparison") -> None:
     """PipeDream's own figures, and the time of the same strategy as it is launched."""
-    from planner.reports.pipedream import launched_line, pipedream_lines, pipedream_table, plan_of
+    from planner.reports.published import launched_line, pipedream_lines, pipedream_table, plan_of
 
     show(pipedream_table(report))
     for line in pipedream_lines(report):
@@ -237,13 +235,13 @@ def print_plan(plan: "Plan", comparison: "SolverComparison", judged: bool) -> No
     Args:
         judged: whether it was chosen by the planner's own cost model.
     """
-    from planner.reports.compare import winner_line
     from planner.reports.plans import (
         certificate_lines,
         parameter_table,
         reason_lines,
         stage_table,
         times_line,
+        winner_line,
     )
 
     show(stage_table(plan))
@@ -280,3 +278,42 @@ def print_what_if(plans: "Plans", before: "Plans") -> None:
         say(f"changed: {line}")
     for note in changes_without_effect(before.problems[-1], plans.changes):
         say(f"note: {note}")
+
+
+def solve_foreign(
+    names: InputNames,
+    solving: Solving,
+    asking: Asking,
+    training: Training,
+    search: Search,
+    as_json: bool,
+) -> int:
+    """Plans under the cost model, shows the plans, and returns the exit code."""
+    from planner.reports.published import (
+        published_json,
+        published_lines,
+        published_stage_table,
+        published_table,
+    )
+
+    with spinner(names.gpus) as progress:
+        progress(solving.cost_model)
+        comparison = api.solve_under(
+            solving.cost_model,
+            names.profile or api.newest_profile(),
+            topology=names.topology,
+            gpus=names.gpus,
+            training=training,
+            search=search,
+            bandwidth=solving.bandwidth,
+            time_limit_s=asking.time_limit_s,
+        )
+    if as_json:
+        click.echo(json.dumps(published_json(comparison)))
+    else:
+        show(published_table(comparison))
+        if comparison.best.stages:
+            show(published_stage_table(comparison))
+        for line in published_lines(comparison):
+            say(line)
+    return 0 if comparison.best.stages else NO_PLAN

@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING
 import click
 
 from planner import api
-from planner.reports.tables import printable, printable_lines
+from planner.support.printable import printable, printable_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table as RichTable
 
-    from planner.reports.charts import Piece
+    from planner.reports.simulation import Span
     from planner.reports.tables import Table
 
-# Styles of the pieces of a Gantt chart.
+# Styles of the spans of a Gantt chart.
 STYLES = {
     "forward": "black on blue", "backward": "black on green", "all-reduce": "black on yellow",
     "step": "black on magenta", "posting": "red", "transfer": "cyan", "legend": "dim",
@@ -134,15 +134,16 @@ def show(table: "Table") -> None:
     """Prints a table; where it is too wide, with heads of several lines, then with fewer columns,
     so that no number and no name is broken. Columns that are left out are named below it.
     """
-    screen, table = console(), table.printable
+    screen = console()
     roomy = screen.options.update(width=10 * PIPED_WIDTH)
     drawn, missing = draw(table, tall=False), []
-    for head in (None, *table.optional):
+    giving_way = sorted((c for c in table.columns if c.gives_way), key=lambda c: c.gives_way)
+    for column in (None, *giving_way):
         if screen.measure(drawn, options=roomy).minimum <= screen.width:
             break
-        if head is not None:
-            table = table.without(head)
-            missing.append(head.lstrip(">"))
+        if column is not None:
+            table = table.without(column)
+            missing.append(column.head or "")
         drawn = draw(table, tall=True)
     screen.print(drawn)
     if missing:
@@ -161,28 +162,27 @@ def draw(table: "Table", *, tall: bool) -> "RichTable":
 
     title = Text(table.title, style="table.title") if table.title else None
     drawn = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for index, column in enumerate(table.columns):
-        is_number, head = column.startswith(">"), column.lstrip(">")
+    for index, (column, head) in enumerate(zip(table.columns, table.heads, strict=True)):
         width = max((len(row[index]) for row in table.rows), default=0)
         if tall:
             head = textwrap.fill(head, max(1, width), break_long_words=False)
-        whole = is_number or index == 0
+        whole = index == 0 or not column.left
         # Other text is wrapped between words, so it needs room for its longest one.
         words = [word for row in table.rows for word in row[index].split()]
         least = width if whole else min(MAX_WORD, max(map(len, words), default=0))
         drawn.add_column(
             Text(head),
-            justify="right" if is_number else "left",
+            justify="left" if column.left else "right",
             no_wrap=whole,
             min_width=max(least, *map(len, head.splitlines() if whole else head.split()), 1),
-            overflow="ellipsis" if is_number else "fold",
+            overflow="fold" if column.left else "ellipsis",
         )
     for index, row in enumerate(table.rows):
         drawn.add_row(*map(Text, row), style="bold green" if index == table.marked else None)
     return drawn
 
 
-def show_chart(lines: "Callable[[int], Sequence[Sequence[Piece]]]") -> None:
+def show_chart(lines: "Callable[[int], Sequence[Sequence[Span]]]") -> None:
     """Draws a chart as wide as the terminal.
 
     Args:
@@ -191,9 +191,9 @@ def show_chart(lines: "Callable[[int], Sequence[Sequence[Piece]]]") -> None:
     from rich.text import Text
 
     screen = console()
-    for pieces in lines(screen.width):
+    for spans in lines(screen.width):
         line = Text()
-        for text, kind in pieces:
+        for text, kind in spans:
             line.append(text, style=STYLES.get(kind, ""))
         screen.print(line, overflow="crop", no_wrap=True)
 

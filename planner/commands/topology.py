@@ -3,7 +3,6 @@
 import json
 import os
 import shlex
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,10 +10,11 @@ from typing import TYPE_CHECKING
 import click
 
 from planner import api
+from planner.api import Importing, Probing
 from planner.commands.errors import one_of_several
-from planner.commands.option_types import RATE, SIZE
+from planner.commands.options import JSON, JSON_OF_RANK_0, NPROC, Devices, file_option, takes
 from planner.commands.terminal import bar, say, show
-from planner.support.errors import OptionError
+from planner.support.options import given
 
 if TYPE_CHECKING:
     from planner.api import Probed, Topology
@@ -32,7 +32,7 @@ def topology() -> None:
 
 
 @topology.command("list")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@JSON
 def list_topologies(as_json: bool) -> None:
     """Lists the clusters that ship with the planner.
 
@@ -40,28 +40,23 @@ def list_topologies(as_json: bool) -> None:
     planner topology list
     planner topology list --json
     """
-    from planner.reports.topology import presets, presets_table
+    from planner.reports.topology import presets_json, presets_table
 
-    shipped = presets()
     if as_json:
-        click.echo(json.dumps({"presets": [asdict(preset) for preset in shipped]}))
+        click.echo(json.dumps(presets_json()))
     else:
-        show(presets_table(shipped))
+        show(presets_table())
 
 
 @topology.command()
-@click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("cluster.yaml"),
-              show_default=True, help="Topology to write.")  # fmt: skip
-@click.option("--nproc", type=click.IntRange(1), metavar="N",
-              help="Start N processes on this host.")  # fmt: skip
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto",
-              show_default=True, help="cpu measures with gloo, cuda with nccl.")  # fmt: skip
-@click.option("--largest", metavar="SIZE", default="256 MiB", show_default=True,
-              help="Largest transfer to measure.")  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, on rank 0.")
+@file_option("-o", "--output", default=Path("cluster.yaml"), show_default=True,
+             help="Topology to write.")  # fmt: skip
+@NPROC
+@takes(Probing, "probing")
+@JSON_OF_RANK_0
 @click.pass_context
 def probe(
-    ctx: click.Context, output: Path, nproc: int | None, device: str, largest: str, as_json: bool
+    ctx: click.Context, output: Path, nproc: int | None, probing: Probing, as_json: bool
 ) -> None:
     """Measures the cluster that torchrun has started ranks on, and writes its topology.
 
@@ -73,15 +68,15 @@ def probe(
     other; nothing else should run meanwhile. Transfers grow up to --largest, or for a pair until
     one would take over 1 s.
     """
-    from planner.reports.probe import probe_comments
+    from planner.reports.topology import probe_comments
 
-    largest_bytes = SIZE.convert(largest, None, ctx)
     api.check_outputs({"topology": output}, {})
     if nproc is not None and "RANK" not in os.environ:
-        options = ["--output", str(output), "--device", device, "--largest", largest]
+        size = f"{probing.largest} B"
+        options = ["--output", str(output), "--device", probing.device, "--largest", size]
         ctx.exit(api.start_probe(nproc, [*options, *(["--json"] if as_json else [])]))
     with one_of_several(), bar("Probing") as tick:
-        probed = api.probe(output.stem, device=device, largest=largest_bytes, progress=tick)
+        probed = api.probe(output.stem, progress=tick, **given(probing))
     if probed is not None:
         today = datetime.now(UTC).date().isoformat()
         api.write_topology(probed.inferred.topology, output, probe_comments(probed, today))
@@ -90,7 +85,7 @@ def probe(
 
 def print_probed(probed: "Probed", output: Path, as_json: bool) -> None:
     """The measurements, and the file written."""
-    from planner.reports.probe import class_table, measured_table, probe_json, probe_lines
+    from planner.reports.topology import class_table, measured_table, probe_json, probe_lines
 
     if as_json:
         click.echo(json.dumps(probe_json(probed, str(output))))
@@ -105,11 +100,10 @@ def print_probed(probed: "Probed", output: Path, as_json: bool) -> None:
 
 @topology.command("show")
 @click.argument("name")
-@click.option("--gpus", type=click.IntRange(1), metavar="N",
-              help="Show only the first N devices.  [default: all]")  # fmt: skip
-@click.option("--svg", "picture", type=click.Path(path_type=Path), help="Write a picture.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def show_topology(name: str, gpus: int | None, picture: Path | None, as_json: bool) -> None:
+@takes(Devices, "devices")
+@file_option("--svg", "picture", help="Write a picture to this file.")
+@JSON
+def show_topology(name: str, devices: Devices, picture: Path | None, as_json: bool) -> None:
     """Shows a cluster: devices, links, bandwidth between devices, and what bounds all-reduces.
     NAME is a file, one in ./topologies, or a preset.
 
@@ -120,7 +114,7 @@ def show_topology(name: str, gpus: int | None, picture: Path | None, as_json: bo
     from planner.reports.topology import topology_json
 
     path = api.find_topology(name)
-    cluster = api.read_topology(path, gpus, pruned=True)
+    cluster = api.read_topology(path, devices.gpus, pruned=True)
     if picture is not None:
         api.check_outputs({"picture": picture}, {"topology": path})
         api.write_svg(cluster, picture)
@@ -136,10 +130,10 @@ def show_topology(name: str, gpus: int | None, picture: Path | None, as_json: bo
 def print_cluster(cluster: "Topology") -> None:
     """Devices, the tree of links, and what transfers and all-reduces take."""
     from planner.reports import topology as report
-    from planner.reports.charts import cluster_tree
+    from planner.reports.drawing.tree import tree
 
     show(report.devices_table(cluster))
-    click.echo(f"{cluster_tree(cluster)}\n")
+    click.echo(f"{tree(cluster)}\n")
     if len(cluster.devices) > 1:
         for table in (
             report.bandwidth_table(cluster),
@@ -154,31 +148,10 @@ def print_cluster(cluster: "Topology") -> None:
 
 @topology.command("import")
 @click.argument("source", metavar="FILE", type=click.Path(path_type=Path))
-@click.option("--from", "form", type=click.Choice(["nvidia-smi", "astra-sim", "hostfile"]),
-              help="The format of FILE.  [default: by its content]")  # fmt: skip
-@click.option("--device", metavar="TYPE", help="Type of all devices.")
-@click.option("--type", "types", multiple=True, metavar="NAME=TYPE",
-              help="Type of the devices of a host (hostfile) or of a device (nvidia-smi); may be"
-              " repeated.")  # fmt: skip
-@click.option("--inside", type=RATE,
-              help='hostfile: bandwidth from a device to its host, such as "12 GB/s".',
-              )  # fmt: skip
-@click.option("--between", type=RATE,
-              help='hostfile: bandwidth from a host to the network, such as "25 Gbps".',
-              )  # fmt: skip
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True,
-              help="Topology to write.")  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def import_cluster(
-    source: Path,
-    form: str | None,
-    device: str | None,
-    types: tuple[str, ...],
-    inside: float | None,
-    between: float | None,
-    output: Path,
-    as_json: bool,
-) -> None:
+@takes(Importing, "importing")
+@file_option("-o", "--output", required=True, help="Topology to write.")
+@JSON
+def import_cluster(source: Path, importing: Importing, output: Path, as_json: bool) -> None:
     """Writes a topology from a description of a cluster in another format: the output of
     nvidia-smi topo -m, an ASTRA-sim network YAML, or a DeepSpeed hostfile.
 
@@ -192,11 +165,8 @@ def import_cluster(
     Figures that FILE leaves out, bandwidths of NVLink and PCIe above all, are taken from data
     sheets. The file that is written names them: look through it.
     """
-    named = types_by_name(types)
     api.check_outputs({"topology": output}, {"file": source})
-    cluster = api.import_topology(
-        source, form=form, device=device, types=named, inside=inside, between=between
-    )
+    cluster = api.import_topology(source, **given(importing))
     api.write_topology(cluster, output, imported_comments(source, cluster))
     if as_json:
         plain = {"written": str(output), "num_devices": len(cluster.devices)}
@@ -210,20 +180,3 @@ def import_cluster(
 def imported_comments(source: Path, cluster: "Topology") -> list[str]:
     """The head of an imported file."""
     return [f"Imported from {source.name} by planner topology import.", *cluster.notes]
-
-
-def types_by_name(types: tuple[str, ...]) -> dict[str, str]:
-    """The values of --type, NAME=TYPE each, by name.
-
-    Raises:
-        OptionError: if one is of another form, or a name is given twice.
-    """
-    named: dict[str, str] = {}
-    for text in types:
-        name, equals, kind = text.partition("=")
-        if not (name and equals and kind):
-            raise OptionError(f"--type {text}: expected NAME=TYPE such as worker-1=T4")
-        if name in named:
-            raise OptionError(f"--type {text}: {name} is given more than once")
-        named[name] = kind
-    return named

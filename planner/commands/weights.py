@@ -6,29 +6,24 @@ from pathlib import Path
 import click
 
 from planner import api
+from planner.api import WeightsOptions
+from planner.commands.options import JSON, file_option, takes
 from planner.commands.terminal import say
+from planner.support.options import given
 
 
 @click.command()
 @click.argument("checkpoint", metavar="DIR", type=click.Path(path_type=Path))
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="ONNX file to write.")
-@click.option("--state-dict", type=click.Path(path_type=Path),
-              help="File to write a dict of tensors to, by names of initializers, for torch.load.",
-              )  # fmt: skip
-@click.option("--form", type=click.Choice(["evaluation", "training"]), default="evaluation",
-              show_default=True,
-              help="BatchNormalization by running statistics and no Dropout, or as the file has"
-              " them.")  # fmt: skip
-@click.option("--model", type=click.Path(path_type=Path),
-              help="The ONNX file that was trained, if it is not where the checkpoint says.",
-              )  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@file_option("-o", "--output", help="ONNX file to write.")
+@file_option("--state-dict", help="File to write a dict of tensors to, by names of initializers,"
+             " for torch.load.")  # fmt: skip
+@takes(WeightsOptions, "options")
+@JSON
 def weights(
     checkpoint: Path,
     output: Path | None,
     state_dict: Path | None,
-    form: str,
-    model: Path | None,
+    options: WeightsOptions,
     as_json: bool,
 ) -> None:
     """Writes the ONNX file that was trained, with the weights of a checkpoint.
@@ -40,12 +35,12 @@ def weights(
     planner weights runs/resnet -o trained.onnx
     planner weights runs/resnet/step-00000100 --state-dict resnet.pt
     """
-    from planner.reports.weights import weights_json, weights_lines
+    from planner.reports.model import weights_json, weights_lines
 
     chosen = api.find_checkpoint(checkpoint)
     written = {"trained model": output, "state dict": state_dict}
-    api.check_outputs(written, {"model": model, "checkpoint's model": chosen.model_path})
-    done = api.write_weights(chosen, output, state_dict, model=model, form=form)
+    api.check_outputs(written, {"model": options.model, "checkpoint's model": chosen.model_path})
+    done = api.write_weights(chosen, output, state_dict, **given(options))
     if as_json:
         click.echo(json.dumps(weights_json(done)))
     else:

@@ -22,7 +22,8 @@ from math import prod
 import numpy as np
 
 from planner.artefacts.graph import loss_outputs, predecessors, producers, tensors_by_name
-from planner.artefacts.problem import Objective, Problem
+from planner.artefacts.options import Objective
+from planner.artefacts.problem import Problem
 from planner.artefacts.profile import PartTime, Profile, has_rules
 from planner.artefacts.roofline import OperatorTimes, loss_times_s
 from planner.artefacts.topology import Host

@@ -45,7 +45,7 @@ the time of one microbatch in a list schedule with that placement. The same hold
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.artefacts.problem import Objective
+from planner.artefacts.options import Objective
 from planner.artefacts.strategy import BUCKET_BYTES, MAX_BUCKETS, ScheduleName
 
 MANY_ROUNDS = 2**31

@@ -4,7 +4,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from planner.artefacts.calibration import Calibration, calibrated_s
-from planner.artefacts.problem import Optimizer, Problem
+from planner.artefacts.options import Optimizer
+from planner.artefacts.problem import Problem
 from planner.artefacts.profile import Profile, slowdown_among
 from planner.artefacts.roofline import OperatorTimes, operator_times
 from planner.artefacts.topology import DeviceType, Topology, device_type

@@ -20,8 +20,9 @@ from planner.artefacts.graph import (
     tensors_by_name,
 )
 from planner.artefacts.losses import losses
+from planner.artefacts.options import Optimizer
 from planner.artefacts.plan import MemoryParts
-from planner.artefacts.problem import Optimizer, Problem
+from planner.artefacts.problem import Problem
 from planner.artefacts.profile import Profile, storage_owner
 from planner.artefacts.strategy import Stage, Strategy, indices_of
 from planner.artefacts.topology import device_type, hosts_by_name

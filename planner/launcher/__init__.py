@@ -3,7 +3,7 @@
     processes.py  starting the processes, and ending them
     ending.py     which rank says why a launch ends; no rank outlives the launcher
     failures/     ranks that die, hang or raise
-    settings.py   what a user says besides the strategy
+    options.py    the options of the loop of a training
     source.py     which file the model is read from, and whether it is the plan's
     job.py        strategy.json -> what is trained, known before the ranks meet
     part.py       -> the stages and parameters of this device

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from planner.artefacts.problem import Optimizer as OptimizerName
+from planner.artefacts.options import Optimizer as OptimizerName
 from planner.artefacts.strategy import GradientSum
 
 DEFAULT_LEARNING_RATES: Mapping[OptimizerName, float] = {

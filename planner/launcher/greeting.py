@@ -3,39 +3,33 @@
 import hashlib
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
 
 import torch
 
 from planner.artefacts.files import artefact_hash
-from planner.artefacts.losses import LossOptions
 from planner.artefacts.plan import Plan
 from planner.launcher.failures.system import host_key
 from planner.launcher.handshake import Agreement, Hello, agree, say_failed, shake_hands
 from planner.launcher.job import TrainingJob
 from planner.launcher.seats import seating
-from planner.launcher.settings import Settings
 from planner.launcher.store import begin_generation, common_store, generation
 from planner.launcher.world import ProcessRank, contact, keep_to_this_host
 from planner.support.errors import PlannerError, Stopped
+from planner.support.options import Options, declared
 from planner.support.version import __version__
 
-OWN_SETTINGS = frozenset({"threads", "hang_timeout", "log", "tells", "checkpoint", "resume"})
-"""Fields of `Settings` that each rank may have its own of: they change no number, or are paths."""
 HASH_DIGITS = 12
 
 
-def meet_others(
-    plan: Plan, settings: Settings, choices: tuple[LossOptions, str], seat: ProcessRank
-) -> Agreement:
+def meet_others(plan: Plan, options: Sequence[Options], seat: ProcessRank) -> Agreement:
     """The handshake of all ranks; alone, there is nothing to agree on.
 
     Args:
-        choices: the options --loss and --device.
+        options: of the training; ranks may differ only in those that are declared so.
 
     Raises:
         LaunchError: if the ranks are not of one launch.
@@ -46,7 +40,7 @@ def meet_others(
         return Agreement("", restarted=restarts > 0, ranks=plan.ranks)
     several = seat.world_size > seat.local_world_size
     mine = Hello(
-        values=_values(plan, settings, choices, several_hosts=several),
+        values=_values(plan, options, several_hosts=several),
         host=host_key(),
         first=seat.rank - seat.local_rank,
         restarts=restarts,
@@ -100,21 +94,17 @@ def failure_told(seat: ProcessRank | None) -> Iterator[None]:
         raise
 
 
-def _values(
-    plan: Plan, settings: Settings, choices: tuple[LossOptions, str], *, several_hosts: bool
-) -> dict[str, str]:
-    loss, device = choices
-    options = {one.name: getattr(settings, one.name) for one in fields(settings)}
-    options = {name: value for name, value in options.items() if name not in OWN_SETTINGS}
+def _values(plan: Plan, options: Sequence[Options], *, several_hosts: bool) -> dict[str, str]:
     values = {
         "strategy": artefact_hash(plan)[:HASH_DIGITS],
         "planner": __version__,
         "torch": torch.__version__,
         "Python": platform.python_version(),
-        "option loss": _text(loss),
-        "option device": device,
-        **{f"option {name}": _text(value) for name, value in options.items()},
     }
+    for chosen in options:
+        for name, one in declared(type(chosen)).items():
+            if not one.per_rank:
+                values[f"option {name}"] = _text(getattr(chosen, name))
     if several_hosts:
         values["planner's files"] = _own_files()
     return values
@@ -124,7 +114,9 @@ def _text(value: object) -> str:
     """A value in words that are the same on all ranks; of functions and datasets the name."""
     if callable(value):
         return f"{value.__module__}:{getattr(value, '__qualname__', type(value).__name__)}"
-    plain = isinstance(value, str | int | float | bool | tuple | LossOptions | None | Path)
+    if isinstance(value, Mapping):
+        return str(dict(sorted(value.items())))
+    plain = isinstance(value, str | int | float | bool | tuple | None | Path)
     return str(value) if plain else type(value).__name__
 
 

@@ -5,12 +5,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from planner.artefacts.graph import Graph, losses_of, retyped
-from planner.artefacts.losses import Loss, LossOptions, chosen, losses
+from planner.artefacts.losses import Loss, chosen, losses
+from planner.artefacts.options import LossOptions
+from planner.artefacts.options import Optimizer as OptimizerName
 from planner.artefacts.plan import Plan
-from planner.artefacts.problem import Optimizer as OptimizerName
 from planner.artefacts.strategy import Strategy, crossings, operator_indices, used_devices
+from planner.launcher.options import Loop
 from planner.launcher.processes import torchrun_command
-from planner.launcher.settings import Settings
 from planner.launcher.source import read_model
 from planner.launcher.world import ProcessRank, choose_device
 from planner.model.load import Model
@@ -122,7 +123,7 @@ def _all_in_turn(strategy: Strategy, graph: Graph, lists: Program) -> Program:
     return flow(strategy, graph, steady_minibatches(strategy))
 
 
-def with_settings(job: TrainingJob, settings: Settings) -> TrainingJob:
+def with_choices(job: TrainingJob, loop: Loop) -> TrainingJob:
     """The job with the optimizer and the type of the computation that a user chose instead of the
     plan's.
 
@@ -131,10 +132,10 @@ def with_settings(job: TrainingJob, settings: Settings) -> TrainingJob:
             that type.
     """
     plan, graph = job.plan, job.model.graph
-    optimizer = OptimizerName(settings.optimizer or plan.optimizer)
+    optimizer = OptimizerName(loop.optimizer or plan.optimizer)
     _check_state(job, optimizer)
     plan = replace(plan, optimizer=optimizer.value)
-    dtype = settings.dtype or plan.dtype
+    dtype = loop.dtype or plan.dtype
     if dtype != plan.dtype:
         shorter = autocast_dtype(graph, dtype)
         if plan.crossings and job.device != "cpu":

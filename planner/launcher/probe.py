@@ -44,6 +44,7 @@ from planner.clusters.probing.link_fit import Pair, PairFit, PairTimes, calmer, 
 from planner.clusters.yaml.read import device_table
 from planner.clusters.yaml.schema import available_bytes, available_cores, core_numbers
 from planner.launcher.failures.system import host_key
+from planner.launcher.options import LARGEST_BYTES
 from planner.launcher.split.mesh import GroupLine
 from planner.launcher.store import TIMEOUT
 from planner.launcher.world import (
@@ -57,7 +58,7 @@ from planner.launcher.world import (
 from planner.support.errors import LaunchError, PlannerError, Stopped
 
 # Sizes of transfers and all-reduces: 1 KiB to 256 MiB, each 4 times the one before.
-SMALLEST_BYTES, LARGEST_BYTES, GROWTH = 1024, 256 * 1024**2, 4
+SMALLEST_BYTES, GROWTH = 1024, 4
 # No transfer is started that is expected to take longer.
 MAX_TRANSFER_S = 1.0
 # Time for the repetitions of one size, and limits of their number.

@@ -8,7 +8,7 @@ their files until a stage asks for its own; one rank of each host compares all o
 from functools import partial
 from pathlib import Path
 
-from planner.artefacts.losses import LossOptions
+from planner.artefacts.options import LossOptions
 from planner.artefacts.plan import Plan
 from planner.model.annotated import check_agreement, refers_to
 from planner.model.load import Model, hash_of, load
@@ -85,7 +85,7 @@ def _check_hash(plan: Plan, path: Path, file: Path) -> None:
 def _planned(plan: Plan) -> LossOptions:
     """The losses that a plan was made for, as options."""
     return LossOptions(
-        outputs=tuple(one.output for one in plan.losses),
-        functions={one.output: one.function for one in plan.losses},
-        class_dims={one.output: one.class_dim for one in plan.losses if one.class_dim is not None},
+        output=tuple(one.output for one in plan.losses),
+        loss={one.output: one.function for one in plan.losses},
+        class_dim={one.output: one.class_dim for one in plan.losses if one.class_dim is not None},
     )

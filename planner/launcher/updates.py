@@ -16,8 +16,8 @@ from torch.optim import Optimizer
 
 from planner.artefacts.strategy import GradientSum
 from planner.launcher.gradients import GradientBuffers
+from planner.launcher.options import NanRule
 from planner.launcher.rates import Factor
-from planner.launcher.settings import NanRule
 from planner.launcher.split.states import States
 from planner.launcher.world import World
 from planner.support.errors import LaunchError

@@ -19,6 +19,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TypeProto
 
 from planner.artefacts import losses
 from planner.artefacts.graph import ITEM_BYTES, Graph, LossChoice, Operator, Parameter, Tensor
+from planner.artefacts.options import LossOptions
 from planner.artefacts.profile import BatchNorm
 from planner.model import trainable
 from planner.model.binding import bind
@@ -132,7 +133,7 @@ def load(
     tie: Collection[str] = (),
     untie: Collection[str] = (),
     batch_norm: BatchNorm | None = None,
-    loss: losses.LossOptions = losses.NO_OPTIONS,
+    loss: LossOptions = LossOptions(),
     known_hash: str | None = None,
 ) -> Model:
     """Reads a model, binds its dimensions, folds its constants and chooses the trained parameters.
@@ -243,7 +244,7 @@ def _model(
     sizes: tuple[int | None, Mapping[str, int]],
     chosen: tuple[Collection[str], Collection[str]],
     ties: Ties,
-    loss: losses.LossOptions,
+    loss: LossOptions,
 ) -> Model:
     if proto.graph.sparse_initializer:
         raise ModelError("expected dense initializers, got sparse ones; make them dense")
@@ -413,12 +414,12 @@ class _Dataflow:
         self.losses: tuple[LossChoice, ...] = ()
         self.reaching: set[str] = set()
 
-    def choose_losses(self, inputs: Sequence[str], options: losses.LossOptions) -> None:
+    def choose_losses(self, inputs: Sequence[str], options: LossOptions) -> None:
         """Chooses the outputs that have a loss, and puts them first."""
         floats = [name for name in self.outputs if name in self.floats]
-        if options.outputs:
-            losses.check_outputs(options.outputs, self.outputs, floats)
-            choices = [LossChoice(name) for name in options.outputs]
+        if options.output:
+            losses.check_outputs(options.output, self.outputs, floats)
+            choices = [LossChoice(name) for name in options.output]
         else:
             shapes = {name: shape_of(self.types[name]) for name in floats}
             choices = [losses.default_choice(floats, inputs, self.nodes, shapes, self.has_gradient)]

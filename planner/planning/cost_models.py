@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from planner.artefacts.options import Search, Training, WhatIf
 from planner.solvers.netsplit.options import NetSplit
-from planner.solvers.registry import SOLVERS, option_fields
+from planner.solvers.registry import SOLVERS
 from planner.support.errors import OptionError
+from planner.support.options import given
 
 PLANNER, PIPEDREAM, DNN_PARTITIONING, PIPER = "planner", "pipedream", "dnn-partitioning", "piper"
 COST_MODELS = (PLANNER, PIPEDREAM, DNN_PARTITIONING, PIPER)
@@ -53,7 +54,7 @@ def check_cost_model(
     """
     if cost_model not in COST_MODELS:
         raise OptionError(f"unknown cost model {cost_model!r}; known: {', '.join(COST_MODELS)}")
-    given = {
+    conditions = {
         "solver": bool(solvers),
         "microbatch-size": training.microbatch_size is not None,
         "set": bool(what_if.set),
@@ -66,7 +67,7 @@ def check_cost_model(
         "no-contiguous": any(isinstance(o, NetSplit) and not o.contiguous for o in search.switches),
         "bandwidth": bandwidth is not None,
     }
-    only_for = {name: ONLY_FOR[name] for name, is_given in given.items() if is_given}
+    only_for = {name: ONLY_FOR[name] for name, holds in conditions.items() if holds}
     only_for |= dict.fromkeys(_options_of_optional_solvers(search), (PLANNER,))
     for name, models in only_for.items():
         if cost_model not in models:
@@ -83,6 +84,4 @@ def _options_of_optional_solvers(search: Search) -> Iterator[str]:
     optional = {solver.options for solver in SOLVERS.values() if solver.needs_options}
     for options in search.switches:
         if type(options) in optional:
-            for one in option_fields(type(options)):
-                if getattr(options, one.name) != one.default:
-                    yield one.name.replace("_", "-")
+            yield from (name.replace("_", "-") for name in given(options))

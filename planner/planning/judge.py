@@ -9,8 +9,9 @@ from importlib import metadata
 from planner.artefacts.files import artefact_hash
 from planner.artefacts.graph import losses_of
 from planner.artefacts.modules import blocks
+from planner.artefacts.options import Objective
 from planner.artefacts.plan import Certificate, DevicePrediction, Plan, Prediction
-from planner.artefacts.problem import Objective, Problem, Result
+from planner.artefacts.problem import Problem, Result
 from planner.artefacts.profile import Profile
 from planner.artefacts.roofline import fits_any_device, rescaled
 from planner.artefacts.strategy import Strategy, crossings, indices_of, used_devices

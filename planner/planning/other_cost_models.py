@@ -13,7 +13,8 @@ from enum import StrEnum
 
 from planner.artefacts.formats.dnn_partitioning import DnnGraph, colocated, color_classes
 from planner.artefacts.formats.piper import RECOMPUTED, PiperGraph
-from planner.artefacts.problem import Problem, Recompute, Status
+from planner.artefacts.options import Recompute
+from planner.artefacts.problem import Problem, Status
 from planner.artefacts.topology import too_many
 from planner.costs.memory import own_limit_bytes
 from planner.solvers.dnn_partitioning import costs as dnn_partitioning

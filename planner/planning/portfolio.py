@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from planner.artefacts.options import Objective
 from planner.artefacts.plan import Plan, Prediction
-from planner.artefacts.problem import Objective, Problem, Result, Status
+from planner.artefacts.problem import Problem, Result, Status
 from planner.artefacts.profile import Source, has_rules
 from planner.artefacts.strategy import Strategy
 from planner.costs.bounds import lower_bound_s, memory_shortage, unreplicated_s

@@ -7,17 +7,9 @@ from typing import TypeVar
 
 from planner.artefacts.calibration import Calibration
 from planner.artefacts.files import artefact_hash
-from planner.artefacts.options import Search, Training
+from planner.artefacts.options import Objective, Optimizer, Recompute, Search, Training
 from planner.artefacts.plan import Plan
-from planner.artefacts.problem import (
-    Objective,
-    Optimizer,
-    Options,
-    Problem,
-    Recompute,
-    Result,
-    Status,
-)
+from planner.artefacts.problem import Options, Problem, Result, Status
 from planner.artefacts.profile import Profile
 from planner.artefacts.strategy import ScheduleName
 from planner.artefacts.topology import DeviceType, Topology
@@ -191,11 +183,11 @@ def problem_of_plan(
     count = checked_count(training.microbatches or strategy.num_microbatches)
     own = replace(
         training,
-        objective=certificate.objective,
-        schedule=strategy.schedule.value,
+        objective=Objective(certificate.objective),
+        schedule=strategy.schedule,
         vertical_sync=strategy.vertical_sync,
-        optimizer=plan.optimizer,
-        recompute=Recompute.AUTO.value,
+        optimizer=Optimizer(plan.optimizer),
+        recompute=Recompute.AUTO,
     )
     options = replace(options_of(own, Search(seed=plan.seed)), num_microbatches=count)
     problem = Problem(profile, topology, options, measured_on, calibration=calibration)

@@ -6,8 +6,7 @@ analytic     both computed from FLOPs and bytes, for any type in the device tabl
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from planner.artefacts.profile import Profile
@@ -16,42 +15,12 @@ from planner.model.load import Model
 from planner.profilers.contention import contention_of, machine_contention
 from planner.profilers.devices import check_measuring, device_type
 from planner.profilers.measured import Effort, measure
+from planner.profilers.options import Measuring, ProfileEngine
 from planner.support.errors import OptionError
 
 if TYPE_CHECKING:
     from planner.profilers.analytic import RooflineFit
     from planner.profilers.compare import EngineComparison
-
-
-class ProfileEngine(StrEnum):
-    """The origin of a profile's times."""
-
-    TORCH = "torch"
-    ONNXRUNTIME = "onnxruntime"
-    ANALYTIC = "analytic"
-
-
-@dataclass(frozen=True, slots=True)
-class Measuring:
-    """How to measure; the analytic engine takes only the dtype from it.
-
-    Attributes:
-        threads: number of CPU threads.
-        dtype: type of floating-point work; None takes the model's own.
-        repetitions: minimum number of timed runs per operator; None takes the engine's own.
-        budget_s: time for each different operator.
-        seed: seed of the synthetic inputs.
-        cached: whether to reuse measurements made on this machine, and to store new ones.
-        contention: whether to measure how much processes on a CPU's cores slow each other.
-    """
-
-    threads: int = 1
-    dtype: str | None = None
-    repetitions: int | None = None
-    budget_s: float = 1.0
-    seed: int = 0
-    cached: bool = True
-    contention: bool = True
 
 
 def engine_for(device: str, engine: str | None) -> ProfileEngine:
@@ -67,8 +36,6 @@ def engine_for(device: str, engine: str | None) -> ProfileEngine:
     """
     here = device == "cpu" or device.partition(":")[0] == "cuda"
     usual = ProfileEngine.TORCH if here else ProfileEngine.ANALYTIC
-    if engine not in (None, *ProfileEngine):
-        raise OptionError(f"unknown engine {engine!r}; known: {', '.join(ProfileEngine)}")
     chosen = ProfileEngine(engine) if engine else usual
     if chosen is ProfileEngine.ANALYTIC:
         shipped_device_type(device)
@@ -111,7 +78,6 @@ def profile_with(
     engine: ProfileEngine,
     model: Model,
     model_path: str,
-    device: str,
     how: Measuring,
     progress: Callable[[int, int], None] = lambda done, total: None,
     effort: Callable[[Effort], None] = lambda effort: None,
@@ -122,8 +88,7 @@ def profile_with(
         engine: the engine.
         model: the model, with the batch of one microbatch.
         model_path: path that is written into the profile, as it is.
-        device: "cpu", "cuda", "cuda:N", or a type in the device table.
-        how: how to measure.
+        how: how to measure, and on which device.
         progress: called with the number of measurements done and of all.
         effort: called with the time that measuring took, by the engine torch.
 
@@ -136,14 +101,14 @@ def profile_with(
     if engine is ProfileEngine.ANALYTIC:
         from planner.profilers.analytic import analytic
 
-        kind = shipped_device_type(device)
+        kind = shipped_device_type(how.device)
         profile = analytic(model, model_path=model_path, kind=kind, dtype=how.dtype)
-        return with_rules(profile, model, cached=how.cached)
-    profile = _measured(engine, model, model_path, device, how, progress, effort)
-    profile = with_rules(profile, model, cached=how.cached)
-    if device != "cpu" or not how.contention:
+        return with_rules(profile, model, cached=how.cache)
+    profile = _measured(engine, model, model_path, how, progress, effort)
+    profile = with_rules(profile, model, cached=how.cache)
+    if how.device != "cpu" or not how.contention:
         return profile
-    machine, warning = machine_contention(how.threads, cached=how.cached)
+    machine, warning = machine_contention(how.threads, cached=how.cache)
     return replace(
         profile,
         contention=None if machine is None else contention_of(profile, machine),
@@ -155,7 +120,6 @@ def _measured(
     engine: ProfileEngine,
     model: Model,
     model_path: str,
-    device: str,
     how: Measuring,
     progress: Callable[[int, int], None],
     effort: Callable[[Effort], None],
@@ -173,7 +137,7 @@ def _measured(
         return measure_onnxruntime(
             model,
             model_path=model_path,
-            provider=device,
+            provider=how.device,
             threads=how.threads,
             seed=how.seed,
             progress=progress,
@@ -182,12 +146,12 @@ def _measured(
     return measure(
         model,
         model_path=model_path,
-        device=device,
+        device=how.device,
         threads=how.threads,
         dtype=how.dtype,
         budget_s=how.budget_s,
         seed=how.seed,
-        cached=how.cached,
+        cached=how.cache,
         progress=progress,
         effort=effort,
         **repetitions,

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from planner.artefacts.graph import Graph, retyped
-from planner.artefacts.losses import LossOptions
+from planner.artefacts.options import LossOptions
 from planner.artefacts.profile import BatchNorm, Profile
 from planner.model.load import Model, load
 from planner.model.modes import batch_norm_form
@@ -64,9 +64,9 @@ def profiled_model(profile: Profile, path: Path) -> Model:
         untie=profile.untie,
         batch_norm=profile.batch_norm,
         loss=LossOptions(
-            outputs=tuple(one.output for one in losses),
-            functions={one.output: one.function for one in losses},
-            class_dims={one.output: one.class_dim for one in losses if one.class_dim is not None},
+            output=tuple(one.output for one in losses),
+            loss={one.output: one.function for one in losses},
+            class_dim={one.output: one.class_dim for one in losses if one.class_dim is not None},
         ),
     )
     model = read()

@@ -1,29 +1,44 @@
-"""The gain from changes of a cluster, and the bounds of a plan, as rows of text and as JSON."""
+"""Changes of a plan, as tables, lines of text and JSON: by another cluster, by one resource that is
+twice as fast, and by measured parts of operators.
+"""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
-from planner.artefacts.plan import Plan
+from planner.artefacts.options import Objective
 from planner.artefacts.problem import Problem
 from planner.artefacts.roofline import fits_any_device
+from planner.planning.judge import objective_s
 from planner.planning.portfolio import SolverComparison
+from planner.planning.refine import Refinement
 from planner.planning.sensitivity import Gain
-from planner.reports.plans import comparison_json
-from planner.reports.tables import Table
-from planner.support.units import format_bytes, format_seconds
+from planner.reports.plans import NOTICEABLE, PLAN_COLUMNS, comparison_json
+from planner.reports.tables import Column, Table, chosen, count, json_rows, signed, table
+from planner.support.units import format_seconds
 
-# Smaller changes are shown as none.
-NOTICEABLE = 5e-4
+_FIGURE = {
+    Objective.ITERATION: "per iteration",
+    Objective.BOTTLENECK: "at the bottleneck",
+    Objective.LATENCY: "of latency",
+}
+GAIN_COLUMNS: tuple[Column[Gain], ...] = (
+    Column("name", lambda gain: gain.name, "resource", left=True),
+    Column("count", lambda gain: gain.count, "count"),
+    Column("kind", lambda gain: gain.kind, "", left=True),
+    Column("iteration_s", lambda gain: gain.iteration_s, "iteration", format_seconds),
+    Column("change", lambda gain: gain.change, "change", lambda change: _noticed(change)),
+    Column("together", lambda gain: gain.together),
+)
 
 
-def _shift(before: float, after: float) -> str:
-    """A relative change.
+def _noticed(change: float) -> str:
+    """A relative change that is large enough to be one.
 
-    >>> _shift(2.0, 1.5), _shift(1.0, 1.0)
+    >>> _noticed(-0.25), _noticed(0.0)
     ('-25.0 %', 'none')
     """
-    change = after / before - 1
-    return "none" if abs(change) < NOTICEABLE else f"{100 * change:+.1f} %"
+    return "none" if abs(change) < NOTICEABLE else signed(change)
 
 
 def what_if_table(
@@ -35,33 +50,31 @@ def what_if_table(
         num_devices: of the topology before and after.
     """
     plans = [None if one.best is None else one.best.plan for one in (before, after)]
-    rows = [("devices", *map(str, num_devices), "")]
-    if None in plans:
-        fits = ("no plan fits" if plan is None else "fits" for plan in plans)
-        rows.append(("plan", *fits, ""))
-    for what, figure, shown in _FIGURES:
-        values = [figure(plan) for plan in plans if plan is not None]
-        shift = _shift(*values) if len(values) == 2 else ""
-        cells = ("" if plan is None else shown(figure(plan)) for plan in plans)
-        rows.append((what, *cells, shift))
     bounds = (before.lower_bound_s, after.lower_bound_s)
-    rows.append(("lower bound", *map(format_seconds, bounds), _shift(*bounds)))
-    stages = ("" if plan is None else str(len(plan.strategy.stages)) for plan in plans)
-    used = ("" if plan is None else str(len(plan.prediction.devices)) for plan in plans)
-    rows += [("stages", *stages, ""), ("devices in use", *used, "")]
-    return Table("What would it bring", ("", ">before", ">after", ">change"), tuple(rows))
 
+    def row(key: str, name: str, *, compared: bool = True) -> tuple[str, ...]:
+        (column,) = chosen(PLAN_COLUMNS, key)
+        values = [column.value(plan) for plan in plans if plan is not None]
+        change = _noticed(values[1] / values[0] - 1) if compared and len(values) == 2 else ""
+        texts = ("" if plan is None else column.text(column.value(plan)) for plan in plans)
+        return (name, *texts, change)
 
-def _peak_bytes(plan: Plan) -> float:
-    return max(device.memory.total_bytes for device in plan.prediction.devices)
-
-
-# The figures of two plans that are compared: name, value, text.
-_FIGURES: tuple[tuple[str, Callable[[Plan], float], Callable[[float], str]], ...] = (
-    ("iteration", lambda plan: plan.prediction.iteration_s, format_seconds),
-    ("samples/s", lambda plan: plan.prediction.throughput, "{:.4g}".format),
-    ("peak memory", _peak_bytes, format_bytes),
-)
+    fits = ("no plan fits" if plan is None else "fits" for plan in plans)
+    rows = [
+        ("devices", *map(str, num_devices), ""),
+        *([("plan", *fits, "")] if None in plans else []),
+        row("iteration_s", "iteration"),
+        row("throughput", "samples/s"),
+        row("peak_bytes", "peak memory"),
+        ("lower bound", *map(format_seconds, bounds), _noticed(bounds[1] / bounds[0] - 1)),
+        row("num_stages", "stages", compared=False),
+        row("num_devices", "devices in use", compared=False),
+    ]
+    columns: list[Column[tuple[str, ...]]] = [
+        Column("", itemgetter(i), head, left=i == 0)
+        for i, head in enumerate(("", "before", "after", "change"))
+    ]
+    return table("Effect of the changes", rows, columns)
 
 
 def what_if_json(
@@ -84,21 +97,13 @@ def what_if_json(
 def sensitivity_table(gains: Sequence[Gain]) -> Table:
     """The gain from each resource that is twice as fast, the largest first."""
     bounding = 0 if gains and gains[0].change <= -NOTICEABLE else None
-    return Table(
-        "The same plan, where one thing is twice as fast",
-        ("what", ">count", "", ">iteration", ">change"),
-        tuple(
-            (
-                gain.name,
-                str(gain.count),
-                gain.kind,
-                format_seconds(gain.iteration_s),
-                _shift(1.0, 1.0 + gain.change),
-            )
-            for gain in gains
-        ),
-        marked=bounding,
-    )
+    title = "The same plan with one resource twice as fast"
+    return table(title, gains, GAIN_COLUMNS, bounding)
+
+
+def sensitivity_json(gains: Sequence[Gain]) -> list[dict[str, Any]]:
+    """The field `sensitivity` of `solve --json`."""
+    return json_rows(gains, chosen(GAIN_COLUMNS, "kind name count iteration_s change together"))
 
 
 def sensitivity_line(gains: Sequence[Gain]) -> str:
@@ -110,7 +115,7 @@ def sensitivity_line(gains: Sequence[Gain]) -> str:
         return "no single device type or kind of link bounds this plan"
     return (
         f"{best.kind} {best.name} {verb} this plan most: twice as fast, an iteration takes"
-        f" {format_seconds(best.iteration_s)} ({_shift(1.0, 1.0 + best.change)})"
+        f" {format_seconds(best.iteration_s)} ({_noticed(best.change)})"
     )
 
 
@@ -120,6 +125,46 @@ def changes_without_effect(problem: Problem, changes: Sequence[str]) -> tuple[st
     if not speeds or not fits_any_device(problem.profile):
         return ()
     return (
-        "the profile does not say on what it was made, so its times are the same on every device,"
-        " however fast",
+        "the profile does not name the device that it was measured on, so its times are the same on"
+        " every device",
     )
+
+
+def refinement_lines(refinement: Refinement) -> tuple[str, ...]:
+    """The measurements, the change of the plan, and notes."""
+    notes = tuple(f"note: {note}" for note in refinement.notes)
+    before, after = refinement.before, refinement.after
+    if before is None or after is None:
+        return tuple(refinement.notes)
+    unit = _FIGURE[Objective(before.certificate.objective)]
+    old_s, same_s, new_s = objective_s(before), refinement.same_s, objective_s(after)
+    lines = [
+        f"refined: parts of {count(refinement.num_operators, 'operator')} of the best plan have"
+        f" measured times; {count(refinement.num_timed, 'class', 'classes')} timed,"
+        f" {refinement.num_cached} from the cache",
+        f"the {before.solver} plan: {format_seconds(old_s)} {unit} by shares of whole operators,"
+        f" {format_seconds(same_s)} by measured parts ({signed(same_s / old_s - 1)})",
+    ]
+    if after.strategy != before.strategy:
+        lines.append(
+            f"the {after.solver} plan is better by measured parts: {format_seconds(new_s)} {unit};"
+            f" {count(refinement.rounds, 'plan')} refined"
+        )
+    return (*lines, *notes)
+
+
+def refinement_json(refinement: Refinement) -> dict[str, Any]:
+    """The same figures for machines."""
+    before, after = refinement.before, refinement.after
+    return {
+        "rounds": refinement.rounds,
+        "operators": refinement.num_operators,
+        "timed": refinement.num_timed,
+        "cached": refinement.num_cached,
+        "solver_before": None if before is None else before.solver,
+        "solver": None if after is None else after.solver,
+        "before_s": None if before is None else objective_s(before),
+        "before_refined_s": None if before is None else refinement.same_s,
+        "after_s": None if after is None else objective_s(after),
+        "notes": list(refinement.notes),
+    }

@@ -2,103 +2,103 @@
 
 import math
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from planner.artefacts.losses import loss_json
 from planner.artefacts.losses import loss_lines as chosen_losses
-from planner.artefacts.plan import MemoryParts, StagePrediction
+from planner.artefacts.plan import MemoryParts
 from planner.launcher.processes import torchrun_command
-from planner.reports.tables import Table, count
+from planner.reports.tables import Column, Table, count, json_rows, table
 from planner.support.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from planner.training.report import Evaluation, LaunchReport, MeasuredDevice
+    from planner.training.report import Evaluation, LaunchReport, MeasuredDevice, MeasuredStage
 
 
-PEAK_MEMORY = ">peak memory (without reserve / of the process)"
-LIVE_MEMORY = ">peak memory (without reserve / of tensors / of the process)"
+class _Time(NamedTuple):
+    """The predicted and the measured time of something, in s."""
+
+    name: str
+    predicted_s: float
+    measured_s: float
+
+
+STAGE_COLUMNS: "tuple[Column[MeasuredStage], ...]" = (
+    Column("devices", lambda stage: list(stage.devices)),
+    Column("predicted_forward_s", lambda stage: stage.predicted.forward_s),
+    Column("predicted_backward_s", lambda stage: stage.predicted.backward_s),
+    Column("measured_forward_s", lambda stage: stage.measured.forward_s),
+    Column("measured_backward_s", lambda stage: stage.measured.backward_s),
+)
 
 
 def launch_tables(report: "LaunchReport") -> tuple[Table, ...]:
     """Predicted and measured times of the iteration, of each stage and of each device."""
     times = [
-        ("iteration", report.predicted_iteration_s, report.measured_iteration_s),
+        _Time("iteration", report.predicted_iteration_s, report.measured_iteration_s),
         *_minibatch(report),
-        *(
-            (f"stage {s} {what}", predicted_s, measured_s)
-            for s, stage in enumerate(report.stages)
-            for what, predicted_s, measured_s in _directions(stage.predicted, stage.measured)
-        ),
     ]
-    watched = any(device.live_bytes is not None for device in report.devices)
+    for s, stage in enumerate(report.stages):
+        before, after = stage.predicted, stage.measured
+        times.append(_Time(f"stage {s} forward", before.forward_s, after.forward_s))
+        times.append(_Time(f"stage {s} backward", before.backward_s, after.backward_s))
+
+    def ratio(time: _Time) -> str:
+        if not report.comparable or not time.measured_s:
+            return "not comparable"
+        return f"{time.predicted_s / time.measured_s:.3f}"
+
+    columns: list[Column[_Time]] = [
+        Column("", lambda time: time.name, "", left=True),
+        Column("", lambda time: time.predicted_s, "predicted", format_seconds),
+        Column("", lambda time: time.measured_s, "measured", format_seconds),
+        Column("", ratio, "predicted/measured"),
+    ]
+    title = f"Predicted and measured; operator times: {report.times}"
+    devices = "Devices, per iteration: predicted / measured"
     return (
-        Table(
-            f"Predicted and measured; operator times: {report.times}",
-            ("", ">predicted", ">measured", ">predicted/measured"),
-            tuple(
-                (what, *_time_cells(predicted_s, measured_s, report.comparable))
-                for what, predicted_s, measured_s in times
-            ),
-        ),
-        Table(
-            "Devices, per iteration: predicted / measured",
-            ("", ">compute", ">communication", ">idle", LIVE_MEMORY if watched else PEAK_MEMORY),
-            tuple(map(_device_cells, report.devices)),
-            optional=(">idle", ">communication"),
-        ),
+        table(title, times, columns),
+        table(devices, report.devices, _device_columns(report.devices)),
     )
 
 
-def _minibatch(report: "LaunchReport") -> tuple[tuple[str, float, float], ...]:
-    """The times of one minibatch, where each leads to a step."""
-    count = report.num_minibatches
-    if count is None:
+def _device_columns(devices: "Sequence[MeasuredDevice]") -> "tuple[Column[MeasuredDevice], ...]":
+    """Predicted beside measured figures of a device; with the peak of tensors if it was watched."""
+    watched = any(device.live_bytes is not None for device in devices)
+    peaks = "of tensors / of the process" if watched else "of the process"
+
+    def memory(device: "MeasuredDevice") -> str:
+        live = [] if device.live_bytes is None else [device.live_bytes]
+        sizes_bytes = (without_reserve(device.predicted.memory), *live, device.peak_bytes)
+        return " / ".join(map(format_bytes, sizes_bytes))
+
+    def pair(predicted_s: float, measured_s: float) -> str:
+        return f"{format_seconds(predicted_s)} / {format_seconds(measured_s)}"
+
+    return (
+        Column("", lambda one: f"rank {one.rank} on {one.predicted.name}", "", left=True),
+        Column("", lambda one: pair(one.predicted.compute_s, one.compute_s), "compute"),
+        Column("", lambda one: pair(one.predicted.communication_s, one.communication_s),
+               "communication", gives_way=2),
+        Column("", lambda one: pair(one.predicted.idle_s, one.idle_s), "idle", gives_way=1),
+        Column("", memory, f"peak memory (without reserve / {peaks})"),
+    )  # fmt: skip
+
+
+def _minibatch(report: "LaunchReport") -> tuple[_Time, ...]:
+    """The times of one minibatch, if each leads to a step."""
+    number = report.num_minibatches
+    if number is None:
         return ()
-    return (
-        (
-            "minibatch",
-            report.predicted_iteration_s / count,
-            report.measured_iteration_s / count,
-        ),
-    )
-
-
-def _device_cells(device: "MeasuredDevice") -> tuple[str, ...]:
-    times = (
-        (device.predicted.compute_s, device.compute_s),
-        (device.predicted.communication_s, device.communication_s),
-        (device.predicted.idle_s, device.idle_s),
-    )
-    sizes_bytes = (
-        without_reserve(device.predicted.memory),
-        *(() if device.live_bytes is None else (device.live_bytes,)),
-        device.peak_bytes,
-    )
-    return (
-        f"rank {device.rank} on {device.predicted.name}",
-        *(" / ".join(map(format_seconds, pair)) for pair in times),
-        " / ".join(map(format_bytes, sizes_bytes)),
-    )
+    predicted_s, measured_s = report.predicted_iteration_s, report.measured_iteration_s
+    return (_Time("minibatch", predicted_s / number, measured_s / number),)
 
 
 def without_reserve(memory: MemoryParts) -> int:
     """Planned memory without the reserve, which is no part of a measured peak."""
     return memory.total_bytes - memory.reserve_bytes
-
-
-def _directions(
-    predicted: StagePrediction, measured: StagePrediction
-) -> tuple[tuple[str, float, float], ...]:
-    return (
-        ("forward", predicted.forward_s, measured.forward_s),
-        ("backward", predicted.backward_s, measured.backward_s),
-    )
-
-
-def _time_cells(predicted_s: float, measured_s: float, comparable: bool) -> tuple[str, str, str]:
-    ratio = f"{predicted_s / measured_s:.3f}" if comparable and measured_s else "not comparable"
-    return format_seconds(predicted_s), format_seconds(measured_s), ratio
 
 
 def loss_lines(report: "LaunchReport") -> tuple[str, ...]:
@@ -146,16 +146,7 @@ def launch_json(report: "LaunchReport") -> dict[str, Any]:
         "comparable": report.comparable,
         "operator_times": report.times,
         "notes": list(report.notes),
-        "stages": [
-            {
-                "devices": list(stage.devices),
-                "predicted_forward_s": stage.predicted.forward_s,
-                "predicted_backward_s": stage.predicted.backward_s,
-                "measured_forward_s": stage.measured.forward_s,
-                "measured_backward_s": stage.measured.backward_s,
-            }
-            for stage in report.stages
-        ],
+        "stages": json_rows(report.stages, STAGE_COLUMNS),
     }
 
 

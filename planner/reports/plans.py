@@ -1,82 +1,44 @@
-"""The solvers' plans, as rows of plain text and as the machine's JSON."""
+"""The plans of solvers, as tables, bars, lines of text, CSV and JSON."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from planner.artefacts.modules import from_to
-from planner.artefacts.plan import Plan, Prediction, said_times
-from planner.artefacts.problem import Objective, Status
+from planner.artefacts.options import Objective
+from planner.artefacts.plan import Plan, said_times
+from planner.artefacts.problem import Status
 from planner.artefacts.profile import Source
 from planner.artefacts.strategy import Stage
-from planner.planning.judge import predicted_s
+from planner.planning.judge import comparable_s, objective_s
 from planner.planning.portfolio import SolverComparison, SolverRow
-from planner.reports.tables import Table, device_runs, percent
+from planner.reports.tables import (
+    MAX_ROWS,
+    Column,
+    Table,
+    chosen,
+    csv_text,
+    device_runs,
+    first_rows,
+    json_row,
+    json_rows,
+    percent,
+    signed,
+    table,
+)
 from planner.schedules.versions import alive
+from planner.support.outputs import FileKind, head_of
 from planner.support.units import format_bytes, format_seconds
 
-# Rows of a table of stages.
-MAX_ROWS = 24
+# Nearer than this, two plans are as fast as each other.
+NOTICEABLE = 5e-4
 # A number in the path of a module.
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 MORE_MEMORY = (
     "possible changes: a smaller --reserve, more --device-memory, another --optimizer, a smaller"
     " --batch when profiling, more devices"
 )
-# The objectives that have a column of their own, beside the iteration.
-_OBJECTIVES = {Objective.BOTTLENECK: ">bottleneck", Objective.LATENCY: ">latency"}
-
-
-def comparison_table(comparison: SolverComparison) -> Table:
-    """A row for every solver."""
-    best = comparison.best
-    sizes = {row.microbatch_size for row in comparison.rows}
-    profiled = all(row.source is not Source.INTERPOLATED for row in comparison.rows)
-    columns = ("solver", ">microbatch", ">stages", ">devices", *_OBJECTIVES.values(), ">iteration",
-               ">samples/s", ">bubble", ">gap", ">peak memory", ">closed form", ">took",
-               "")  # fmt: skip
-    objectives = {row.plan.certificate.objective for row in comparison.rows if row.plan}
-    table = Table(
-        "Strategies, judged by the simulator",
-        columns,
-        tuple(_row_cells(row, row is best) for row in comparison.rows),
-        marked=None if best is None else comparison.rows.index(best),
-        optional=(">closed form", ">took", ">bubble", ">gap", ">devices", ">peak memory"),
-    )
-    # The gap is the objective's, so the objective has a column.
-    for objective, column in _OBJECTIVES.items():
-        table = table if objective in objectives else table.without(column)
-    return table.without(">microbatch") if len(sizes) == 1 and profiled else table
-
-
-def _row_cells(row: SolverRow, best: bool) -> tuple[str, ...]:
-    took = "" if row.solve_s is None else format_seconds(row.solve_s)
-    if row.plan is None:
-        short = "does not fit" if row.status is Status.INFEASIBLE else "no plan"
-        return (row.solver, _size(row), *[""] * (8 + len(_OBJECTIVES)), took, short)
-    prediction = row.plan.prediction
-    off = prediction.closed_form_s / prediction.iteration_s - 1
-    return (
-        row.solver,
-        _size(row),
-        str(len(row.plan.strategy.stages)),
-        str(len(prediction.devices)),
-        *(format_seconds(predicted_s(prediction, objective)) for objective in _OBJECTIVES),
-        format_seconds(prediction.iteration_s),
-        samples_per_s(prediction.throughput),
-        percent(prediction.bubble_fraction),
-        percent(row.plan.certificate.gap),
-        format_bytes(_peak_bytes(prediction)),
-        f"{100 * off:+.1f} %",
-        took,
-        "; ".join(["best"] * best + ["does not fit"] * (row.shortage is not None)),
-    )
-
-
-def _size(row: SolverRow) -> str:
-    """Of the microbatch; one that was not profiled is marked."""
-    between = row.source is Source.INTERPOLATED
-    return f"{row.microbatch_size}{' interpolated' if between else ''}"
 
 
 def samples_per_s(rate: float) -> str:
@@ -88,46 +50,153 @@ def samples_per_s(rate: float) -> str:
     return f"{rate:.0f}" if rate >= 1000 else f"{rate:.4g}"
 
 
-def _peak_bytes(prediction: Prediction) -> int:
-    return max(device.memory.total_bytes for device in prediction.devices)
+def _peak_bytes(plan: Plan) -> int:
+    """The memory of the fullest device."""
+    return max(device.memory.total_bytes for device in plan.prediction.devices)
+
+
+def _off(plan: Plan) -> float:
+    """The error of the closed form, which ignores what only the simulator sees."""
+    return plan.prediction.closed_form_s / plan.prediction.iteration_s - 1
+
+
+PLAN_COLUMNS: tuple[Column[Plan], ...] = (
+    Column("iteration_s", lambda plan: plan.prediction.iteration_s, "iteration", format_seconds),
+    Column("bottleneck_s", lambda plan: plan.prediction.bottleneck_s, "bottleneck", format_seconds),
+    Column("latency_s", lambda plan: plan.prediction.latency_s, "latency", format_seconds),
+    Column("throughput", lambda plan: plan.prediction.throughput, "samples/s", samples_per_s),
+    Column("bubble_fraction", lambda plan: plan.prediction.bubble_fraction, "bubble", percent,
+           gives_way=3),
+    Column("lower_bound_s", lambda plan: plan.certificate.lower_bound_s),
+    Column("gap", lambda plan: plan.certificate.gap, "gap", percent, gives_way=4),
+    Column("space_bound_s", lambda plan: plan.certificate.space_bound_s),
+    Column("peak_bytes", _peak_bytes, "peak memory", format_bytes, gives_way=6),
+    Column("closed_form", _off, "closed form", signed, gives_way=1),
+    Column("num_stages", lambda plan: len(plan.strategy.stages), "stages"),
+    Column("num_devices", lambda plan: len(plan.prediction.devices), "devices", gives_way=5),
+    Column("stages", lambda plan: _stages_json(plan)),
+    Column("reproducible", lambda plan: plan.reproducible),
+    Column("engine", lambda plan: plan.engine),
+    Column("profiled_on", lambda plan: plan.profiled_on),
+)  # fmt: skip
+"""The judge's figures of a plan."""
+_PLAN_JSON = (
+    "iteration_s bottleneck_s latency_s throughput bubble_fraction gap space_bound_s peak_bytes"
+    " num_stages stages reproducible"
+)
+_ROW_JSON = (
+    "solver status reason shortage solve_s microbatch_size source engine profiled_on lower_bound_s "
+    + _PLAN_JSON
+)
+CSV_KEYS = (
+    "solver status iteration_s bottleneck_s latency_s throughput bubble_fraction peak_bytes"
+    " lower_bound_s gap space_bound_s num_stages num_devices solve_s reason"
+)
+MEASURED_KEYS = "measured_throughput least_throughput most_throughput measured_steps same_as"
+"""The figures that `compare --run` adds, before the reason why a plan was not measured."""
+_CSV_HEADS = tuple(
+    keys.replace(" ", ",") + "\n" for keys in (CSV_KEYS, f"{CSV_KEYS} {MEASURED_KEYS} not_measured")
+)
+TABLE_FILE = FileKind("a table", lambda path: head_of(path).startswith(_CSV_HEADS))
+
+
+def solver_columns(comparison: SolverComparison) -> tuple[Column[SolverRow], ...]:
+    """The figures of a solver's answer and of its plan."""
+
+    def bound_s(row: SolverRow) -> float:
+        return (comparison if row.plan is None else row.plan.certificate).lower_bound_s
+
+    def note(row: SolverRow) -> str:
+        if row.plan is None:
+            return "does not fit" if row.status is Status.INFEASIBLE else "no plan"
+        best, unfit = row is comparison.best, row.shortage is not None
+        return "; ".join(["best"] * best + ["does not fit"] * unfit)
+
+    def size(row: SolverRow) -> str:
+        between = " interpolated" if row.source is Source.INTERPOLATED else ""
+        return f"{row.microbatch_size}{between}"
+
+    return (
+        *(column.of(lambda row: row.plan) for column in PLAN_COLUMNS),
+        Column("solver", lambda row: row.solver, "solver", left=True),
+        Column("status", lambda row: row.status.value),
+        Column("reason", lambda row: row.reason),
+        Column("shortage", lambda row: row.shortage),
+        Column("solve_s", lambda row: row.solve_s, "took", format_seconds, gives_way=2),
+        Column("microbatch_size", lambda row: row.microbatch_size),
+        Column("size", size, "microbatch"),
+        Column("source", lambda row: row.source.value),
+        Column("lower_bound_s", bound_s),
+        Column("note", note, "", left=True),
+    )
+
+
+def comparison_table(comparison: SolverComparison) -> Table:
+    """A row for every solver."""
+    rows, best = comparison.rows, comparison.best
+    objectives = {row.plan.certificate.objective for row in rows if row.plan}
+    several_sizes = len({row.microbatch_size for row in rows}) > 1
+    interpolated = any(row.source is Source.INTERPOLATED for row in rows)
+    size = "size" if several_sizes or interpolated else ""
+    # The gap is the objective's, so the objective has a column.
+    others = [f"{one}_s" for one in (Objective.BOTTLENECK, Objective.LATENCY) if one in objectives]
+    keys = (
+        f"solver {size} num_stages num_devices {' '.join(others)} iteration_s throughput"
+        " bubble_fraction gap peak_bytes closed_form solve_s note"
+    )
+    return table(
+        "Strategies, judged by the simulator",
+        rows,
+        chosen(solver_columns(comparison), keys),
+        None if best is None else rows.index(best),
+    )
+
+
+def _stage_columns(plan: Plan) -> tuple[Column[int], ...]:
+    """The figures of a stage of a plan, from its index. Versions are those of the parameters that a
+    replica keeps under an asynchronous schedule.
+    """
+    stages, times = plan.strategy.stages, plan.prediction.stages
+    peaks = {device.device: device.memory.total_bytes for device in plan.prediction.devices}
+    several = plan.strategy.schedule.is_asynchronous
+    return (
+        Column("", lambda s: s, "stage"),
+        Column("devices", lambda s: list(stages[s].devices), "devices", device_runs, left=True),
+        Column("", lambda s: mesh_text(stages[s]), "mesh", left=True, sparse=True),
+        Column("num_operators", lambda s: len(stages[s].operators), "operators", gives_way=4),
+        Column("forward_s", lambda s: times[s].forward_s, "forward", format_seconds),
+        Column("backward_s", lambda s: times[s].backward_s, "backward", format_seconds),
+        Column("", lambda s: stages[s].warmup, "in flight", gives_way=3),
+        Column("", lambda s: alive(plan.strategy, s) if several else None, "versions", sparse=True),
+        Column("", lambda s: "yes" if stages[s].recompute else "", "recompute", left=True,
+               gives_way=2),
+        Column("", lambda s: max(peaks[d] for d in stages[s].devices), "peak memory", format_bytes),
+        *([Column("modules", lambda s: list(plan.modules[s]))] if plan.modules else []),
+        Column("", lambda s: _span(plan, s), "from .. to", left=True, gives_way=1),
+    )  # fmt: skip
+
+
+def _stages_json(plan: Plan) -> list[dict[str, Any]]:
+    return json_rows(range(len(plan.strategy.stages)), _stage_columns(plan))
+
+
+def _span(plan: Plan, stage: int) -> str:
+    """A stage's first and last module, or operator if the model names no modules."""
+    if plan.modules:
+        return from_to(plan.modules[stage])
+    operators = plan.strategy.stages[stage].operators
+    return f"{operators[0]} .. {operators[-1]}"
 
 
 def stage_table(plan: Plan) -> Table:
-    """The stages of a plan; of many, the first and the last ones. Versions are those of the
-    parameters that a replica keeps under an asynchronous schedule.
-    """
-    rows: list[tuple[str, ...]] = []
-    peaks = {d.device: d.memory.total_bytes for d in plan.prediction.devices}
-    asynchronous = plan.strategy.schedule.is_asynchronous
-    for s, stage in enumerate(plan.strategy.stages):
-        times = plan.prediction.stages[s]
-        memory = max(peaks[device] for device in stage.devices)
-        rows.append(
-            (
-                str(s),
-                device_runs(stage.devices),
-                mesh_text(stage),
-                str(len(stage.operators)),
-                format_seconds(times.forward_s),
-                format_seconds(times.backward_s),
-                str(stage.warmup),
-                str(alive(plan.strategy, s)) if asynchronous else "",
-                "yes" if stage.recompute else "",
-                format_bytes(memory),
-                _span(plan, s),
-            )
-        )
-    columns = (">stage", "devices", "mesh", ">operators", ">forward", ">backward", ">in flight",
-               ">versions", "recompute", ">peak memory", "from .. to")  # fmt: skip
-    optional = ("from .. to", "recompute", ">in flight", ">operators")
-    title = "Stages, per microbatch"
-    if len(rows) > MAX_ROWS:
-        ends = MAX_ROWS // 2
-        title += f" (the first and the last {ends} of {len(rows)}; the strategy file has all)"
-        rows = [*rows[:ends], ("..", *[""] * (len(columns) - 1)), *rows[-ends:]]
-    table = Table(title, columns, tuple(rows), optional=optional)
-    table = table if any(row[2] for row in rows) else table.without("mesh")
-    return table if asynchronous else table.without(">versions")
+    """The stages of a plan; of many, the first and the last ones."""
+    title, rows, ends = "Stages, per microbatch", range(len(plan.strategy.stages)), MAX_ROWS // 2
+    if len(rows) <= MAX_ROWS:
+        return table(title, rows, _stage_columns(plan))
+    title += f" (the first and the last {ends} of {len(rows)}; the strategy file has all)"
+    shown = table(title, [*rows[:ends], *rows[-ends:]], _stage_columns(plan))
+    gap = ("..", *[""] * (len(shown.columns) - 1))
+    return replace(shown, rows=(*shown.rows[:ends], gap, *shown.rows[ends:]))
 
 
 def mesh_text(stage: Stage) -> str:
@@ -139,87 +208,54 @@ def mesh_text(stage: Stage) -> str:
 
 
 def parameter_table(plan: Plan) -> Table | None:
-    """How the parameters of split stages lie, those of modules that differ in their numbers only
-    together; None where none is cut.
+    """The shardings of the parameters of split stages; None if no stage is split. Parameters of
+    modules whose paths differ only in numbers have one row.
     """
-    found: dict[tuple[str, str, str, str], list[int]] = {}
+    stages_of: dict[tuple[str, str, str, str], list[int]] = {}
     for s, stage in enumerate(plan.strategy.stages):
         split = stage.sharding
         for name in sorted({*split.parameters, *split.gradients, *split.states} if split else ()):
             assert split is not None
             whole = ("R",) * len(split.mesh)
-            lies = split.parameters.get(name, whole)
-            gradient = split.gradients.get(name, lies)
+            parameter = split.parameters.get(name, whole)
+            gradient = split.gradients.get(name, parameter)
             state = split.states.get(name, gradient)
-            key = (_NUMBER.sub("*", name), " ".join(lies), " ".join(gradient), " ".join(state))
-            found.setdefault(key, []).append(s)
-    rows = [
-        (name, str(len(stages)), device_runs(tuple(set(stages))), lies, gradient, state)
-        for (name, lies, gradient, state), stages in found.items()
-    ]
-    if not rows:
+            row = (_NUMBER.sub("*", name), " ".join(parameter), " ".join(gradient), " ".join(state))
+            stages_of.setdefault(row, []).append(s)
+    if not stages_of:
         return None
-    title = "Parameters that are cut, axis by axis"
-    if len(rows) > MAX_ROWS:
-        title += f" (the first {MAX_ROWS} of {len(rows)}; the strategy file has all)"
-        rows = rows[:MAX_ROWS]
-    columns = ("parameter", ">number", "stages", "lies", "gradient", "optimizer state")
-    table = Table(title, columns, tuple(rows))
-    if all(row[3] == row[4] == row[5] for row in rows):
-        table = table.without("gradient").without("optimizer state")
-    return table
-
-
-def _span(plan: Plan, stage: int) -> str:
-    """A stage's first and last module, or operator where the model names no modules."""
-    if plan.modules:
-        return from_to(plan.modules[stage])
-    operators = plan.strategy.stages[stage].operators
-    return f"{operators[0]} .. {operators[-1]}"
+    differ = any(len(set(specs)) > 1 for _, *specs in stages_of)
+    title, rows = first_rows(
+        "Sharded parameters, axis by axis",
+        [(*specs, stages) for specs, stages in stages_of.items()],
+        "rows",
+        "the strategy file",
+    )
+    columns: list[Column[tuple[Any, ...]]] = [
+        Column("", lambda row: row[0], "parameter", left=True),
+        Column("", lambda row: len(row[4]), "count"),
+        Column("", lambda row: set(row[4]), "stages", device_runs, left=True),
+        Column("", lambda row: row[1], "sharding", left=True),
+        Column("", lambda row: row[2], "gradient", left=True),
+        Column("", lambda row: row[3], "optimizer state", left=True),
+    ]
+    return table(title, rows, columns if differ else columns[:4])
 
 
 def times_line(plan: Plan) -> str:
-    """Where the times come from that a plan is made of."""
+    """The source of the times that a plan is based on."""
     return f"operator times: {said_times(plan)}"
 
 
 def certificate_lines(plan: Plan) -> tuple[str, ...]:
-    """How far from the best a plan is, and in which space it was searched."""
+    """The distance of a plan from the best one, and the space of its search."""
     certificate = plan.certificate
     return (
         f"lower bound {format_seconds(certificate.lower_bound_s)} for the {certificate.objective}"
-        f" over all strategies by the profile's times and rules: this plan is at most"
+        f" over all strategies with the profile's times and rules: this plan is at most"
         f" {percent(certificate.gap)} above the best",
         f"{plan.solver}: {plan.status} over {certificate.space}",
     )
-
-
-def row_json(row: SolverRow, lower_bound_s: float, num_devices: int) -> dict[str, Any]:
-    """One solver's fields of `solve --json`.
-
-    Args:
-        num_devices: of the topology; `peak_bytes` has one entry for each.
-    """
-    plan = row.plan
-    fields: dict[str, Any] = {
-        "solver": row.solver,
-        "status": row.status.value,
-        "reason": row.reason,
-        "shortage": row.shortage,
-        "solve_s": row.solve_s,
-        "microbatch_size": row.microbatch_size,
-        "source": row.source.value,
-        "engine": None if plan is None else plan.engine,
-        "profiled_on": None if plan is None else plan.profiled_on,
-        "lower_bound_s": lower_bound_s,
-        "iteration_s": None, "bottleneck_s": None, "latency_s": None, "throughput": None,
-        "bubble_fraction": None, "gap": None, "space_bound_s": None, "peak_bytes": None,
-        "num_stages": None, "stages": None, "reproducible": None,
-    }  # fmt: skip
-    if plan is None:
-        return fields
-    fields["lower_bound_s"] = plan.certificate.lower_bound_s
-    return fields | plan_json(plan, num_devices)
 
 
 def plan_json(plan: Plan, num_devices: int) -> dict[str, Any]:
@@ -228,32 +264,19 @@ def plan_json(plan: Plan, num_devices: int) -> dict[str, Any]:
     Args:
         num_devices: of the topology; `peak_bytes` has one entry for each.
     """
-    prediction = plan.prediction
-    peaks = {d.device: d.memory.total_bytes for d in prediction.devices}
-    return {
-        "iteration_s": prediction.iteration_s,
-        "bottleneck_s": prediction.bottleneck_s,
-        "latency_s": prediction.latency_s,
-        "throughput": prediction.throughput,
-        "bubble_fraction": prediction.bubble_fraction,
-        "gap": plan.certificate.gap,
-        "space_bound_s": plan.certificate.space_bound_s,
-        "peak_bytes": [peaks.get(d, 0) for d in range(num_devices)],
-        "num_stages": len(plan.strategy.stages),
-        "stages": [
-            {
-                "devices": list(stage.devices),
-                "num_operators": len(stage.operators),
-                "forward_s": times.forward_s,
-                "backward_s": times.backward_s,
-                **({"modules": list(plan.modules[s])} if plan.modules else {}),
-            }
-            for s, (stage, times) in enumerate(
-                zip(plan.strategy.stages, prediction.stages, strict=True)
-            )
-        ],
-        "reproducible": plan.reproducible,
-    }
+    plain = json_row(plan, chosen(PLAN_COLUMNS, _PLAN_JSON))
+    return {**plain, "peak_bytes": _peaks(plan, num_devices)}
+
+
+def _peaks(plan: Plan, num_devices: int) -> list[int]:
+    peaks = {device.device: device.memory.total_bytes for device in plan.prediction.devices}
+    return [peaks.get(d, 0) for d in range(num_devices)]
+
+
+def row_json(row: SolverRow, comparison: SolverComparison, num_devices: int) -> dict[str, Any]:
+    """One solver's fields of `solve --json`; `num_devices` is that of `plan_json`."""
+    plain = json_row(row, chosen(solver_columns(comparison), _ROW_JSON))
+    return {**plain, "peak_bytes": None if row.plan is None else _peaks(row.plan, num_devices)}
 
 
 def comparison_json(
@@ -265,23 +288,18 @@ def comparison_json(
         strategy: path of the strategy file, None if none was written.
         partition: path of the annotated model, None if none was written.
     """
-    rows = [row_json(row, comparison.lower_bound_s, num_devices) for row in comparison.rows]
     best = comparison.best
-    shown = rows[comparison.rows.index(best)] if best else _nothing(comparison, num_devices)
+    if best is None:
+        last, reason = comparison.rows[-1], shortage(comparison)
+        result = replace(last.answer.result, status=comparison.status, reason=reason)
+        best = replace(last, answer=replace(last.answer, solver="portfolio", result=result))
     return {
-        **shown,
+        **row_json(best, comparison, num_devices),
         "solve_s": sum(row.solve_s or 0.0 for row in comparison.rows),
         "strategy": strategy,
         "partition": partition,
-        "compared": rows,
+        "compared": [row_json(row, comparison, num_devices) for row in comparison.rows],
     }
-
-
-def _nothing(comparison: SolverComparison, num_devices: int) -> dict[str, Any]:
-    last = comparison.rows[-1]
-    result = replace(last.answer.result, status=comparison.status, reason=shortage(comparison))
-    answer = replace(last.answer, solver="portfolio", result=result, solve_s=0.0)
-    return row_json(replace(last, answer=answer), comparison.lower_bound_s, num_devices)
 
 
 def shortage(comparison: SolverComparison) -> str:
@@ -309,8 +327,8 @@ def unfit_lines(comparison: SolverComparison) -> tuple[str, ...]:
 
 
 def no_plan_lines(comparison: SolverComparison) -> tuple[str, ...]:
-    """Why there is no plan at all; and, where a solver lacked memory, possible changes. Other
-    reasons say themselves what to do.
+    """The reasons why there is no plan; possible changes if a solver lacked memory. Other reasons
+    contain their own advice.
     """
     reasons = reason_lines(comparison)
     if len(reasons) == 1:
@@ -321,3 +339,88 @@ def no_plan_lines(comparison: SolverComparison) -> tuple[str, ...]:
         *(f"  {reason}" for reason in reasons),
         *([MORE_MEMORY] if short else []),
     )
+
+
+# ------------------------------------------------------------------- beside each other
+
+
+def compare_bars(comparison: SolverComparison, width: int) -> tuple[str, ...]:
+    """The time of each solver's plan, the best first, with a mark at the lower bound.
+
+    Args:
+        width: of the longest bar, in columns.
+    """
+    plans = sorted(
+        ((row.solver, row.plan) for row in comparison.rows if row.plan is not None),
+        key=lambda one: comparable_s(one[1]),
+    )
+    if not plans:
+        return ()
+    objective, bound_s = plans[0][1].certificate.objective, comparison.lower_bound_s
+    drawn = bars(
+        [(name, objective_s(plan), format_seconds(objective_s(plan))) for name, plan in plans],
+        width,
+        bound_s,
+    )
+    return (f"{objective}; the mark is the lower bound, {format_seconds(bound_s)}", *drawn)
+
+
+EIGHTHS = " ▏▎▍▌▋▊▉█"
+BOUND = "│"
+
+
+def bars(
+    figures: Sequence[tuple[str, float, str]], width: int, bound: float = 0.0
+) -> tuple[str, ...]:
+    """A line per figure: its name, a bar, and the figure as it is written.
+
+    Args:
+        figures: name, figure of at least 0, and the text behind the bar.
+        width: of the longest bar, in columns.
+        bound: a lower bound of the figures, which is marked; 0 for none.
+
+    >>> bars([("a", 2.0, "2 s"), ("bb", 1.0, "1 s")], 4)
+    ('a   ████  2 s', 'bb  ██    1 s')
+    >>> bars([("a", 2.0, "2 s")], 4, bound=1.0)
+    ('a  ██│█  2 s',)
+    """
+    longest = max((figure for _, figure, _ in figures), default=0.0) or 1.0
+    names = max((len(name) for name, _, _ in figures), default=0)
+    mark = int(width * bound / longest)
+    lines = []
+    for name, figure, text in figures:
+        bar = _bar(width * figure / longest).ljust(width)
+        if 0 < mark < width:
+            bar = bar[:mark] + BOUND + bar[mark + 1 :]
+        lines.append(f"{name.ljust(names)}  {bar}  {text}")
+    return tuple(lines)
+
+
+def _bar(length: float) -> str:
+    """A bar of this length in columns, to an eighth of one; at least an eighth above 0."""
+    eighths = max(round(8 * length), 1 if length > 0 else 0)
+    whole, rest = divmod(eighths, 8)
+    return EIGHTHS[8] * whole + (EIGHTHS[rest] if rest else "")
+
+
+def winner_line(comparison: SolverComparison) -> str:
+    """Which solver won, and by how much over plain data parallelism; empty without a plan."""
+    best = comparison.best
+    if best is None or best.plan is None:
+        return ""
+    rows = [row for row in comparison.rows if row.solver == "data-parallel"]
+    plans = [row.plan for row in rows if row.plan is not None]
+    if not rows:
+        return f"the best plan is {best.solver}'s"
+    if not plans:
+        return f"the best plan is {best.solver}'s; plain data parallelism has none"
+    gain = min(map(comparable_s, plans)) / comparable_s(best.plan) - 1
+    if gain < NOTICEABLE:
+        how = "" if best.solver == "data-parallel" else ", which is as fast as data parallelism"
+        return f"the best plan is {best.solver}'s{how}"
+    return f"the best plan is {best.solver}'s, {percent(gain)} faster than plain data parallelism"
+
+
+def compare_csv(comparison: SolverComparison) -> str:
+    """A line per solver; times in s, sizes in bytes, empty where there is no plan."""
+    return csv_text(comparison.rows, chosen(solver_columns(comparison), CSV_KEYS))

@@ -1,44 +1,53 @@
 """Profiles as tables, as lines of text and as JSON."""
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 from planner.artefacts.losses import Loss, loss_json, loss_lines, losses
 from planner.artefacts.profile import BatchNorm
 from planner.profilers.summary import SplitKind, edge_sizes, split_counts, summary
-from planner.reports.tables import Table, count, percent
+from planner.reports.tables import Column, Table, count, json_rows, percent, signed, table
 from planner.support.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from planner.artefacts.graph import Parameter
     from planner.artefacts.profile import Contention, Profile
     from planner.model.trainable import Choice
+    from planner.profilers.analytic import RooflineFit
+    from planner.profilers.compare import EngineComparison, EngineRow
     from planner.profilers.measured import Effort
+    from planner.profilers.summary import TypeRow
+
+
+TYPE_COLUMNS: "tuple[Column[TypeRow], ...]" = (
+    Column("type", lambda row: row.type, "operator", left=True),
+    Column("count", lambda row: row.count, "count", gives_way=2),
+    Column("", lambda row: row.time_s, "time", format_seconds),
+    Column("", lambda row: row.forward_share, "of forward", percent),
+    Column("", lambda row: row.backward_share, "of backward", percent),
+    Column("", lambda row: row.backward_per_forward, "backward/forward", "{:.2f}".format,
+           gives_way=1),
+)  # fmt: skip
+ENGINE_COLUMNS: "tuple[Column[EngineRow], ...]" = (
+    Column("type", lambda row: row.type, "operator", left=True),
+    Column("count", lambda row: row.count, "count", gives_way=1),
+    Column("torch_s", lambda row: row.torch_s, "torch", format_seconds),
+    Column("onnxruntime_s", lambda row: row.onnxruntime_s, "ONNX Runtime", format_seconds),
+    Column("", lambda row: row.ratio, "ONNX Runtime/torch", "{:.2f}".format),
+    Column("analytic_s", lambda row: row.analytic_s, "roofline", format_seconds, sparse=True),
+)
 
 
 def profile_table(profile: "Profile") -> Table:
     """Time per operator type."""
-    rows = tuple(
-        (
-            row.type,
-            str(row.count),
-            format_seconds(row.time_s),
-            percent(row.forward_share),
-            percent(row.backward_share),
-            "" if row.backward_per_forward is None else f"{row.backward_per_forward:.2f}",
-        )
-        for row in summary(profile).rows
-    )
-    columns = ("operator", ">count", ">time", ">of forward", ">of backward", ">backward/forward")
-    optional = (">backward/forward", ">count")
-    return Table("Time per operator type, one microbatch", columns, rows, optional=optional)
+    return table("Time per operator type, one microbatch", summary(profile).rows, TYPE_COLUMNS)
 
 
 def profile_lines(profile: "Profile") -> tuple[str, ...]:
-    """The contents of a profile, and the signs of how far it can be trusted."""
+    """The contents of a profile, and the figures that show how reliable its times are."""
     parameters, times = profile.graph.parameters, summary(profile)
     trained = [p for p in parameters if p.trainable]
     frozen = [p.name for p in parameters if not p.trainable]
@@ -68,7 +77,7 @@ def profile_lines(profile: "Profile") -> tuple[str, ...]:
         lines.append(
             f"operators one by one take {format_seconds(times.sum_s)}, the whole step"
             f" {format_seconds(times.whole_s)}: ratio {times.sum_per_whole:.3f}{scaled};"
-            f" drift of the whole step from before to after {100 * times.drift:+.1f} %;"
+            f" drift of the whole step from before to after {signed(times.drift)};"
             f" {count(profile.repetitions, 'repetition')} per operator, which differ by"
             f" {percent(profile.spread)}"
         )
@@ -77,8 +86,8 @@ def profile_lines(profile: "Profile") -> tuple[str, ...]:
     if profile.loss_costs:
         forward_s, backward_s = _loss_times_s(profile)
         lines.append(
-            f"losses take {format_seconds(forward_s)} forward and {format_seconds(backward_s)}"
-            " backward more, in the stage that makes their outputs"
+            f"losses add {format_seconds(forward_s)} forward and {format_seconds(backward_s)}"
+            " backward to the stage that computes their inputs"
         )
     if profile.contention is not None:
         lines.append(_contention_line(profile.contention))
@@ -86,12 +95,14 @@ def profile_lines(profile: "Profile") -> tuple[str, ...]:
 
 
 def _splits_line(profile: "Profile") -> str:
-    """How many operators can be split in which ways."""
+    """The number of operators that can be split in each way."""
     kinds = ", ".join(
         f"{number} by {_SPLIT[kind]}" for kind, number in split_counts(profile).items()
     )
     whole = sum(not cost.rules for cost in profile.operators)
-    return f"splits of {count(len(profile.operators), 'operator')}: {kinds}; {whole} only whole"
+    return (
+        f"splits of {count(len(profile.operators), 'operator')}: {kinds}; {whole} cannot be split"
+    )
 
 
 _SPLIT = {
@@ -119,7 +130,7 @@ def _contention_line(contention: "Contention") -> str:
 
 
 def _elements(parameters: "Iterable[Parameter]") -> int:
-    return sum(prod(parameter.shape) for parameter in parameters)
+    return sum(math.prod(parameter.shape) for parameter in parameters)
 
 
 def _losses(profile: "Profile") -> tuple[Loss, ...]:
@@ -160,12 +171,12 @@ def effort_line(effort: "Effort") -> str:
     """The time that measuring took, and the number of operators that the cache had."""
     line = (
         f"{count(effort.num_classes, 'different operator')}: {effort.num_timed} timed in"
-        f" {format_seconds(effort.operators_s)}, {effort.num_cached} known from earlier profiles;"
+        f" {format_seconds(effort.operators_s)}, {effort.num_cached} reused from earlier profiles;"
         f" the whole model: {format_seconds(effort.whole_s)}"
     )
     if effort.cache_problem is not None:
-        return f"{line}; not kept for later: {effort.cache_problem}"
-    return line if effort.kept or not effort.num_timed else f"{line}; not kept for later"
+        return f"{line}; not stored for later profiles: {effort.cache_problem}"
+    return line if effort.kept or not effort.num_timed else f"{line}; not stored for later profiles"
 
 
 def profile_json(profile: "Profile", path: str) -> dict[str, Any]:
@@ -202,3 +213,56 @@ def profile_json(profile: "Profile", path: str) -> dict[str, Any]:
 def choices_json(choices: "Mapping[str, Choice]") -> dict[str, Any]:
     """For each float initializer, whether it is trained, and why."""
     return {name: asdict(choice) for name, choice in choices.items()}
+
+
+# ------------------------------------------------------- several engines beside each other
+
+
+def compare_table(comparison: "EngineComparison") -> Table:
+    """Forward time per operator type, by each engine."""
+    rows = (*comparison.rows, comparison.total)
+    title = "Forward time per operator type by each engine, one microbatch"
+    return table(title, rows, ENGINE_COLUMNS, len(rows) - 1)
+
+
+def compare_lines(comparison: "EngineComparison") -> tuple[str, ...]:
+    """The rank correlations of the engines, and the operators on which they differ most."""
+    ranks = [
+        f"{text} {value:.3f}"
+        for text, value in (
+            (f"with {comparison.engine}", comparison.rank_correlation),
+            ("with the roofline", comparison.analytic_rank_correlation),
+        )
+        if value is not None
+    ]
+    lines = [
+        f"rank correlation of torch over {count(comparison.num_ranked, 'operator')} above 0.1 % of"
+        f" the forward pass: {', '.join(ranks)}"
+    ] * bool(ranks)
+    lines += [
+        f"{one.name} ({one.type}): {format_seconds(one.torch_s)} by torch,"
+        f" {format_seconds(one.onnxruntime_s)} by ONNX Runtime"
+        for one in comparison.worst
+    ]
+    return tuple(lines)
+
+
+def fit_line(fit: "RooflineFit") -> str:
+    """The speeds that were fitted to measured times, and the errors of the computed times."""
+    return (
+        f"the roofline was fitted to this model: {fit.peak_flops / 1e9:.3g} GFLOP/s and"
+        f" {fit.memory_bandwidth_bytes_per_s / 1e9:.3g} GB/s; for forward and backward together the"
+        f" rank correlation is {fit.rank_correlation:.3f}, half of the operators are off by up to"
+        f" {math.expm1(fit.median_error):.0%}, nine tenths by up to {math.expm1(fit.p90_error):.0%}"
+    )
+
+
+def compare_json(comparison: "EngineComparison", fit: "RooflineFit") -> dict[str, Any]:
+    """The object `compared` of `profile --json`."""
+    return {
+        "engine": comparison.engine,
+        "rank_correlation": comparison.rank_correlation,
+        "analytic_rank_correlation": comparison.analytic_rank_correlation,
+        "fit": asdict(fit),
+        "types": json_rows(comparison.rows, ENGINE_COLUMNS),
+    }

@@ -1,143 +1,106 @@
-"""Clusters as rows of plain text: the presets; the devices of one, the width of its links, and the
-links that bound its collectives.
+"""Clusters as tables, lines of text and JSON: the presets; a cluster with the bandwidth between its
+devices and the links that bound its collectives; the result of a probe.
 """
 
-import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import groupby, pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from planner.artefacts.files import shipped
-from planner.artefacts.topology import Topology, device_type, table_of
+from planner.artefacts.topology import CollectiveKind, DeviceType, Topology, device_type, table_of
+from planner.clusters.presets import Preset, presets
 from planner.clusters.routes import bandwidth_bytes_per_s, chain, pair_widths, routes
-from planner.clusters.yaml.read import read_topology
-from planner.costs.collectives import allreduce_s
-from planner.reports.tables import Table
+from planner.costs.collectives import allreduce_s, collective_s
+from planner.reports.tables import (
+    Column,
+    Table,
+    chosen,
+    count,
+    first_rows,
+    json_rows,
+    listed,
+    percent,
+    table,
+)
 from planner.support.arrays import Floats
 from planner.support.units import format_bytes, format_rate, format_seconds
+
+if TYPE_CHECKING:
+    from planner.clusters.probing.infer import CollectiveTimes
+    from planner.clusters.probing.link_fit import LinkClass, Pair
+    from planner.launcher.probe import Probed
 
 # Size of the all-reduces that are shown.
 SHOWN_BYTES = 100_000_000
 # Rows of a matrix: devices, or hosts where there are more devices.
 MAX_DEVICES, MAX_HOSTS = 16, 8
 
-
-@dataclass(frozen=True, slots=True)
-class Preset:
-    """A topology that ships.
-
-    Attributes:
-        name: as `--topology` takes it.
-        num_devices: all; where the file says `count: auto`, one per core of this machine.
-        num_hosts: the machines.
-        device_types: number of devices by the name of their type.
-        description: the first sentence of the file.
-    """
-
-    name: str
-    num_devices: int
-    num_hosts: int
-    device_types: dict[str, int]
-    description: str
+PRESET_COLUMNS: tuple[Column[Preset], ...] = (
+    Column("name", lambda preset: preset.name, "name", left=True),
+    Column("num_devices", lambda preset: preset.num_devices, "devices"),
+    Column("num_hosts", lambda preset: preset.num_hosts, "hosts"),
+    Column("device_types", lambda preset: preset.device_types, "types",
+           lambda types: ", ".join(f"{n} x {kind}" for kind, n in types.items()), left=True,
+           gives_way=1),
+    Column("description", lambda preset: preset.description, "description", left=True),
+)  # fmt: skip
 
 
-def presets() -> tuple[Preset, ...]:
-    """The topologies that ship with the planner, by name.
-
-    Raises:
-        FileError: if one is malformed.
-    """
-    shipping = []
-    for path in sorted(shipped("topologies").glob("*.yaml")):
-        if path.stem == "devices":
-            continue
-        topology = read_topology(path)
-        kinds = Counter(device.type for device in topology.devices)
-        shipping.append(
-            Preset(
-                path.stem,
-                len(topology.devices),
-                len(topology.hosts),
-                dict(sorted(kinds.items())),
-                first_sentence(path.read_text()),
-            )
-        )
-    return tuple(shipping)
+def presets_table() -> Table:
+    """The topologies that ship with the planner."""
+    return table("Topologies that ship with the planner", presets(), PRESET_COLUMNS)
 
 
-def first_sentence(text: str) -> str:
-    r"""The first sentence of a file's leading comment; empty without a comment.
-
-    >>> first_sentence("# Two cards of\n# unequal size. Made up.\nformat: x")
-    'Two cards of unequal size.'
-    """
-    lines: list[str] = []
-    for line in text.splitlines():
-        words = line.removeprefix("#").strip()
-        if not line.startswith("#") or not words:
-            break
-        lines.append(words)
-    return re.split(r"(?<=\.)\s", " ".join(lines), maxsplit=1)[0]
-
-
-def presets_table(shipping: tuple[Preset, ...]) -> Table:
-    """The presets for people."""
-    return Table(
-        "Topologies that ship with the planner",
-        ("name", ">devices", ">hosts", "types", "description"),
-        tuple(
-            (
-                one.name,
-                str(one.num_devices),
-                str(one.num_hosts),
-                ", ".join(f"{n} x {kind}" for kind, n in one.device_types.items()),
-                one.description,
-            )
-            for one in shipping
-        ),
-        optional=("types",),
-    )
+def presets_json() -> dict[str, Any]:
+    """The object that `topology list --json` prints."""
+    return {"presets": json_rows(presets(), PRESET_COLUMNS)}
 
 
 # -------------------------------------------------------------------------------- one cluster
 
 
+class _Devices(NamedTuple):
+    """The devices of one type on a host, or on each of several equal hosts."""
+
+    hosts: Sequence[str]
+    num_devices: int
+    type: DeviceType
+
+
+_DEVICE_COLUMNS: tuple[Column[_Devices], ...] = (
+    Column("", lambda row: _run_text(row.hosts), "host", left=True),
+    Column("", lambda row: row.num_devices, "devices"),
+    Column("", lambda row: row.type.name, "type", left=True),
+    Column("", lambda row: row.type.memory_bytes, "memory", format_bytes),
+    Column("", lambda row: row.type.flops, "TFLOP/s",
+           lambda flops: ", ".join(f"{dtype} {v / 1e12:.4g}" for dtype, v in flops.items()),
+           left=True, gives_way=2),
+    Column("", lambda row: row.type.memory_bandwidth_bytes_per_s, "memory bandwidth", format_rate,
+           gives_way=1),
+)  # fmt: skip
+
+
 def devices_table(topology: Topology) -> Table:
     """The devices of each type on each host; equal hosts together."""
-    there: dict[str, Counter[str]] = {host.name: Counter() for host in topology.hosts}
+    kinds: dict[str, Counter[str]] = {host.name: Counter() for host in topology.hosts}
     for device in topology.devices:
-        there[device.host][device.type] += 1
-    runs: list[list[str]] = []
-    for name, kinds in there.items():
-        if runs and there[runs[-1][0]] == kinds:
-            runs[-1].append(name)
-        else:
-            runs.append([name])
+        kinds[device.host][device.type] += 1
     index = {device.type: d for d, device in enumerate(topology.devices)}
-    rows = []
-    for run in runs:
-        for kind, count in sorted(there[run[0]].items()):
-            speed = device_type(topology, index[kind])
-            flops = ", ".join(f"{dtype} {v / 1e12:.4g}" for dtype, v in speed.flops.items())
-            rows.append(
-                (
-                    _run(run),
-                    str(count),
-                    kind,
-                    format_bytes(speed.memory_bytes),
-                    flops,
-                    format_rate(speed.memory_bandwidth_bytes_per_s),
-                )
-            )
-    columns = ("host", ">devices", "type", ">memory", "TFLOP/s", ">memory bandwidth")
-    optional = (">memory bandwidth", "TFLOP/s")
-    return Table(f"{topology.name}: devices", columns, tuple(rows), optional=optional)
+    rows = [
+        _Devices(hosts, number, device_type(topology, index[kind]))
+        for _, run in groupby(kinds, kinds.__getitem__)
+        for hosts in [tuple(run)]
+        for kind, number in sorted(kinds[hosts[0]].items())
+    ]
+    return table(f"{topology.name}: devices", rows, _DEVICE_COLUMNS)
 
 
-def _run(names: Sequence[str]) -> str:
+def _run_text(names: Sequence[str]) -> str:
+    """Neighbours that are alike, such as "host0 .. host3 (4)"."""
     return names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]} ({len(names)})"
 
 
@@ -159,26 +122,23 @@ def _matrix(topology: Topology, figures: Floats, title: str) -> Table:
     """Figures between devices; between hosts, from the least to the most, where there are many
     devices; between the first hosts where there are many hosts.
     """
-    count = len(topology.devices)
-    if count <= MAX_DEVICES or len(topology.hosts) == 1:
-        names = [device.name for device in topology.devices]
-        groups, most, what = [[d] for d in range(count)], MAX_DEVICES, "devices"
-    else:
-        names, most, what = [host.name for host in topology.hosts], MAX_HOSTS, "hosts"
-        groups = [
-            [d for d, device in enumerate(topology.devices) if device.host == name]
-            for name in names
-        ]
-    if len(names) > most:
-        title += f" (the first {most} of {len(names)} {what})"
-    rows = []
-    for name, group in list(zip(names, groups, strict=True))[:most]:
-        cells = (_cell(figures, group, other) for other in groups[:most])
-        rows.append((name, *cells))
-    return Table(title, ("", *(f">{name}" for name in names[:most])), tuple(rows))
+    groups = {device.name: [d] for d, device in enumerate(topology.devices)}
+    noun, most = "devices", MAX_DEVICES
+    if len(groups) > most and len(topology.hosts) > 1:
+        groups, noun, most = {host.name: [] for host in topology.hosts}, "hosts", MAX_HOSTS
+        for d, device in enumerate(topology.devices):
+            groups[device.host].append(d)
+    title, shown = first_rows(title, tuple(groups.items()), noun, most=most)
+    columns: list[Column[tuple[str, list[int]]]] = [
+        Column("", lambda row: row[0], "", left=True),
+        *(Column("", partial(_between, figures, group), name) for name, group in shown),
+    ]
+    return table(title, shown, columns)
 
 
-def _cell(figures: Floats, rows: list[int], columns: list[int]) -> str:
+def _between(figures: Floats, columns: list[int], row: tuple[str, list[int]]) -> str:
+    """The least and the most of the figures from a row's devices to others."""
+    rows = row[1]
     there = figures[np.ix_(rows, columns)][np.not_equal.outer(rows, columns)]
     if not there.size:
         return "-"
@@ -189,18 +149,17 @@ def classes_table(topology: Topology) -> Table:
     """The number of ordered pairs of devices for each bandwidth and latency, the widest first."""
     latency, width = pair_widths(topology)
     apart = ~np.eye(len(latency), dtype=bool)
-    widths, of_width = np.unique(width[apart], return_inverse=True)
-    latencies, of_latency = np.unique(latency[apart], return_inverse=True)
-    both, counts = np.unique(of_width * len(latencies) + of_latency, return_counts=True)
-    pairs: dict[tuple[str, str], tuple[float, int]] = {}
-    # Differences of rounding are none.
-    for code, n in zip(both.tolist(), counts.tolist(), strict=True):
-        w, s = widths[code // len(latencies)], latencies[code % len(latencies)]
-        shown = format_rate(w), format_seconds(s)
-        pairs[shown] = w, pairs.get(shown, (w, 0))[1] + n
-    widest_first = sorted(pairs.items(), key=lambda one: -one[1][0])
-    rows = [(*shown, str(n)) for shown, (_, n) in widest_first]
-    return Table("Pairs of devices", (">bandwidth", ">latency", ">pairs"), tuple(rows))
+    figures = np.stack((-width[apart], latency[apart]), axis=1)
+    # Figures with the same text differ by rounding only.
+    pairs: Counter[tuple[str, str]] = Counter()
+    for (w, s), number in zip(*np.unique(figures, axis=0, return_counts=True), strict=True):
+        pairs[format_rate(-w), format_seconds(s)] += int(number)
+    columns: list[Column[tuple[tuple[str, str], int]]] = [
+        Column("", lambda row: row[0][0], "bandwidth"),
+        Column("", lambda row: row[0][1], "latency"),
+        Column("", lambda row: row[1], "pairs"),
+    ]
+    return table("Pairs of devices", tuple(pairs.items()), columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,36 +217,34 @@ def _collective(topology: Topology, group: str, devices: tuple[int, ...]) -> Col
     )
 
 
-def collectives_table(shown: Sequence[Collective]) -> Table:
+COLLECTIVE_COLUMNS: tuple[Column[Collective], ...] = (
+    Column("group", lambda one: one.group),
+    Column("", lambda one: len(one.devices), "devices"),
+    Column("time_s", lambda one: one.time_s, "time for 100 MB", format_seconds),
+    Column("measured", lambda one: one.measured, "source",
+           lambda measured: "measured" if measured else "ring", left=True),
+    Column("bandwidth_bytes_per_s", lambda one: one.bandwidth_bytes_per_s, "slowest link",
+           format_rate),
+    Column("slowest_link", lambda one: one.slowest_link, "from -> to", left=True, gives_way=2),
+    Column("ring", lambda one: list(one.devices), "ring",
+           lambda ring: " ".join(ring[:8]) + (" .." if len(ring) > 8 else ""), left=True,
+           gives_way=1),
+    Column("bytes", lambda one: SHOWN_BYTES),
+)  # fmt: skip
+
+
+def collectives_table(collectives: Sequence[Collective]) -> Table:
     """The all-reduces; of neighbours that are alike, one."""
-    runs: list[list[Collective]] = []
-    for one in shown:
-        alike = runs and _figures(runs[-1][0]) == _figures(one)
-        if alike:
-            runs[-1].append(one)
-        else:
-            runs.append([one])
-    rows = []
-    for run in runs:
-        one = run[0]
-        ring = " ".join(one.devices[:8]) + (" .." if len(one.devices) > 8 else "")
-        rows.append(
-            (
-                _run([each.group for each in run]),
-                str(len(one.devices)),
-                format_seconds(one.time_s),
-                "measured" if one.measured else "ring",
-                format_rate(one.bandwidth_bytes_per_s),
-                one.slowest_link,
-                ring,
-            )
-        )
-    columns = ("all-reduce over", ">devices", ">100 MB take", "by", ">slowest link", "which",
-               "ring")  # fmt: skip
-    return Table("Collectives", columns, tuple(rows), optional=("ring", "which"))
+    runs = [tuple(run) for _, run in groupby(collectives, _alike)]
+    groups: Column[tuple[Collective, ...]] = Column(
+        "", lambda run: _run_text([one.group for one in run]), "all-reduce over", left=True
+    )
+    columns = [groups, *(column.of(lambda run: run[0]) for column in COLLECTIVE_COLUMNS)]
+    return table("Collectives", runs, columns)
 
 
-def _figures(one: Collective) -> tuple[object, ...]:
+def _alike(one: Collective) -> tuple[object, ...]:
+    """Equal for all-reduces that are shown as one."""
     times = format_seconds(one.time_s), format_rate(one.bandwidth_bytes_per_s)
     return one.group.startswith("all"), len(one.devices), times, one.measured
 
@@ -295,18 +252,13 @@ def _figures(one: Collective) -> tuple[object, ...]:
 def topology_json(topology: Topology) -> dict[str, object]:
     """The object that `topology show --json` prints: bytes, bytes/s and seconds."""
     latency, width = pair_widths(topology)
+    keys = "group ring slowest_link bandwidth_bytes_per_s bytes time_s measured"
     off = np.where(np.isfinite(width), width, 0.0)
     return {
         "name": topology.name,
         "notes": list(topology.notes),
-        "hosts": [
-            {"name": host.name, "cores": host.cores, "memory_bytes": host.memory_bytes}
-            for host in topology.hosts
-        ],
-        "devices": [
-            {"name": device.name, "type": device.type, "host": device.host}
-            for device in topology.devices
-        ],
+        "hosts": [asdict(host) for host in topology.hosts],
+        "devices": [asdict(device) for device in topology.devices],
         "switches": list(topology.switches),
         "links": [
             {
@@ -320,16 +272,154 @@ def topology_json(topology: Topology) -> dict[str, object]:
         ],
         "bandwidth_bytes_per_s": off.tolist(),
         "latency_s": latency.tolist(),
-        "allreduces": [
+        "allreduces": json_rows(collectives(topology), chosen(COLLECTIVE_COLUMNS, keys)),
+    }
+
+
+# -------------------------------------------------------------------------------- a probe
+
+CLASS_COLUMNS: "tuple[Column[LinkClass], ...]" = (
+    Column("kind", lambda one: one.kind, "connection", left=True),
+    Column("bandwidth_bytes_per_s", lambda one: one.bandwidth_bytes_per_s, "bandwidth",
+           format_rate),
+    Column("latency_s", lambda one: one.latency_s, "latency", format_seconds),
+    Column("error", lambda one: one.error, "fit error", percent),
+    Column("spread", lambda one: one.spread, "spread", percent),
+    Column("", lambda one: len(one.pairs), "pairs", gives_way=1),
+)  # fmt: skip
+
+
+def class_table(probed: "Probed") -> Table:
+    """The classes of pairs."""
+    names = [device.name for device in probed.inferred.topology.devices]
+    which: Column[LinkClass] = Column(
+        "", lambda one: pairs_text(one.pairs, names), "examples", left=True
+    )
+    return table(
+        "Pairs of devices by bandwidth and latency",
+        probed.inferred.classes,
+        [*CLASS_COLUMNS, which],
+    )
+
+
+def pairs_text(pairs: "Sequence[Pair]", names: Sequence[str], most: int = 4) -> str:
+    """The first pairs, in words; two directions of one pair are one.
+
+    >>> pairs_text([(0, 1), (1, 0), (1, 2)], ["a", "b", "c"])
+    'a - b, b -> c'
+    """
+    known, shown = set(pairs), []
+    for p, q in pairs:
+        if (q, p) not in known:
+            shown.append(f"{names[p]} -> {names[q]}")
+        elif p < q:
+            shown.append(f"{names[p]} - {names[q]}")
+    return listed(shown, most)
+
+
+def measured_table(probed: "Probed") -> Table:
+    """Measured collectives beside those computed from the links alone."""
+    links = replace(probed.inferred.topology, tables=())
+    rows = [
+        (one, size_bytes, time_s)
+        for one in probed.collectives
+        for size_bytes, time_s in list(zip(one.sizes_bytes, one.times_s, strict=True))[-2:]
+    ]
+
+    def over_links_s(row: "tuple[CollectiveTimes, int, float]") -> float:
+        one, size_bytes, _ = row
+        return collective_s(links, tuple(range(one.num_ranks)), one.kind, size_bytes)
+
+    title, shown = first_rows("Collectives over the first ranks, largest sizes", rows, "rows")
+    columns: list[Column[tuple[CollectiveTimes, int, float]]] = [
+        Column("", lambda row: row[0].kind.value, "collective", left=True),
+        Column("", lambda row: row[0].num_ranks, "ranks"),
+        Column("", lambda row: row[1], "size", format_bytes),
+        Column("", lambda row: row[2], "measured", format_seconds),
+        Column("", over_links_s, "over the links", format_seconds),
+    ]
+    return table(title, shown, columns)
+
+
+def probe_lines(probed: "Probed") -> tuple[str, ...]:
+    """The parts of the topology, and its distance from the measurements."""
+    topology = probed.inferred.topology
+    return (
+        f"{count(len(topology.devices), 'device')}, {count(len(topology.hosts), 'host')},"
+        f" {count(len(topology.switches), 'switch', 'switches')},"
+        f" {count(len(topology.links), 'link')}; the bandwidth of each path is within"
+        f" {percent(probed.inferred.off)} of the measured one",
+        *(f"note: {note}" for note in topology.notes),
+    )
+
+
+def probe_comments(probed: "Probed", when: str) -> tuple[str, ...]:
+    """Lines for the head of the file: date, method and result.
+
+    Args:
+        probed: the result.
+        when: a date.
+    """
+    names = [device.name for device in probed.inferred.topology.devices]
+    lines = [
+        f"Measured on {when} by planner topology probe, {probed.backend} of torch {probed.torch}.",
+        "One-way times: a message one way and one byte back, less half of a round trip of a byte;",
+        "medians; latency and bandwidth by least squares of the relative error. Pairs that agree:",
+    ]
+    lines += [
+        f"  {one.kind}: {format_rate(one.bandwidth_bytes_per_s)}, {format_seconds(one.latency_s)},"
+        f" fit within {percent(one.error)}, spread {percent(one.spread)}:"
+        f" {pairs_text(one.pairs, names)}"
+        for one in probed.inferred.classes
+    ]
+    return tuple(lines)
+
+
+def probe_json(probed: "Probed", written: str) -> dict[str, Any]:
+    """The object that `topology probe --json` prints."""
+    topology = probed.inferred.topology
+    names = [device.name for device in topology.devices]
+    pairs: Column[LinkClass] = Column(
+        "pairs", lambda one: [[names[p], names[q]] for p, q in one.pairs]
+    )
+    keys = "kind latency_s bandwidth_bytes_per_s error spread"
+    class_columns = (*chosen(CLASS_COLUMNS, keys), pairs)
+    width = routes(topology).bandwidth_bytes_per_s
+    return {
+        "written": written,
+        "backend": probed.backend,
+        "devices": [asdict(device) for device in topology.devices],
+        "pairs": [
             {
-                "group": one.group,
-                "ring": list(one.devices),
-                "slowest_link": one.slowest_link,
+                "source": names[one.source],
+                "target": names[one.target],
+                "latency_s": one.latency_s,
                 "bandwidth_bytes_per_s": one.bandwidth_bytes_per_s,
-                "bytes": SHOWN_BYTES,
-                "time_s": one.time_s,
-                "measured": one.measured,
+                "routed_bytes_per_s": float(width[one.source, one.target]),
+                "error": one.error,
+                "spread": one.spread,
+                "sizes_bytes": list(times.sizes_bytes),
+                "times_s": list(times.times_s),
             }
-            for one in collectives(topology)
+            for times, one in zip(probed.times, probed.fits, strict=True)
         ],
+        "classes": json_rows(probed.inferred.classes, class_columns),
+        "allreduces": [
+            _times_json(one) for one in probed.collectives if one.kind is CollectiveKind.ALL_REDUCE
+        ],
+        "collectives": [
+            {"kind": one.kind.value, **_times_json(one)}
+            for one in probed.collectives
+            if one.kind is not CollectiveKind.ALL_REDUCE
+        ],
+        "off": probed.inferred.off,
+        "notes": list(topology.notes),
+    }
+
+
+def _times_json(one: "CollectiveTimes") -> dict[str, Any]:
+    return {
+        "num_ranks": one.num_ranks,
+        "sizes_bytes": list(one.sizes_bytes),
+        "times_s": list(one.times_s),
     }

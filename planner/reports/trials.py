@@ -1,20 +1,21 @@
 """Plans that were launched on this machine: measured samples/s beside the predicted ones."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
-from planner.planning.portfolio import SolverComparison
-from planner.reports.compare import (
-    MEASURED_HEAD,
+from planner.planning.portfolio import SolverComparison, SolverRow
+from planner.reports.plans import (
+    CSV_KEYS,
+    MEASURED_KEYS,
     NOTICEABLE,
-    TABLE_HEAD,
-    compare_rows,
-    csv_text,
+    PLAN_COLUMNS,
+    comparison_json,
+    samples_per_s,
+    solver_columns,
 )
-from planner.reports.plans import comparison_json, samples_per_s
-from planner.reports.tables import Table, count, printable_lines
+from planner.reports.tables import Column, Table, chosen, count, csv_text, json_row, table
 from planner.training.trials import Trial
 
 STOPPED = "the command was stopped before its turn"
@@ -37,37 +38,58 @@ def by_row(comparison: SolverComparison, trials: Sequence[Trial]) -> Iterator[Tr
     return (None if row.plan is None else next(left) for row in comparison.rows)
 
 
-def trials_table(trials: Sequence[Trial], steps: int) -> Table:
-    """A row for every plan; the fastest one as measured is marked."""
-    ran = [k for k, trial in enumerate(trials) if trial.iterations_s]
-    return Table(
-        f"Launched on this machine, {count(steps, 'step')} of each plan: samples/s predicted, and"
-        " as measured",
-        ("solver", ">predicted", ">mean", ">least", ">most", ">predicted/mean", ""),
-        tuple(map(_cells, trials)),
-        marked=max(ran, key=lambda k: trials[k].throughput, default=None),
-        optional=(">least", ">most"),
+TRIAL_COLUMNS: tuple[Column[Trial], ...] = (
+    Column("measured_throughput", lambda trial: trial.throughput, "mean", samples_per_s),
+    Column("least_throughput", lambda trial: trial.least_throughput, "least", samples_per_s,
+           gives_way=1),
+    Column("most_throughput", lambda trial: trial.most_throughput, "most", samples_per_s,
+           gives_way=2),
+    Column("", lambda trial: trial.plan.prediction.throughput / trial.throughput,
+           "predicted/mean", "{:.3f}".format),
+    Column("iterations_s", lambda trial: list(trial.iterations_s)),
+    Column("measured_steps", lambda trial: len(trial.iterations_s)),
+    Column("same_as", lambda trial: trial.same_as),
+    Column("notes", lambda trial: list(trial.notes)),
+)  # fmt: skip
+"""The figures of a plan that ran."""
+
+
+def _ran(trial: Trial) -> Trial | None:
+    """The trial of a plan that ran."""
+    return trial if trial.iterations_s else None
+
+
+def _remark(trial: Trial) -> str:
+    equal = "" if trial.same_as is None else f"the plan of {trial.same_as}"
+    return ": ".join(
+        filter(None, (equal, "" if trial.iterations_s else f"not run: {trial.reason}"))
     )
 
 
-def _cells(trial: Trial) -> tuple[str, ...]:
-    predicted = trial.plan.prediction.throughput
-    equal = "" if trial.same_as is None else f"the plan of {trial.same_as}"
-    if not trial.iterations_s:
-        why = ": ".join(filter(None, (equal, f"not run: {trial.reason}")))
-        return trial.solver, samples_per_s(predicted), *[""] * 4, why
-    measured = (trial.throughput, trial.least_throughput, trial.most_throughput)
-    rates = map(samples_per_s, (predicted, *measured))
-    return trial.solver, *rates, f"{predicted / trial.throughput:.3f}", equal
+def trials_table(trials: Sequence[Trial], steps: int) -> Table:
+    """A row for every plan; the fastest one as measured is marked."""
+    ran = [k for k, trial in enumerate(trials) if trial.iterations_s]
+    (predicted,) = chosen(PLAN_COLUMNS, "throughput")
+    return table(
+        f"Launched on this machine, {count(steps, 'step')} of each plan: samples/s as predicted and"
+        " as measured",
+        trials,
+        [
+            Column("", lambda trial: trial.solver, "solver", left=True),
+            replace(predicted.of(lambda trial: trial.plan), head="predicted"),
+            *(column.of(_ran) for column in TRIAL_COLUMNS),
+            Column("", _remark, "", left=True),
+        ],
+        max(ran, key=lambda k: trials[k].throughput, default=None),
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
-    """Whether plans are as fast, compared with each other, as they were predicted to be.
+class Order(NamedTuple):
+    """The measured order of plans beside the predicted one.
 
     Attributes:
         num_pairs: pairs of different plans that were run and whose predictions differ.
-        reversed: of these, the pairs that were measured in the other order, the faster one first.
+        reversed: the pairs that were measured in the other order, the faster plan first.
     """
 
     num_pairs: int
@@ -97,16 +119,13 @@ def order_line(order: Order) -> str:
     """The same in words; empty where there is nothing to compare."""
     if not order.num_pairs:
         return ""
-    pairs = count(order.num_pairs, "pair")
-    named = [f"{fast} is faster than {slow}" for fast, slow in order.reversed[:MAX_PAIRS]]
-    more = len(order.reversed) - len(named)
-    return "; ".join(
-        [
-            f"measured in the order predicted: {order.num_as_predicted} of {pairs} of plans",
-            *named,
-            *([f"and {more} more"] if more else []),
-        ]
+    named = [f"{fast} is faster than {slow}" for fast, slow in order.reversed]
+    more = [f"and {len(named) - MAX_PAIRS} more"] if len(named) > MAX_PAIRS else []
+    head = (
+        f"measured in the order predicted: {order.num_as_predicted} of"
+        f" {count(order.num_pairs, 'pair')} of plans"
     )
+    return "; ".join([head, *named[:MAX_PAIRS], *more])
 
 
 def note_lines(trials: Sequence[Trial]) -> tuple[str, ...]:
@@ -119,19 +138,14 @@ def note_lines(trials: Sequence[Trial]) -> tuple[str, ...]:
 
 
 def trials_csv(comparison: SolverComparison, trials: Sequence[Trial]) -> str:
-    """The lines of `compare --csv`, with what was measured behind them."""
-    rows = zip(compare_rows(comparison), by_row(comparison, trials), strict=True)
-    return csv_text(
-        TABLE_HEAD + MEASURED_HEAD, [(*cells, *_measured_cells(trial)) for cells, trial in rows]
-    )
-
-
-def _measured_cells(trial: Trial | None) -> tuple[object, ...]:
-    if trial is None or not trial.iterations_s:
-        reason = "" if trial is None else printable_lines(trial.reason or "")
-        return *[""] * (len(MEASURED_HEAD) - 1), reason
-    figures = (trial.throughput, trial.least_throughput, trial.most_throughput)
-    return *figures, len(trial.iterations_s), trial.same_as or "", ""
+    """The lines of `compare --csv`, with the measured figures behind them."""
+    measured = chosen(TRIAL_COLUMNS, MEASURED_KEYS)
+    columns: list[Column[tuple[SolverRow, Trial | None]]] = [
+        *(one.of(lambda pair: pair[0]) for one in chosen(solver_columns(comparison), CSV_KEYS)),
+        *(one.of(lambda pair: pair[1] and _ran(pair[1])) for one in measured),
+        Column("not_measured", lambda pair: pair[1] and pair[1].reason),
+    ]
+    return csv_text(zip(comparison.rows, by_row(comparison, trials), strict=True), columns)
 
 
 def trials_json(
@@ -144,20 +158,14 @@ def trials_json(
     rows = zip(plain["compared"], by_row(comparison, trials), strict=True)
     return {
         **plain,
-        "compared": [{**fields, **_measured(trial)} for fields, trial in rows],
+        "compared": [{**fields, **_measured_json(trial)} for fields, trial in rows],
         "order": {"pairs": order.num_pairs, "as_predicted": order.num_as_predicted},
     }
 
 
-def _measured(trial: Trial | None) -> dict[str, Any]:
+def _measured_json(trial: Trial | None) -> dict[str, Any]:
     if trial is None or not trial.iterations_s:
         return {"measured": None, "not_measured": "no plan" if trial is None else trial.reason}
-    figures = {
-        "throughput": trial.throughput,
-        "least_throughput": trial.least_throughput,
-        "most_throughput": trial.most_throughput,
-        "iterations_s": list(trial.iterations_s),
-        "same_as": trial.same_as,
-        "notes": list(trial.notes),
-    }
+    keys = "least_throughput most_throughput iterations_s same_as notes"
+    figures = {"throughput": trial.throughput, **json_row(trial, chosen(TRIAL_COLUMNS, keys))}
     return {"measured": figures, "not_measured": None}

@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from planner.artefacts.problem import Objective, Problem
+from planner.artefacts.options import Objective
+from planner.artefacts.problem import Problem
 from planner.artefacts.strategy import ScheduleName, Strategy
 from planner.costs.closed_form import bottleneck_s
 from planner.costs.evaluate import Evaluation, evaluate

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from planner.artefacts.problem import Problem, Recompute, Result, Status
+from planner.artefacts.options import Recompute
+from planner.artefacts.problem import Problem, Result, Status
 from planner.artefacts.strategy import Stage, Strategy, asynchronous_violations, used_devices
 from planner.costs.compute import times_on
 from planner.costs.evaluate import evaluate, evaluation_work_s, pricing_work_s

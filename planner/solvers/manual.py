@@ -9,41 +9,31 @@ help texts. So the functions that solve import whatever needs numpy.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from planner.artefacts.graph import Graph, predecessors
 from planner.artefacts.strategy import Strategy, operator_indices
 from planner.support.errors import OptionError
+from planner.support.options import Options, option
 
 if TYPE_CHECKING:
     from planner.artefacts.problem import Problem, Result
 
 
 @dataclass(frozen=True, slots=True)
-class Manual:
-    """The user's own stages.
+class Manual(Options):
+    """The user's own stages."""
 
-    Attributes:
-        cuts: the last operators of all stages but the last.
-        replicas: devices of each stage; empty for one each.
-    """
-
-    cuts: tuple[str, ...] = field(
-        default=(),
-        metadata={
-            "help": "Your own stages: the last operators of all but the last stage.",
-            "metavar": "NAME,NAME",
-        },
-    )
-    replicas: tuple[int, ...] = field(
-        default=(),
-        metadata={
-            "help": "Devices of each of your own stages.  [default: 1 each]",
-            "metavar": "N,N",
-        },
-    )
+    cuts: tuple[str, ...] = option(
+        "Your own stages: the last operator of each stage but the last.", (),
+        metavar="NAME,NAME", separator=",",
+    )  # fmt: skip
+    replicas: tuple[int, ...] = option(
+        "Your own stages: the number of devices of each.", (),
+        least=1, metavar="N,N", separator=",", shown="1 each",
+    )  # fmt: skip
 
 
 def solve(problem: "Problem", time_limit_s: float) -> "Result":

@@ -8,7 +8,7 @@ options of its own it has. The command line makes its options and help texts fro
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import Field, dataclass, fields
+from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +16,11 @@ from planner.solvers.manual import Manual
 from planner.solvers.netsplit.options import NetSplit, Pesto
 from planner.solvers.pipedream.options import PipeDream
 from planner.solvers.sharded.options import Megatron, Zero
+from planner.support.options import Options, declared
 
 if TYPE_CHECKING:
-    from planner.artefacts.problem import Options, Problem, Result
+    from planner.artefacts.problem import Options as HowToTrain
+    from planner.artefacts.problem import Problem, Result
     from planner.artefacts.strategy import Strategy
 
 
@@ -36,9 +38,8 @@ class Solver:
         path: module and function. The module is imported at the first call, because engines and
             compilers take long to load.
         summary: one line for the user.
-        options: the type of its own options, None if it has none. A frozen dataclass whose fields
-            all have defaults; it raises a ValueError for a wrong value. The command line has an
-            option for each field with a help text: `field(metadata={"help": .., "metavar": ..})`.
+        options: the type of its own options (see `planner.support.options`), None if it has none.
+            All fields have defaults. The command line has them all.
         in_portfolio: whether it is asked where no solver is named.
         always_asked: whether it is asked even if no work is left, because it takes next to none.
         improves: whether it has a first answer without work (a limit of 0), and a better one with
@@ -64,7 +65,7 @@ class Solver:
 
     path: str
     summary: str
-    options: type | None = None
+    options: type[Options] | None = None
     in_portfolio: bool = False
     always_asked: bool = False
     improves: bool = False
@@ -79,7 +80,7 @@ class Solver:
     splits_samples: bool = False
     synchronous: bool = False
 
-    def counts_memory(self, options: "Options") -> bool:
+    def counts_memory(self, options: "HowToTrain") -> bool:
         """Whether a model that no devices can hold has no plan of this solver."""
         if self.without_memory is None:
             return True
@@ -262,7 +263,7 @@ def automatic(*, splits: bool = True) -> tuple[str, ...]:
     )
 
 
-def with_given(names: tuple[str, ...], options: "Options") -> tuple[str, ...]:
+def with_given(names: tuple[str, ...], options: "HowToTrain") -> tuple[str, ...]:
     """The names, and the solvers that are asked because their own options are given."""
     given = {type(own) for own in options.switches}
     return names + tuple(
@@ -272,23 +273,17 @@ def with_given(names: tuple[str, ...], options: "Options") -> tuple[str, ...]:
     )
 
 
-def option_fields(options: type) -> tuple[Field[Any], ...]:
-    """The fields of a solver's own options that the command line has."""
-    return tuple(field for field in fields(options) if "help" in field.metadata)
-
-
-def own_options(values: Mapping[str, Any]) -> tuple[object, ...]:
-    """The solvers' own options, for `Options.switches`, without those that are as by default.
+def own_options(values: Mapping[str, Any]) -> tuple[Options, ...]:
+    """The solvers' own options, for `Search.switches`, without those that are as by default.
 
     Args:
         values: by the names of the fields; what is missing is as by default.
 
     Raises:
-        ValueError: if a value is wrong.
+        OptionError: if a value is wrong.
     """
     kinds = dict.fromkeys(one.options for one in SOLVERS.values() if one.options is not None)
     made = (
-        kind(**{f.name: values[f.name] for f in option_fields(kind) if f.name in values})
-        for kind in kinds
+        kind(**{name: values[name] for name in declared(kind) if name in values}) for kind in kinds
     )
     return tuple(own for own in made if own != type(own)())

@@ -64,3 +64,13 @@ def words_of(error: BaseException) -> str:
     """
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+def shown(value: object) -> str:
+    """A value as messages show it."""
+    if isinstance(value, int) and abs(value) >= 10**60:
+        return "a number of more than 60 digits"  # Python writes out no number of 4,300 digits
+    kinds = ((dict, "a mapping"), ((list, tuple), "a list"), (type(None), "nothing"))
+    # Lists are not written out: a list of YAML may hold itself, or another list many times.
+    kind = next((kind for of, kind in kinds if isinstance(value, of)), None)
+    return kind or f"{value!r:.60}"

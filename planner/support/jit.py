@@ -39,7 +39,8 @@ def sources() -> list[Path]:
     """The files that compiled code is made of.
 
     These are the files that compile functions, and all files of the package that they import, at
-    any distance: their constants and functions are compiled in.
+    any distance: their constants and functions are compiled in. Only imports of the form
+    `from planner.x import y` are seen; one of another form would leave stale kernels in use.
     """
     text = {path: path.read_text() for path in sorted(_PLANNER.rglob("*.py"))}
     reached = [path for path in text if _COMPILES.search(text[path])]

@@ -1,4 +1,5 @@
-"""The one reader of input files: path -> bytes, never more than a limit for its kind of file.
+"""Paths of files, and the one reader of input files: path -> bytes, never more than a limit for its
+kind of file.
 
 A regular file is measured before it is read. What is none, a pipe or a device, tells no size: it is
 read until it ends or the limit is reached. A pipe can be read once only, so its content is kept for
@@ -14,6 +15,9 @@ from pathlib import Path
 
 from planner.support.errors import FileError
 from planner.support.units import format_bytes, format_seconds
+
+File = str | os.PathLike[str]
+"""The path of a file."""
 
 MAX_MODEL_BYTES = 2**31 - 1
 """Of an ONNX file: protobuf reads no larger message. External data is no part of it."""
@@ -164,5 +168,6 @@ def _silent(path: Path, opened: bool) -> FileError:
     return FileError(f"{path}: expected a file, got a pipe, and {what} within {after}; give a file")
 
 
-File = str | os.PathLike[str]
-"""The path of a file."""
+def relative(path: Path, folder: Path) -> str:
+    """A path as seen from a folder, with forward slashes, as it is written into files."""
+    return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()

@@ -19,6 +19,7 @@ import inspect
 import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -236,6 +237,46 @@ def _begin_worker(of_user: Callable[[int], object] | None, index: int) -> None:
         of_user(index)
 
 
+@dataclass(frozen=True, slots=True)
+class _Course:
+    """Which samples a device reads, microbatch after microbatch.
+
+    It knows nothing of the feed that reads them. A DataLoader's iterator holds the requests; if
+    these held the feed, which holds the iterator, workers would end when the garbage collector
+    comes, and it waits for them.
+
+    Attributes:
+        source: the samples.
+        deal: how they become microbatches.
+        mine: indices of the microbatches of the device, ascending.
+        history: the batches of all steps.
+    """
+
+    source: MapSource
+    deal: Deal
+    mine: Sequence[int]
+    history: History
+
+    def after(self, step: int, microbatch: int) -> tuple[int, int]:
+        """The step and the microbatch that come next."""
+        at = self.mine.index(microbatch) + 1
+        return (step, self.mine[at]) if at < len(self.mine) else (step + 1, self.mine[0])
+
+    def requests(self, step: int, microbatch: int) -> Iterator[Request]:
+        """From a microbatch on, without end."""
+        while True:
+            epoch, first = self.history.position(step, self.source.num_samples)
+            begin = first + microbatch * self.deal.size
+            indices = self.source.order(epoch)[begin : begin + self.deal.size]
+            if len(indices) < self.deal.size:
+                raise LaunchError(
+                    f"{self.source.where}: expected {self.source.num_samples} samples in epoch"
+                    f" {epoch}, as in the first one, got {len(self.source.order(epoch))}"
+                )
+            yield seed_of(self.deal.seed, step, microbatch), indices
+            step, microbatch = self.after(step, microbatch)
+
+
 class MapFeed:
     """The microbatches of one device out of a map-style dataset.
 
@@ -250,25 +291,30 @@ class MapFeed:
     """
 
     def __init__(self, source: MapSource, deal: Deal, mine: Sequence[int], read: Reader) -> None:
-        self._source, self._deal, self._mine, self._read = source, deal, mine, read
+        self._course = _Course(source, deal, mine, History(((0, deal.samples),)))
+        self._source, self._read = source, read
         self.steps_per_epoch: int | None = source.num_samples // deal.samples
-        self.history = History(((0, deal.samples),))
         self._due: tuple[int, int] | None = None
         self._coming: Iterator[Any] = iter(())
+
+    @property
+    def history(self) -> History:
+        """The batches of all steps."""
+        return self._course.history
+
+    @history.setter
+    def history(self, history: History) -> None:
+        self._course, self._due = replace(self._course, history=history), None
 
     def __call__(self, step: int, microbatch: int) -> Batch:
         """One microbatch of a step."""
         where = f"{self._source.where}: step {step}, microbatch {microbatch}"
         with told(where):
             if self._due != (step, microbatch):
-                self._coming = self._source.fetched(self._requests(step, microbatch))
+                self._coming = self._source.fetched(self._course.requests(step, microbatch))
             item = next(self._coming)
-        self._due = self._after(step, microbatch)
+        self._due = self._course.after(step, microbatch)
         return self._read.microbatch(item, where)
-
-    def position(self, step: int) -> tuple[int, int]:
-        """The epoch and the first sample of a step."""
-        return self.history.position(step, self._source.num_samples)
 
     def check(self) -> None:
         """Reads the first microbatch, without workers.
@@ -276,28 +322,11 @@ class MapFeed:
         Raises:
             LaunchError: if it does not fit the model.
         """
-        microbatch = self._mine[0]
+        microbatch = self._course.mine[0]
         where = f"{self._source.where}: step 0, microbatch {microbatch}"
         with told(where):
-            item = self._source.first(next(self._requests(0, microbatch)))
+            item = self._source.first(next(self._course.requests(0, microbatch)))
         self._read.microbatch(item, where)
-
-    def _after(self, step: int, microbatch: int) -> tuple[int, int]:
-        at = self._mine.index(microbatch) + 1
-        return (step, self._mine[at]) if at < len(self._mine) else (step + 1, self._mine[0])
-
-    def _requests(self, step: int, microbatch: int) -> Iterator[Request]:
-        while True:
-            epoch, first = self.position(step)
-            begin = first + microbatch * self._deal.size
-            indices = self._source.order(epoch)[begin : begin + self._deal.size]
-            if len(indices) < self._deal.size:
-                raise LaunchError(
-                    f"{self._source.where}: expected {self._source.num_samples} samples in epoch"
-                    f" {epoch}, as in the first one, got {len(self._source.order(epoch))}"
-                )
-            yield seed_of(self._deal.seed, step, microbatch), indices
-            step, microbatch = self._after(step, microbatch)
 
 
 # ------------------------------------------------------------------------------ iterable

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from planner.launcher.options import Loop
 from planner.launcher.runtime import Record
-from planner.launcher.settings import Settings
 from planner.training.log import Log
 from planner.training.report import Evaluation
 from planner.training.trainer import Trainer
@@ -17,15 +17,15 @@ class Follower:
 
     Args:
         trainer: whose steps they are, at its first one.
-        settings: of the training.
+        loop: of the training.
         rank: of this process; rank 0 writes the log.
     """
 
-    def __init__(self, trainer: Trainer, settings: Settings, rank: int) -> None:
-        self._trainer, self._every = trainer, settings.eval_every
+    def __init__(self, trainer: Trainer, loop: Loop, rank: int) -> None:
+        self._trainer, self._every = trainer, loop.eval_every
         self._log: Log | None = None
-        if settings.log is not None and rank == 0:
-            self._log = Log(Path(settings.log), goes_on=trainer.next_step > 0)
+        if loop.log is not None and rank == 0:
+            self._log = Log(Path(loop.log), goes_on=trainer.next_step > 0)
         self.evaluations: list[Evaluation] = []
 
     @property

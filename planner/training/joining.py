@@ -1,18 +1,22 @@
 """`Asked` -> `TrainingJob`: how a rank comes to what it trains, whoever writes the loop."""
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from planner.artefacts.losses import LossOptions
+from planner.artefacts.options import LossOptions
 from planner.artefacts.plan import Plan
 from planner.launcher.greeting import compare_jobs
 from planner.launcher.handshake import Agreement
-from planner.launcher.job import TrainingJob, prepare, with_settings
-from planner.launcher.settings import Settings, check
+from planner.launcher.job import TrainingJob, prepare, with_choices
+from planner.launcher.options import Loop, check
 from planner.launcher.world import ProcessRank
+from planner.support.options import Options, options_from
 from planner.training.checkpoints.folder import Checkpoint
-from planner.training.checkpoints.keeping import Keeping, check_fits, start_of
-from planner.training.checkpoints.keeping import check as check_keeping
+from planner.training.checkpoints.keeping import check as check_checkpoints
+from planner.training.checkpoints.keeping import check_fits, start_of
+from planner.training.options import Checkpoints, Launching
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,30 +26,53 @@ class Asked:
     Attributes:
         plan: strategy.json.
         path: of strategy.json; messages name it, and the model is relative to its folder.
-        model_path: the ONNX file; None takes the plan's.
+        loop: how it trains.
         loss: functions and dimensions of classes that replace those of the plan.
-        device: auto, cpu or cuda.
-        settings: of the training.
-        keeping: the checkpoints to write and to go on from.
+        launching: where it runs.
+        checkpoints: to write and to go on from.
     """
 
     plan: Plan
     path: Path
-    model_path: Path | None
+    loop: Loop
     loss: LossOptions
-    device: str
-    settings: Settings
-    keeping: Keeping
+    launching: Launching
+    checkpoints: Checkpoints
+
+    @property
+    def options(self) -> tuple[Options, ...]:
+        """All options, which the ranks compare."""
+        return self.loop, self.loss, self.launching, self.checkpoints
 
 
-def check_options(settings: Settings, keeping: Keeping) -> None:
-    """Raises the first thing that is wrong with options, before any file is read.
+def options_of(
+    function: str, how: Mapping[str, Any], without: Collection[str] = ()
+) -> tuple[Loop, LossOptions, Launching, Checkpoints]:
+    """The options of a training from the keyword arguments of a function.
+
+    Args:
+        function: its name, for the message.
+        without: options that it does not take.
+
+    Raises:
+        TypeError: if it takes no option of that name.
+        OptionError: if a value is wrong.
+    """
+    kinds = (Loop, LossOptions, Launching, Checkpoints)
+    loop, loss, launching, checkpoints = options_from(
+        function, how, *kinds, without={"output", *without}
+    )
+    return loop, loss, launching, checkpoints
+
+
+def check_options(loop: Loop, checkpoints: Checkpoints) -> None:
+    """Raises the first contradiction between options, before any file is read.
 
     Raises:
         PlannerError: a message for the user.
     """
-    check(settings)
-    check_keeping(keeping)
+    check(loop)
+    check_checkpoints(checkpoints)
 
 
 def seated(plan: Plan, agreed: Agreement) -> Plan:
@@ -62,11 +89,12 @@ def read_job(
         PlannerError: if files and options do not fit each other, or the ranks have others.
         Stopped: if another rank has ended.
     """
-    job = prepare(asked.plan, asked.path, asked.model_path, seat, (asked.loss, asked.device))
+    choices = asked.loss, asked.launching.device
+    job = prepare(asked.plan, asked.path, asked.launching.model, seat, choices)
     # Before any rank can write a checkpoint.
-    start = start_of(asked.keeping, restarted=agreed.restarted)
+    start = start_of(asked.checkpoints, restarted=agreed.restarted)
     if start is not None:
         check_fits(start, job)
     compare_jobs(job, seat, "" if start is None else start.path.name)
     planned = seated(asked.plan, agreed)
-    return with_settings(replace(job, plan=planned), asked.settings), start
+    return with_choices(replace(job, plan=planned), asked.loop), start

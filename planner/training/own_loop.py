@@ -11,6 +11,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from struct import pack
 from types import TracebackType
@@ -35,8 +36,8 @@ from planner.launcher.world import ProcessRank, process_rank
 from planner.support.errors import LaunchError, OptionError
 from planner.support.named import function_named
 from planner.training.checkpoints.folder import PARAMETERS, STATISTICS, Checkpoint, name_of
-from planner.training.checkpoints.keeping import Keeping, check_later
-from planner.training.checkpoints.keeping import check as check_keeping
+from planner.training.checkpoints.keeping import check as check_checkpoints
+from planner.training.checkpoints.keeping import check_later
 from planner.training.checkpoints.saver import Saver, resume
 from planner.training.checkpoints.state import tensors_to_save
 from planner.training.evaluation import EvalData, Evaluator
@@ -46,6 +47,11 @@ from planner.training.rows import samples_of
 from planner.training.samples import Reader
 from planner.training.trainer import Trainer, needs_of
 
+WITHOUT = frozenset({
+    "steps", "epochs", "data", "shuffle", "eval_data", "eval_every", "metrics", "log", "config",
+    "trace", "track_memory", "checkpoint_every",
+})  # fmt: skip
+"""Options of the planner's own loop alone."""
 EVALUATE = "evaluate"
 """How messages call the data of an evaluation."""
 
@@ -163,7 +169,7 @@ class LoopTrainer:
             Stopped: if another rank has ended.
         """
         trainer = self._open()
-        chosen = self._asked.keeping.folder if folder is None else Path(folder)
+        chosen = self._asked.checkpoints.checkpoint if folder is None else Path(folder)
         if chosen is None:
             raise OptionError("save: expected a folder; give one here, or checkpoint= at the start")
         with self._told():
@@ -271,11 +277,10 @@ class LoopTrainer:
 
     def _saver(self, folder: Path) -> Saver:
         """The writer into a folder; one with later checkpoints of another training is refused."""
-        asked, trainer = self._asked.keeping, self._open()
-        keeping = Keeping(folder, keep=asked.keep, resume=asked.resume)
-        check_keeping(keeping)
+        checkpoints, trainer = replace(self._asked.checkpoints, checkpoint=folder), self._open()
+        check_checkpoints(checkpoints)
         check_later(folder, self._start)
-        self._savers[folder] = Saver(trainer, self._job, keeping, last=-1)
+        self._savers[folder] = Saver(trainer, self._job, checkpoints, last=-1)
         return self._savers[folder]
 
 
@@ -297,21 +302,21 @@ def begin(asked: Asked, metrics: Sequence[str]) -> LoopTrainer:
     become_a_rank()
     seat = process_rank()
     with failure_told(seat):
-        check_options(asked.settings, asked.keeping)
-        check_schedule(asked.plan, asked.settings)
-        _check_schedule(asked.settings.lr_schedule)
+        check_options(asked.loop, asked.checkpoints)
+        check_schedule(asked.plan, asked.loop)
+        _check_schedule(asked.loop.lr_schedule)
         for name in metrics:
             function_named(name, "metrics", LaunchError)
         _check_ranks(asked, 1 if seat is None else seat.world_size)
     seat = seat or ProcessRank(0, 1, 0, 1)
-    agreed = meet_others(asked.plan, asked.settings, (asked.loss, asked.device), seat)
+    agreed = meet_others(asked.plan, asked.options, seat)
     mine = agreed.ranks[seat.rank]
-    introduce(asked.plan, mine, asked.settings.hang_timeout)
+    introduce(asked.plan, mine, asked.loop.hang_timeout)
     with ExitStack() as failing:
         failing.enter_context(hosts_watched(agreed.hosts, seat.rank))
         with with_causes(asked.plan, mine):
             job, start = read_job(asked, agreed, seat)
-            trainer = Trainer(job, asked.settings, seat.rank)
+            trainer = Trainer(job, asked.loop, seat.rank)
             speak_last()
             if start is not None:
                 resume(trainer, job, start)

@@ -5,12 +5,11 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import Any, TypedDict
 
 import torch
 
 from planner.artefacts.files import read_plan
-from planner.artefacts.losses import NO_OPTIONS, LossOptions
 from planner.artefacts.plan import Plan
 from planner.launcher.asynchronous.flows import flow_end
 from planner.launcher.asynchronous.rules import check_schedule
@@ -21,16 +20,15 @@ from planner.launcher.greeting import failure_told, meet_others
 from planner.launcher.job import TrainingJob, check_ranks
 from planner.launcher.part import staying
 from planner.launcher.runtime import Record
-from planner.launcher.settings import Settings, TrainingOptions
 from planner.launcher.world import ProcessRank, process_rank
 from planner.profilers.storages import watching
 from planner.simulator.traces.read import measured_by
 from planner.simulator.traces.write import write_trace
 from planner.training.checkpoints.folder import Checkpoint
-from planner.training.checkpoints.keeping import NOTHING_KEPT, Keeping, check_left
+from planner.training.checkpoints.keeping import check_left
 from planner.training.checkpoints.saver import Saver, resume
 from planner.training.following import Follower
-from planner.training.joining import Asked, check_options, read_job, seated
+from planner.training.joining import Asked, check_options, options_of, read_job, seated
 from planner.training.report import Evaluation, Findings, LaunchReport, make_report
 from planner.training.trainer import Trainer
 
@@ -41,31 +39,18 @@ KEPT_STEPS = 50  # the last ones, whose actions are kept
 def launch(
     strategy_path: Path,
     *,
-    model_path: Path | None = None,
-    loss: LossOptions = NO_OPTIONS,
-    device: str = "auto",
-    trace: Path | None = None,
-    track_memory: bool = False,
-    keeping: Keeping = NOTHING_KEPT,
     report: Callable[[str], None] = lambda line: None,
     progress: Progress = lambda done, total, loss: None,
-    **how: Unpack[TrainingOptions],
+    **how: Any,
 ) -> LaunchReport | None:
     """Trains as the strategy says; every rank that torchrun starts calls it.
 
     Args:
         strategy_path: strategy.json.
-        model_path: the ONNX file; None takes the plan's, relative to the strategy's folder.
-        loss: functions and dimensions of classes that replace those of the plan.
-        device: auto, cpu or cuda.
-        trace: file that the median iteration is written to, for Perfetto.
-        track_memory: whether to run one more step, whose memory is watched and whose time is not
-            reported.
-        keeping: the checkpoints to write and to go on from.
         report: gets a line of text from a rank that idles.
         progress: on rank 0, gets after each step the number of steps done, that of all, and the
             loss of all ranks where it is known.
-        how: the fields of `Settings`.
+        how: see `planner.api.launch`.
 
     Returns:
         The report on rank 0, None elsewhere.
@@ -74,24 +59,25 @@ def launch(
         PlannerError: if files, options and processes do not fit each other.
         Stopped: on a rank that has lost another one; that one has a message for the user.
     """
-    settings = Settings(**how)
     seat = process_rank()
     with failure_told(seat):
-        check_options(settings, keeping)
+        options = options_of("launch", how)
+        loop, _, launching, checkpoints = options
+        check_options(loop, checkpoints)
         plan = read_plan(strategy_path)
-        check_schedule(plan, settings)
+        check_schedule(plan, loop)
         check_ranks(plan, strategy_path, seat)
     seat = seat or ProcessRank(0, 1, 0, 1)
-    asked = Asked(plan, strategy_path, model_path, loss, device, settings, keeping)
-    agreed = meet_others(plan, settings, (loss, device), seat)
+    asked = Asked(plan, strategy_path, *options)
+    agreed = meet_others(plan, asked.options, seat)
     if seat.rank >= len(plan.ranks):
         report(f"rank {seat.rank} idles: the strategy needs {len(plan.ranks)} of the ranks")
         return None
     mine = agreed.ranks[seat.rank]
-    introduce(plan, mine, settings.hang_timeout)
+    introduce(plan, mine, loop.hang_timeout)
     with hosts_watched(agreed.hosts, seat.rank), with_causes(plan, mine):
         job, start = read_job(asked, agreed, seat)
-        done = _trained(job, settings, (keeping, start), seat, progress, track_memory=track_memory)
+        done = _trained(job, asked, start, seat, progress)
     if seat.rank > 0:
         return None
     made = make_report(
@@ -100,9 +86,9 @@ def launch(
     said = (*_chosen(plan, job.plan), *made.notes, *_skipped(done, made.steps), *done.notes)
     notes = (*job.model.notes, *_resumed(start), *said)
     made = replace(made, notes=notes, evaluations=done.evaluations)
-    if trace is not None:
+    if launching.trace is not None:
         names = {device.device: device.name for device in plan.prediction.devices}
-        write_trace(made.timeline, names, trace, measured_by(plan))
+        write_trace(made.timeline, names, launching.trace, measured_by(plan))
     return made
 
 
@@ -140,27 +126,26 @@ class _Trained:
 
 def _trained(
     job: TrainingJob,
-    settings: Settings,
-    checkpoints: tuple[Keeping, Checkpoint | None],
+    asked: Asked,
+    start: Checkpoint | None,
     seat: ProcessRank,
     progress: Progress,
-    *,
-    track_memory: bool,
 ) -> _Trained:
     """Runs the steps that are left, and what stands around them."""
-    trainer = Trainer(job, settings, seat.rank)
+    trainer = Trainer(job, asked.loop, seat.rank)
     world = trainer.world
-    keeping, start = checkpoints
     if start is not None:
         check_left(start, trainer.num_steps)
         resume(trainer, job, start)
-    saver = Saver(trainer, job, keeping, trainer.num_steps) if keeping.folder is not None else None
+    saver = None
+    if asked.checkpoints.checkpoint is not None:
+        saver = Saver(trainer, job, asked.checkpoints, trainer.num_steps)
     records: deque[Record] = deque(maxlen=KEPT_STEPS)
     losses, begun_s, iterations_s = [], [], []
     before = world.read_clocks()
-    follower = Follower(trainer, settings, seat.rank)
+    follower = Follower(trainer, asked.loop, seat.rank)
     while trainer.next_step < trainer.num_steps:
-        for record in trainer.run(_until(job, trainer, settings, keeping) - trainer.next_step):
+        for record in trainer.run(_until(trainer, asked) - trainer.next_step):
             done = trainer.next_step
             records.append(record)
             losses.append(record.loss)
@@ -179,7 +164,7 @@ def _trained(
     own = Findings(
         device=world.device,
         ended_s=() if flow is None else tuple(flow.ended_s),
-        peaks_bytes=_watched(trainer, job.device) if track_memory else None,
+        peaks_bytes=_watched(trainer, job.device) if asked.launching.track_memory else None,
         loss=tuple(losses),
         begun_s=tuple(begun_s),
         iterations_s=tuple(iterations_s),
@@ -198,14 +183,14 @@ def _resumed(start: Checkpoint | None) -> tuple[str, ...]:
     return () if start is None else (*start.notes, f"went on from {start.path}")
 
 
-def _until(job: TrainingJob, trainer: Trainer, settings: Settings, keeping: Keeping) -> int:
+def _until(trainer: Trainer, asked: Asked) -> int:
     """The number of steps up to which a training runs on; under an asynchronous schedule the one
     at which the pipeline has to be empty.
     """
     if trainer.flows is None:
         return trainer.num_steps
-    every = keeping.every, settings.eval_every
-    count = job.plan.strategy.num_microbatches
+    every = asked.checkpoints.checkpoint_every, asked.loop.eval_every
+    count = asked.plan.strategy.num_microbatches
     return flow_end(trainer.next_step, trainer.num_steps, count, every)
 
 

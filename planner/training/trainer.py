@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from planner.artefacts.problem import Optimizer as OptimizerName
+from planner.artefacts.options import Optimizer as OptimizerName
 from planner.artefacts.strategy import GradientSum
 from planner.launcher.asynchronous.flows import Flows
 from planner.launcher.asynchronous.steady import steps_to_show
@@ -21,10 +21,10 @@ from planner.launcher.gradients import (
     make_optimizer,
 )
 from planner.launcher.job import TrainingJob
+from planner.launcher.options import USUAL_STEPS, Loop
 from planner.launcher.part import Part, as_it_crosses, make_part, shorter_dtype
 from planner.launcher.rates import rate_factor
 from planner.launcher.runtime import Record, Runtime
-from planner.launcher.settings import USUAL_STEPS, Settings
 from planner.launcher.split.boxes import boxes_of
 from planner.launcher.split.mesh import all_lines
 from planner.launcher.updates import Rules, Updates, loss_scale, owned
@@ -59,47 +59,47 @@ class Trainer:
 
     Args:
         job: what is trained.
-        settings: how.
+        loop: how.
         rank: of this process.
     """
 
-    def __init__(self, job: TrainingJob, settings: Settings, rank: int) -> None:
+    def __init__(self, job: TrainingJob, loop: Loop, rank: int) -> None:
         plan = job.plan
         if job.device == "cpu":
-            torch.set_num_threads(settings.threads or plan.threads or 1)
+            torch.set_num_threads(loop.threads or plan.threads or 1)
         else:
             torch.cuda.set_device(job.device)
         scale = loss_scale(shorter_dtype(job))
         actions = job.program.lists[plan.ranks[rank]]
         self.microbatches = sorted({a.microbatch for a in actions if isinstance(a, Compute)})
         self.part = make_part(job, plan.ranks[rank], lambda: scale.value)
-        self.deal = deal_of(job, settings)
+        self.deal = deal_of(job, loop)
         self.history = History(((0, self.deal.samples),))
         # Data that does not fit is told before the ranks meet.
-        self._feed = make_feed(job, self.part, settings, self.microbatches)
-        eval_data = self._eval_data(job, settings.eval_data)
+        self._feed = make_feed(job, self.part, loop, self.microbatches)
+        eval_data = self._eval_data(job, loop.eval_data)
         sums = buckets(job.program.sums)
         self._losses = job.losses
         lines = all_lines(plan.strategy)
         self.world = World(plan.ranks, rank, replace(job.program, sums=sums), job.device, lines)
         if self.part.place is not None:
             self.part.place.connect(self.world)
-        self.num_steps = _num_steps(settings, self._feed, self.world)
+        self.num_steps = _num_steps(loop, self._feed, self.world)
         crossing = as_it_crosses(job.model.graph, plan)
         self.evaluate: Evaluator | None = None
         if eval_data is not None:
             self.evaluate = Evaluator(
-                job, self.part, crossing, self.world, eval_data, self.deal, settings.metrics
+                job, self.part, crossing, self.world, eval_data, self.deal, loop.metrics
             )
         self.optimizer = make_optimizer(
             OptimizerName(plan.optimizer), list(self.part.stepped.values()),
-            settings.learning_rate, settings.weight_decay,
+            loop.learning_rate, loop.weight_decay,
         )  # fmt: skip
         self.gradients = GradientBuffers(
             self.part.accumulating, sums, self.world.device, self.part.parts,
             silent(plan.strategy, job.model.graph, self.world.device),
         )  # fmt: skip
-        rules = _rules(job, settings, self.num_steps, self.world)
+        rules = _rules(job, loop, self.num_steps, self.world)
         self.next_step = 0
         self.updates: Updates | StageUpdates
         self.runtime: Runtime
@@ -107,7 +107,7 @@ class Trainer:
         if plan.strategy.schedule.is_asynchronous:
             self.flows = Flows(
                 job, self.part, self.gradients, self.optimizer, self.world, rules,
-                seed_of(job, settings),
+                seed_of(job, loop),
             )  # fmt: skip
             self.updates, self.runtime = self.flows.updates, self.flows.runtime
             return
@@ -118,7 +118,7 @@ class Trainer:
         self.updates, self.runtime = updates, Runtime(
             actions, boxes_of(plan.strategy, crossing, self.world.device), self.part.stages,
             self.gradients, updates, self.world,
-            waiting_for_sends(job.program.code), seed_of(job, settings),
+            waiting_for_sends(job.program.code), seed_of(job, loop),
             partial(_scatter, self.part, sums),
         )  # fmt: skip
 
@@ -241,36 +241,36 @@ def _one_of(batches: Mapping[int, Batch], step: int, microbatch: int) -> Batch:
     return batches[microbatch]
 
 
-def _rules(job: TrainingJob, settings: Settings, num_steps: int, world: World) -> Rules:
-    rate = settings.learning_rate
+def _rules(job: TrainingJob, loop: Loop, num_steps: int, world: World) -> Rules:
+    rate = loop.learning_rate
     if rate is None:
         rate = DEFAULT_LEARNING_RATES[OptimizerName(job.plan.optimizer)]
-    factor = rate_factor(settings.lr_schedule, num_steps)
-    tells = any(world.gather(settings.tells or settings.log is not None))
-    return Rules(rate, factor, settings.clip, settings.nan, tells)
+    factor = rate_factor(loop.lr_schedule, num_steps)
+    tells = any(world.gather(loop.tells or loop.log is not None))
+    return Rules(rate, factor, loop.clip, loop.nan, tells)
 
 
-def _num_steps(settings: Settings, feed: Feed, world: World) -> int:
+def _num_steps(loop: Loop, feed: Feed, world: World) -> int:
     """The steps of a training; those of its epochs are known to ranks that read data."""
-    if settings.data is None:
-        return settings.steps or USUAL_STEPS
+    if loop.data is None:
+        return loop.steps or USUAL_STEPS
     known = [one for one in world.gather(getattr(feed, "steps_per_epoch", None)) if one is not None]
     if len({*known}) > 1:
         raise LaunchError(
-            f"{said(settings.data, '--data')}: expected the same dataset on all ranks, got epochs"
+            f"{said(loop.data, '--data')}: expected the same dataset on all ranks, got epochs"
             f" of {' and '.join(map(str, sorted({*known})))} steps"
         )
-    if settings.epochs is None:
-        return settings.steps or USUAL_STEPS
+    if loop.epochs is None:
+        return loop.steps or USUAL_STEPS
     if not known:
         raise LaunchError(
-            f"--epochs {settings.epochs}: expected data with a length, got"
-            f" {said(settings.data, '--data')}; give the dataset a __len__, or give --steps"
+            f"--epochs {loop.epochs}: expected data with a length, got"
+            f" {said(loop.data, '--data')}; give the dataset a __len__, or give --steps"
         )
-    return settings.epochs * int(known[0])
+    return loop.epochs * int(known[0])
 
 
-def make_feed(job: TrainingJob, part: Part, settings: Settings, mine: Sequence[int] = ()) -> Feed:
+def make_feed(job: TrainingJob, part: Part, loop: Loop, mine: Sequence[int] = ()) -> Feed:
     """The data of this device: the inputs of the graph that its stages read, and the targets of
     the losses that they compute.
 
@@ -281,25 +281,25 @@ def make_feed(job: TrainingJob, part: Part, settings: Settings, mine: Sequence[i
         LaunchError: if the user's data does not fit the model.
     """
     graph, needs = job.model.graph, needs_of(job, part)
-    if settings.data is None:
-        return synthetic_feed(job.model, job.losses, needs, seed_of(job, settings), job.device)
+    if loop.data is None:
+        return synthetic_feed(job.model, job.losses, needs, seed_of(job, loop), job.device)
     if not needs.inputs and not needs.targets:
         return lambda step, microbatch: Batch({}, {})
-    where, data = given(settings.data, "--data")
+    where, data = given(loop.data, "--data")
     if callable(data) and not is_dataset(data):
         return user_feed(where, data, graph, job.losses, needs, job.device)
     reader = Reader(graph, job.losses, needs, job.device)
-    feed = dataset_feed(where, data, deal_of(job, settings), mine, reader)
+    feed = dataset_feed(where, data, deal_of(job, loop), mine, reader)
     feed.check()
     return feed
 
 
-def deal_of(job: TrainingJob, settings: Settings) -> Deal:
+def deal_of(job: TrainingJob, loop: Loop) -> Deal:
     """How samples become the microbatches of this training."""
     plan = job.plan
     return Deal(
-        plan.microbatch_size, plan.strategy.num_microbatches, seed_of(job, settings),
-        settings.shuffle,
+        plan.microbatch_size, plan.strategy.num_microbatches, seed_of(job, loop),
+        loop.shuffle,
     )  # fmt: skip
 
 
@@ -313,6 +313,6 @@ def needs_of(job: TrainingJob, part: Part) -> BatchNeeds:
     )
 
 
-def seed_of(job: TrainingJob, settings: Settings) -> int:
+def seed_of(job: TrainingJob, loop: Loop) -> int:
     """The seed of synthetic data and of the numbers that operators draw."""
-    return job.plan.seed if settings.seed is None else settings.seed
+    return job.plan.seed if loop.seed is None else loop.seed

@@ -3,6 +3,7 @@
 import os
 from collections import Counter
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,6 @@ import planner
 from planner.api import lookup
 from planner.artefacts.files import write_profile
 from planner.clusters.yaml import read
-from planner.model import load
 from tests.commands.test_cli import TOPOLOGY, mlp
 from tests.support.commands import run
 
@@ -46,8 +46,10 @@ def counted(folder, monkeypatch):
 
     monkeypatch.setattr(os, "open", counting(os.open, opened, inside))
     for module, name in (
-        (read, "find_topology"), (lookup, "find_profile"), (load, "load"),
-    ):  # fmt: skip
+        (read, "find_topology"),
+        (lookup, "find_profile"),
+        (import_module("planner.model.load"), "load"),
+    ):
         lookup_of = counting(getattr(module, name), found, lambda name, *others: [str(name)])
         monkeypatch.setattr(module, name, lookup_of)
     return opened, found

@@ -291,7 +291,7 @@ def test_an_installed_package_has_its_presets(tmp_path):
         shutil.copytree(
             root / source, tmp_path / target, ignore=shutil.ignore_patterns("__pycache__")
         )
-    code = "from planner.reports.topology import presets; print(*(one.name for one in presets()))"
+    code = "from planner.clusters.presets import presets; print(*(one.name for one in presets()))"
     command = [sys.executable, "-c", code]
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
     shown = subprocess.run(

@@ -1,4 +1,6 @@
-"""How accurate the simulator is: plans drawn by a seed, predicted first, run after.
+"""How accurate the simulator is: plans predicted, then run, on a quiet machine (40 minutes).
+
+Plans are drawn by a seed.
 
     python -m tests.bench.accuracy [--write] [--only whole|split] [--keep FOLDER]
         [--models NAME,...] [--steps N] [--two N] [--four N] [--slow N]
@@ -47,8 +49,8 @@ from planner.profilers.cache import processor
 from planner.profilers.contention_worker import WORK
 from planner.profilers.origin import profiled_model
 from planner.profilers.parts import measure_parts
-from planner.reports.calibrate import calibrate_lines
 from planner.reports.tables import percent
+from planner.reports.traces import calibrate_lines
 from planner.simulator.traces.calibrate import (
     CheckedCalibration,
     MeasuredRun,

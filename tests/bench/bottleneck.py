@@ -1,5 +1,7 @@
-"""Placements with the smallest bottleneck, not contiguous, on dnn-partitioning's published graphs
-under its own cost model.
+"""The smallest bottleneck beside published ones; needs the reference inputs (10 minutes).
+
+Placements need not be contiguous. Graphs are dnn-partitioning's published ones, under its own cost
+model.
 
     python -m tests.bench.bottleneck                # 60 s per graph
     python -m tests.bench.bottleneck --limit 10 --only resnet50

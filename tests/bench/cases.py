@@ -21,7 +21,8 @@ from pathlib import Path
 from planner.artefacts.files import read_profile, shipped, write_profile
 from planner.artefacts.formats.any import read_any_profiles
 from planner.artefacts.graph import predecessors
-from planner.artefacts.problem import Objective, Options, Problem, Recompute
+from planner.artefacts.options import Objective, Recompute
+from planner.artefacts.problem import Options, Problem
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy
 from planner.clusters.yaml.read import device_table, find_topology, read_topology
 from planner.costs.evaluate import evaluate

@@ -1,5 +1,6 @@
-"""Forty epochs of two small networks, by PyTorch's own loops and by `planner launch` in several
-ways: the losses of all steps, and the evaluation after each epoch, beside each other.
+"""40 epochs of two small networks by the planner and by PyTorch's loops (10 minutes).
+
+The losses of all steps, and the evaluation after each epoch, stand beside each other.
 
     python -m tests.bench.convergence [--epochs N] [--tasks NAME,...] [--write]
 

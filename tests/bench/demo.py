@@ -1,5 +1,6 @@
-"""How right the first prediction is: the demo again and again, predicted beside measured, without a
-calibration.
+"""How right the first prediction of the demo is, on a quiet machine (10 minutes).
+
+No calibration is used.
 
     python -m tests.bench.demo [--repeat N] [--processes 1,2] [--steps N] [--no-cache]
 

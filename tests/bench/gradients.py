@@ -1,4 +1,4 @@
-"""Modules with a say in their backward pass, trained by the planner beside PyTorch's plain loop.
+"""Modules with a say in their backward pass, beside PyTorch's plain loop (15 minutes).
 
     python -m tests.bench.gradients [--only PATTERN] [--dtype NAME] [--json FILE]
 

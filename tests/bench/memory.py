@@ -1,5 +1,6 @@
-"""Predicted peak memory beside that of live tensors: plans drawn by a seed, on the models of the
-accuracy benchmark, and plans whose operators are split.
+"""Peak memory of 100 plans, predicted and tracked (15 minutes).
+
+Plans are drawn by a seed, on the models of the accuracy benchmark; some have split operators.
 
     python -m tests.bench.memory [--write] [--only whole|split] [--models NAME,...] [--seed N]
         [--keep FOLDER]
@@ -19,7 +20,8 @@ from pathlib import Path
 from statistics import fmean
 
 from planner.artefacts.files import write_plan
-from planner.artefacts.problem import Optimizer, Options, Problem
+from planner.artefacts.options import Optimizer
+from planner.artefacts.problem import Options, Problem
 from planner.artefacts.profile import Profile
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy, stages_by_device
 from planner.artefacts.topology import Topology

@@ -1,17 +1,20 @@
-"""Whether `make test` sees a fault: faults are put into the package one at a time, drawn by a seed
-from all comparisons, signs and statements, and the tests are run on each.
+"""Whether `make test` sees a fault that is put into the package (40 of them: an hour or more).
+
+Faults are put in one at a time, drawn by a seed from all comparisons, signs and statements, and the
+tests are run on each.
 
     python -m tests.bench.mutants [--count N] [--seed S] [--only ROOM] [--list] [--room-alone]
 
 A comparison becomes its opposite or loses or gains equality, a sign becomes the other one, and a
 statement is left out. The tests of a mutant's own folder are asked first, then those of its room,
-each with `-x`; what survives there meets all tests that are not slow. They run in a copy of the
-checkout, whose sources are first on the path.
+each with `-x`. Those that live there meet all tests that are not slow, together, and then each
+alone those that failed. Tests run in a copy of the checkout, whose sources are first on the path.
 Ends with a line per survivor.
 """
 
 import argparse
 import ast
+import json
 import os
 import random
 import shutil
@@ -19,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -137,19 +141,51 @@ def drawn(count, seed, only=""):
     return [mutant(path, number) for path, number in chosen], len(everywhere)
 
 
-def killed(one, folder, room_alone=False):
-    """The test that sees a mutant; None if none does."""
-    target = folder / one.path
-    before = target.read_text()
-    target.write_text(one.text)
+@contextmanager
+def faulty(mutants, folder):
+    """The checkout in a folder with the faults."""
+    before = {one.path: (folder / one.path).read_text() for one in mutants}
     try:
-        near = [[each] for each in reversed(_near(one.path, folder))]
-        for tests in near if room_alone else [*near, []]:
-            if failed := _first_failure(folder, tests):
-                return failed
+        for one in mutants:
+            (folder / one.path).write_text(one.text)
+        yield
     finally:
-        target.write_text(before)
+        for path, text in before.items():
+            (folder / path).write_text(text)
+
+
+def killed_nearby(one, folder):
+    """The first test of its folder, or of its room, that sees a mutant; None if none does."""
+    with faulty([one], folder):
+        for tests in reversed(_near(one.path, folder)):
+            if failed := _first_failure(folder, [tests]):
+                return failed
     return None
+
+
+def killed_anywhere(mutants, folder):
+    """(mutant, the first of all tests that sees it, or None) for mutants that live in their rooms.
+
+    Those of different files share one run of all tests, and each then meets, alone, the tests that
+    failed there.
+    """
+    left = list(mutants)
+    while left:
+        together = list({one.path: one for one in left}.values())
+        left = [one for one in left if one not in together]
+        with faulty(together, folder):
+            failed = _failures(folder)
+        for one in together:
+            with faulty([one], folder):
+                yield one, (failed and _first_failure(folder, failed)) or None
+
+
+def _failures(folder):
+    """The names of all tests that fail, by pytest's own record."""
+    record = folder / ".pytest_cache" / "v" / "cache" / "lastfailed"
+    record.unlink(missing_ok=True)
+    _run(folder, [])
+    return [*json.loads(record.read_text())] if record.exists() else []
 
 
 def _near(path, folder):
@@ -161,19 +197,24 @@ def _near(path, folder):
 
 def _first_failure(folder, tests):
     """The first test that fails; "" if all pass. One that does not end has failed."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "not slow", "-n", "2",
-               "--dist", "loadfile", *tests]  # fmt: skip
-    environment = {**os.environ, "PYTHONPATH": str(folder)}
     try:
-        done = subprocess.run(
-            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT_S
-        )
+        done = _run(folder, ["-x", *tests])
     except subprocess.TimeoutExpired:
         return "no end"
     lines = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
     if lines:
         return lines[0].split(" - ")[0]
     return "" if done.returncode in (0, 5) else f"exit code {done.returncode}"
+
+
+def _run(folder, arguments):
+    """pytest, without slow tests, on the checkout in a folder."""
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-m", "not slow", "-n", "2", "--dist", "loadfile",
+         *arguments],
+        cwd=folder, env={**os.environ, "PYTHONPATH": str(folder)}, capture_output=True, text=True,
+        timeout=LIMIT_S,
+    )  # fmt: skip
 
 
 def main():
@@ -201,10 +242,15 @@ def main():
                 shutil.copy(ROOT / path, folder / path)
         for number, one in enumerate(mutants, 1):
             begin_s = time.monotonic()
-            by = killed(one, folder, given.room_alone)
+            by = killed_nearby(one, folder)
             alive += [one] if by is None else []
             took_s = time.monotonic() - begin_s
-            print(f"{number}. {one}: {by or 'SURVIVES'} ({took_s:.0f} s)", flush=True)
+            print(f"{number}. {one}: {by or 'lives in its room'} ({took_s:.0f} s)", flush=True)
+        if not given.room_alone:
+            found = dict(killed_anywhere(alive, folder))
+            for one, by in found.items():
+                print(f"{one}: {by or 'SURVIVES'}", flush=True)
+            alive = [one for one, by in found.items() if by is None]
     print(f"{len(alive)} of {len(mutants)} survive")
     print(*alive, sep="\n")
 

@@ -1,5 +1,6 @@
-"""NetSplit's plan for several microbatches, run on two processes of this machine beside those of
-all other solvers.
+"""NetSplit's plan for several microbatches, run on 2 processes of a quiet machine (minutes).
+
+The plans of all other solvers stand beside it.
 
     python -m tests.bench.periodic [--steps N] [--write]
 

@@ -1,5 +1,6 @@
-"""Time per minibatch and memory of plans under `--schedule pipedream`, predicted and measured, on 2
-and 3 ranks of this machine.
+"""Time and memory under `--schedule pipedream`, on a quiet machine (10 minutes).
+
+They are predicted and measured, per minibatch, on 2 and 3 ranks of this machine.
 
     python -m tests.bench.pipedream [--models NAME,...] [--steps N] [--keep FOLDER]
 

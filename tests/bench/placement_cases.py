@@ -9,7 +9,8 @@ from tempfile import TemporaryDirectory
 from onnx import ModelProto
 
 from planner.artefacts.graph import Graph, producers
-from planner.artefacts.problem import Objective, Optimizer, Options, Problem
+from planner.artefacts.options import Objective, Optimizer
+from planner.artefacts.problem import Options, Problem
 from planner.artefacts.profile import Profile
 from planner.artefacts.topology import Topology, take
 from planner.clusters.routes import bandwidth_bytes_per_s

@@ -1,5 +1,6 @@
-"""NetSplit's experiments (thesis, Nanjing 2023) anew, and rows beyond them: one whole batch as one
-microbatch, samples/s of every placement by the planner's simulator.
+"""NetSplit's experiments (thesis, Nanjing 2023) anew, and rows beyond them (60 minutes).
+
+One whole batch is one microbatch. Samples/s of every placement are the planner's simulator's.
 
     python -m tests.bench.placements [--only NETWORK,...] [--cluster NAME,...] [--limit S]
     python -m tests.bench.placements --write
@@ -21,7 +22,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from planner.artefacts.problem import Objective, Problem, Result
+from planner.artefacts.options import Objective
+from planner.artefacts.problem import Problem, Result
 from planner.artefacts.strategy import Strategy
 from planner.costs.bounds import fractional_s, lower_bound_s
 from planner.costs.compute import times_on

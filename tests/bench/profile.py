@@ -1,5 +1,6 @@
-"""How far profiles can be trusted: the sum of the operators beside the whole step, what the cache
-saves, computed beside measured times, and the memory that profiling takes.
+"""How far profiles can be trusted: operators beside the whole step, the cache (20 minutes).
+
+Also computed beside measured times, and the memory that profiling takes.
 
     python -m tests.bench.profile [--only sums,cache,analytic,memory] [--models NAME,...] [--write]
 

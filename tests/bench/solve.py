@@ -1,5 +1,6 @@
-"""How long `planner solve` takes on the shipped profiles: medians of fresh processes, compiled
-kernels in the cache.
+"""How long `planner solve` takes on the shipped profiles.
+
+Medians of fresh processes, compiled kernels in the cache.
 
     python -m tests.bench.solve [--runs N]
 """

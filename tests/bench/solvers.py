@@ -1,5 +1,7 @@
-"""The solvers against the published programs, on graphs that those do not finish, and at scale;
-the tables of docs/solvers.md and docs/scaling.md, and its plot.
+"""The solvers against the published programs, and at scale (10 minutes).
+
+Some graphs are those that the published programs do not finish. The tables are those of
+docs/solvers.md and docs/scaling.md, and its plot.
 
     python -m tests.bench.solvers                 # some minutes
     python -m tests.bench.solvers --scaling       # some minutes

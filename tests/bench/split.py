@@ -1,97 +1,342 @@
-"""What the interpreter of split operators costs on this machine.
+"""Plans with operators split, on 8 to 64 devices, beside plans without (an hour).
 
-    python -m tests.bench.split
+The model is a Llama of 6.7 billion parameters, on hosts of A100 and H100. `--write` puts each table
+into docs/split.md as soon as it is made, and its best plan into the summary at the head. Tables
+that are not asked for stay as they are.
 
-1. A GPT block of tiny tensors, on lines on which nothing is sent: the module of Megatron's split
-   beside the plain module, per operator and direction. Limit: 15 us.
-2. Megatron's block on two gloo ranks beside the same block written by hand in PyTorch, with its f
-   and g as functions of autograd (tests/support/split_rivals.py). Limit: 1.05 times its time.
+    python -m tests.bench.split --write
+    python -m tests.bench.split --hosts p4d --gpus 8 --per-device 1
 
-Times are the smallest of some means, in turns, since the machine may do other things.
+Microbatches of one sample have the operators of the shipped profiles. Those of as many samples as
+there are devices are computed in the same way, and sizes between are interpolated. ZeRO is asked at
+the sizes of an eighth of the devices to all of them, the others at 1, 2 and 4.
 """
 
-import sys
+import argparse
+import re
 import tempfile
 import time
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
-import torch
+import planner
+from planner.artefacts.files import shipped
+from planner.artefacts.formats.any import read_any_profiles
+from planner.artefacts.options import Search, Training
+from planner.artefacts.plan import Plan
+from planner.clusters.yaml.read import device_table
+from planner.profilers.interpolate import interpolated
+from planner.solvers.sharded.options import Megatron, Zero
+from planner.support.units import format_bytes, format_seconds
+from tests.bench.solvers import put
+from tests.support.models import SYNTHETIC
 
-from planner.launcher.split.mesh import Mesh
-from planner.launcher.split.module import split_module
-from planner.launcher.split.part import local_parameters
-from planner.operators import parameters, synthetic, to_torch
-from tests.support import split_models
-from tests.support.ranks import ROOT, under_torchrun
-from tests.support.split_models import gpt, loaded, megatron
-from tests.support.split_plans import stage_of
-
-LIMIT_US, LIMIT_RATIO = 15.0, 1.05
-
-
-class Silent:
-    """A line of two on which nothing is sent."""
-
-    rank, size = 0, 2
-
-    def all_reduce(self, own):
-        return own.clone()
-
-
-def smallest_s(works, rounds, calls):
-    """Per work, the smallest mean of some calls, the works in turns."""
-    best = [float("inf")] * len(works)
-    for _ in range(rounds):
-        for i, work in enumerate(works):
-            begun = time.perf_counter()
-            for _ in range(calls):
-                work()
-            best[i] = min(best[i], (time.perf_counter() - begun) / calls)
-    return best
+FILE = Path(__file__).parents[2] / "docs" / "split.md"
+HOSTS = {"p4d": ("A100-SXM4-80GB", "llama7b-a100"), "p5": ("H100-SXM", "llama7b-h100")}
+GPUS = (8, 16, 32, 64)
+# Samples per device and iteration.
+PER_DEVICE = (1, 4)
+# Samples of small microbatches.
+SMALL = (1, 2, 4)
+# For each way, at all sizes of the microbatch together.
+LIMIT_S = 300.0
 
 
-def modules(model, mesh):
-    """The plain module, and that of Megatron's split; each with inputs."""
-    held = [one.name for one in model.graph.parameters]
-    lies = megatron(model, 2)
-    values = local_parameters(model, held, lies, mesh, "cpu")
-    split = split_module(model, stage_of(model, lies), mesh, values, "cpu")
-    plain = to_torch(model, values=parameters(model, held))
-    inputs = synthetic.inputs(model, seed=0, microbatch=0)
-    return plain, split, [inputs[name] for name in plain.input_names]
+@dataclass(frozen=True)
+class Way:
+    """A way to train, by the solver that plans it.
+
+    Attributes:
+        splits: whether it splits operators.
+        wide: whether it splits samples alone, so that microbatches of a sample for each device, or
+            for each of a part, are asked instead of small ones.
+    """
+
+    name: str
+    solver: str
+    switches: tuple[object, ...] = ()
+    splits: bool = True
+    wide: bool = False
+
+    def sizes(self, gpus):
+        """Samples of the microbatches that are asked: a few, to have the tables sooner than by
+        `planner solve`, which looks for the best.
+        """
+        return (gpus // 8, gpus // 4, gpus // 2, gpus) if self.wide else SMALL
 
 
-def overhead(folder):
-    """Prints the time per operator above the plain module."""
-    torch.set_num_threads(1)
-    split_models.BATCH = split_models.LENGTH = split_models.HEADS = 2
-    split_models.WIDTH = split_models.WORDS = 4
-    model = loaded(gpt(folder / "tiny.onnx", tied=False))
-    mesh = Mesh((2,), 0)
-    mesh.connect([Silent()])
-    plain, split, inputs = modules(model, mesh)
-    count = len(model.graph.operators)
-    ahead = smallest_s([lambda m=m: m(*inputs) for m in (plain, split)], 40, 60)
+WAYS = (
+    Way("data parallelism", "data-parallel", splits=False),
+    Way("pipeline, stages replicated", "antichain", splits=False),
+    Way("ZeRO-1", "zero", (Zero(1),), wide=True),
+    Way("ZeRO-2", "zero", (Zero(2),), wide=True),
+    Way("ZeRO-3", "zero", (Zero(3),), wide=True),
+    Way("Megatron-LM", "megatron", (Megatron(sequence_parallel=False),)),
+    Way("with sequence parallelism", "megatron", (Megatron(sequence_parallel=True),)),
+)
 
-    def both(module):
-        (output,) = module(*inputs)
-        output.sum().backward()
 
-    whole = smallest_s([lambda m=m: both(m) for m in (plain, split)], 40, 60)
-    forward_us = (ahead[1] - ahead[0]) / count * 1e6
-    backward_us = (whole[1] - whole[0]) / count * 1e6 - forward_us
-    print(
-        f"{count} operators, us per operator above the plain module:"
-        f" forward {forward_us:+.2f}, backward {backward_us:+.2f}; limit {LIMIT_US}"
+@dataclass(frozen=True)
+class Row:
+    """The best plan of a way over all sizes of the microbatch.
+
+    Attributes:
+        plan: None if none fits.
+        reason: why there is none.
+        bound_s: no plan of any way is faster, in s.
+        took_s: search and judge, in s.
+    """
+
+    way: Way
+    plan: Plan | None
+    reason: str
+    bound_s: float
+    took_s: float
+
+
+def profiles_of(hosts, folder, largest):
+    """The profiles at one sample and at the largest size.
+
+    Raises:
+        ValueError: if the operators at one sample are not the shipped profile's.
+    """
+    kind, name = HOSTS[hosts]
+    path = folder / "llama7b.onnx"
+    if not path.exists():
+        path.write_bytes(SYNTHETIC["llama7b"]().SerializeToString())
+    made = [
+        planner.profile(path, batch=size, dims={"seq": 2048}, device=kind, dtype="bfloat16")
+        for size in (1, largest)
+    ]
+    (known,) = read_any_profiles(shipped("profiles") / f"{name}.json")
+    if (made[0].graph, made[0].operators) != (known.graph, known.operators):
+        raise ValueError(f"{name}: expected the operators of the shipped profile, got others")
+    return made
+
+
+def rows_of(profiles, topology, samples):
+    """A row for each way."""
+    for way in WAYS:
+        begin = time.perf_counter()
+        sizes = way.sizes(len(topology.devices))
+        plans = planner.solve(
+            [interpolated(profiles, size) for size in sizes if samples % size == 0],
+            topology=topology,
+            training=Training(global_batch=samples, optimizer="adam"),
+            search=Search(switches=way.switches),
+            solvers=(way.solver,),
+            calibration=False,
+            time_limit_s=LIMIT_S,
+        )
+        took_s = time.perf_counter() - begin
+        reasons = [row.reason for row in plans.comparison.rows if row.reason]
+        reason = "" if plans.plan else reasons[0]
+        yield Row(way, plans.plan, reason, plans.comparison.lower_bound_s, took_s)
+
+
+def used_share(profiles, topology, samples, plan):
+    """The share of the devices' peak that the products of the model take: three times the FLOPs of
+    a forward, without recomputation.
+    """
+    kind = {one.name: one for one in topology.device_types}.get(topology.devices[0].type)
+    kind = kind or device_table()[topology.devices[0].type]
+    flops = 3 * samples * sum(one.flops for one in profiles[0].operators)
+    peak = kind.flops["bfloat16"] * len(topology.devices)
+    return flops / (plan.prediction.iteration_s * peak)
+
+
+def span(numbers):
+    """The smallest and the largest number, or the only one."""
+    low, high = min(numbers), max(numbers)
+    return f"{low}" if low == high else f"{low}-{high}"
+
+
+def cells(row, profiles, topology, samples):
+    """A row of the table as text."""
+    if row.plan is None:
+        return (row.way.name, "does not fit", *[""] * (len(COLUMNS) - 3), f"{row.took_s:.0f} s")
+    plan, prediction = row.plan, row.plan.prediction
+    stages = plan.strategy.stages
+    again = sum(one.recompute for one in stages)
+    mesh = {"x".join(map(str, one.sharding.mesh)) if one.sharding else "" for one in stages}
+    memory = max(device.memory.total_bytes for device in prediction.devices)
+    return (
+        row.way.name,
+        f"{len(stages)}" + (f", {again} recompute" if again else ""),
+        ", ".join(sorted(mesh)),
+        span([one.num_replicas for one in stages]),
+        f"{plan.strategy.num_microbatches} x {plan.microbatch_size}",
+        format_seconds(prediction.iteration_s),
+        f"{samples / prediction.iteration_s:.1f}",
+        f"{used_share(profiles, topology, samples, plan):.1%}",
+        format_bytes(memory),
+        f"{row.took_s:.0f} s",
     )
-    return max(forward_us, backward_us) <= LIMIT_US
+
+
+COLUMNS = (
+    "way", "stages", "mesh", "replicas", "microbatches", "iteration", "samples/s", "FLOPs used",
+    "memory", "took",
+)  # fmt: skip
+
+
+SUMMARY = (
+    "devices", "best plan with split operators", "time", "pipeline with replicas",
+    "data parallelism", "lead", "lower bound", "gap",
+)  # fmt: skip
+
+
+def best_of(rows):
+    """The row with the fastest plan; None if none has a plan."""
+    fitting = [row for row in rows if row.plan is not None]
+    return min(fitting, key=lambda row: row.plan.prediction.iteration_s, default=None)
+
+
+def time_of(row):
+    """The time of a row's plan as text."""
+    return "does not fit" if row is None else format_seconds(row.plan.prediction.iteration_s)
+
+
+def counted(number, one, many):
+    """A number and its noun.
+
+    >>> counted("1", "stage", "stages"), counted("1-2", "replica", "replicas")
+    ('1 stage', '1-2 replicas')
+    """
+    return f"{number} {one if number == '1' else many}"
+
+
+def degrees(row, sharding):
+    """How a stage is split, in words. A tensor axis cuts parameters; one of samples cuts none, but
+    for ZeRO's, which is the only axis of its mesh.
+    """
+    if sharding is None:
+        return "no operator split"
+    if row.way.solver == "zero":
+        return f"{row.way.name} over {sharding.mesh[0]}"
+    words = []
+    for axis, size in enumerate(sharding.mesh):
+        cuts = any(spec[axis] != "R" for spec in sharding.parameters.values())
+        words.append(f"tensor degree {size}" if cuts else f"samples over {size}")
+    if row.way.switches[0].sequence_parallel:
+        words.append("sequence parallelism")
+    return ", ".join(words)
+
+
+def in_words(row):
+    """The plan of a row: stages, how they are split, replicas, and microbatches."""
+    strategy = row.plan.strategy
+    stages = strategy.stages
+    again = sum(stage.recompute for stage in stages)
+    replicas = span([stage.num_replicas for stage in stages])
+    parts = (
+        counted(f"{len(stages)}", "stage", "stages") + (f" ({again} recompute)" if again else ""),
+        *dict.fromkeys(degrees(row, stage.sharding) for stage in stages),
+        counted(replicas, "replica", "replicas"),
+        counted(f"{strategy.num_microbatches}", "microbatch", "microbatches")
+        + f" of {row.plan.microbatch_size}",
+    )
+    return ", ".join(parts)
+
+
+def gap_of(rows):
+    """The lower bound over the sizes of the microbatch that were asked, and the gap of the best
+    plan to it, as text.
+    """
+    best, bound_s = best_of(rows), min(row.bound_s for row in rows)
+    gap = "" if best is None else f"{best.plan.prediction.iteration_s / bound_s - 1:.1%}"
+    return format_seconds(bound_s), gap
+
+
+def summary(rows, devices):
+    """A row of the summary. The lead is that of the best plan with split operators over the best
+    without.
+    """
+    split, whole = (best_of([row for row in rows if row.way.splits == s]) for s in (True, False))
+    lead = ""
+    if split is not None and whole is not None:
+        ratio = whole.plan.prediction.iteration_s / split.plan.prediction.iteration_s
+        lead = f"{ratio - 1:+.1%}"
+    alone = {row.way.solver: best_of([row]) for row in rows if not row.way.splits}
+    texts = (
+        devices,
+        "none" if split is None else in_words(split),
+        time_of(split),
+        time_of(alone["antichain"]),
+        time_of(alone["data-parallel"]),
+        lead,
+        *gap_of(rows),
+    )
+    return f"| {' | '.join(texts)} |"
+
+
+def table(rows, profiles, topology, samples):
+    """A table as Markdown, and its best plan."""
+    lines = [f"| {' | '.join(COLUMNS)} |", "|---|" + "---:|" * (len(COLUMNS) - 1)]
+    lines += [f"| {' | '.join(cells(row, profiles, topology, samples))} |" for row in rows]
+    bound, gap = gap_of(rows)
+    best = best_of(rows)
+    first = "Nothing fits" if best is None else f"Best: {best.way.name}, {time_of(best)}"
+    return "\n".join([*lines, "", f"{first}. Lower bound {bound}{gap and f', gap {gap}'}."])
+
+
+def text_of(name):
+    """The text between the markers of a name in the document."""
+    return FILE.read_text().partition(f"<!-- begin {name} -->\n")[2].partition("<!-- end")[0]
+
+
+def replaced(old, new, starts):
+    """The parts of a text in the order of their starts, the new one in place of the old one.
+
+    >>> replaced(["| 8 | a", "| 32 | b"], "| 16 | c", ["| 8 |", "| 16 |", "| 32 |"])
+    ['| 8 | a', '| 16 | c', '| 32 | b']
+    """
+    first = (next((one for one in (new, *old) if one.startswith(s)), None) for s in starts)
+    return [one for one in first if one is not None]
+
+
+def write(each, row, part):
+    """Puts a row of the summary and a table into the document.
+
+    Args:
+        each: samples per device.
+    """
+    names = list(product(HOSTS, GPUS))
+    head = [f"| {' | '.join(SUMMARY)} |", "|---|---|" + "---:|" * (len(SUMMARY) - 2)]
+    name = f"summary of {each} per device"
+    starts = [f"| {gpus} {hosts} |" for hosts, gpus in names]
+    put(FILE, name, "\n".join(head + replaced(text_of(name).splitlines(), row, starts)))
+    name = f"tables of {each} per device"
+    starts = [f"#### {gpus} devices of {hosts}," for hosts, gpus in names]
+    old = re.split("(?m)^(?=#### )", text_of(name))
+    parts = replaced([one.strip() for one in old], part, starts)
+    put(FILE, name, "\n\n".join(parts))
 
 
 def main():
-    with tempfile.TemporaryDirectory() as folder:
-        sound = overhead(Path(folder))
-    print(under_torchrun(ROOT / "tests/support/split_rivals.py", 2).strip())
-    sys.exit(0 if sound else 1)
+    """Prints all tables, and writes them where that is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--write", action="store_true", help="write docs/split.md")
+    parser.add_argument("--hosts", nargs="*", choices=HOSTS, default=tuple(HOSTS))
+    parser.add_argument("--gpus", nargs="*", type=int, choices=GPUS, default=GPUS)
+    parser.add_argument("--per-device", nargs="*", type=int, choices=PER_DEVICE, default=PER_DEVICE)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        for each, hosts, gpus in product(options.per_device, options.hosts, options.gpus):
+            profiles = profiles_of(hosts, Path(scratch), gpus)
+            topology = planner.read_topology(f"{hosts}-x8", gpus)
+            samples = gpus * each
+            rows = list(rows_of(profiles, topology, samples))
+            part = table(rows, profiles, topology, samples)
+            part = f"#### {gpus} devices of {hosts}, {samples} samples\n\n{part}"
+            row = summary(rows, f"{gpus} {hosts}")
+            print(f"{part}\n\n{row}", flush=True)
+            for one in rows:
+                if one.reason:
+                    print(f"{one.way.name}: {one.reason}", flush=True)
+            if options.write:
+                write(each, row, part)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Every point of Megatron-LM's grid for one row of the tables of `split_table.py`, beside the plan
+"""Every point of Megatron-LM's grid for one row of the tables of `split.py`, beside the plan
 that `megatron` chooses: the same planner with all three degrees given. `--write` puts the table
 into docs/split.md.
 
@@ -17,7 +17,7 @@ from planner.profilers.interpolate import interpolated
 from planner.solvers.sharded.options import Megatron
 from planner.support.units import format_seconds
 from tests.bench.solvers import put
-from tests.bench.split_table import FILE, HOSTS, LIMIT_S, PER_DEVICE, SMALL, profiles_of
+from tests.bench.split import FILE, HOSTS, LIMIT_S, PER_DEVICE, SMALL, profiles_of
 
 LARGEST_TENSOR_DEGREE = 8  # the devices of a host
 

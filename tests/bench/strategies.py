@@ -1,5 +1,7 @@
-"""Whether another state of the code plans the same: the strategies of all shipped profiles on all
-shipped topologies, for 8 devices, or all where there are fewer.
+"""Whether another state of the code plans the same (40 minutes).
+
+The strategies are those of all shipped profiles on all shipped topologies, for 8 devices, or all
+where there are fewer.
 
     python -m tests.bench.strategies solve FOLDER [--root CHECKOUT] [--time-limit LIMIT]
                                                   [--above GAP --of OTHER]

@@ -1,5 +1,7 @@
-"""The zoo on the user's way: every network exported by `planner export` and by torch's default,
-profiled, solved and launched on two processes, and its losses beside PyTorch's.
+"""The zoo of networks on the user's way, beside PyTorch (an hour).
+
+Every network is exported by `planner export` and by torch's default, profiled, solved and launched
+on two processes, and its losses stand beside PyTorch's.
 
     python -m tests.bench.zoo [--write] [NAME ...]
     python -m tests.bench.zoo --checks [--write]

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.artefacts.problem import Recompute, Status
+from planner.artefacts.options import Recompute
+from planner.artefacts.problem import Status
 from planner.artefacts.topology import Link, Sharing, problems, take
 from planner.clusters.routes import bandwidth_bytes_per_s, routes
 from planner.clusters.yaml.read import preset_names, read_topology

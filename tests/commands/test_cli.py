@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from operator import itemgetter
 from pathlib import Path
 
 import onnx
@@ -14,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 import cli
 from planner.artefacts.files import read_plan, shipped
 from planner.commands import terminal as printing
-from planner.reports.tables import Table
+from planner.reports.tables import Column, table
 from planner.solvers.registry import SOLVERS, portfolio
 from tests.support.commands import run
 
@@ -98,8 +99,8 @@ def test_help_loads_nothing_heavy():
 
 
 def test_the_help_of_solve_names_all_solvers():
-    options = {parameter.name: parameter for parameter in cli.main.commands["solve"].params}
-    assert f"one of {', '.join(SOLVERS)};" in options["solvers"].help
+    lines = cli.main.commands["solve"].epilog.splitlines()
+    assert [line.split()[0] for line in lines[2:]] == list(SOLVERS)
 
 
 # ------------------------------------------------------------------------------ the commands
@@ -341,7 +342,7 @@ def test_a_model_that_fits_nowhere_exits_with_3_and_says_what_is_short(folder):
 def test_usage_errors_exit_with_2(folder):
     assert "such as '80 GiB'" in run("solve", "--device-memory", "8", code=2).output
     nothing = run("solve", "--device-memory", "0 GiB", code=2).output
-    assert "expected more than 0, got '0 GiB'" in nothing
+    assert "expected a size above 0 such as \"8 GiB\", got '0 GiB'" in nothing
     run("solve", "--schedule", "zigzag", code=2)
     run("profile", code=2)
 
@@ -409,7 +410,8 @@ def test_no_output_overwrites_what_is_read(folder, monkeypatch, arguments, said)
 
 @pytest.mark.parametrize("number", ["²", "0", "-1", "x", ""])
 def test_a_dimension_needs_a_number(folder, number):
-    assert "expected NAME=N" in run("profile", "model.onnx", "--dim", f"N={number}", code=2).output
+    said = run("profile", "model.onnx", "--dim", f"N={number}", code=2).output
+    assert f"N: expected a whole number of at least 1, got '{number}'" in said
 
 
 def test_a_dimension_is_bound_once(folder):
@@ -432,7 +434,7 @@ def test_ranks_get_options_that_are_zero(folder, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "where"),
     [
-        (["profile", "model.onnx"], "planner.model.load"),
+        (["profile", "model.onnx"], "planner.model.load.load"),
         (["solve"], "planner.api.lookup.newest_profile"),
         (["launch", "strategy.json"], "planner.training.run.launch"),
     ],
@@ -484,10 +486,14 @@ def test_commands_to_run_are_quoted_for_a_shell(folder):
 def test_a_narrow_table_breaks_no_number_and_no_name(capsys, monkeypatch, width):
     monkeypatch.setattr(printing, "PIPED_WIDTH", width)
     cells = ("data-parallel", "12.3 ms", "123 ms", "1234 ms", "does not fit into the memory")
-    columns = ("solver", ">iteration", ">peak memory", ">closed form of it all", "why it is so")
-    printing.show(
-        Table("T", columns, (cells,), optional=(">closed form of it all", ">peak memory"))
+    columns = (
+        Column("", itemgetter(0), "solver", left=True),
+        Column("", itemgetter(1), "iteration"),
+        Column("", itemgetter(2), "peak memory", gives_way=2),
+        Column("", itemgetter(3), "closed form of it all", gives_way=1),
+        Column("", itemgetter(4), "why it is so", left=True),
     )
+    printing.show(table("T", [cells], columns))
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= width
     assert {*["data-parallel", "12.3", "does", "not", "fit", "into", "the", "memory"]} <= {
@@ -496,13 +502,32 @@ def test_a_narrow_table_breaks_no_number_and_no_name(capsys, monkeypatch, width)
     assert "12.3 ms" in shown
 
 
+def test_words_are_aligned_to_the_left_and_numbers_to_the_right(capsys):
+    columns = (
+        Column("", itemgetter(0), "n", left=True),
+        Column("", itemgetter(1), "m"),
+        Column("", itemgetter(2), "w", left=True),
+    )
+    printing.show(table("", [("a", 1, "x"), ("bbb", 100, "yyy")], columns))
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines() if line.strip()]
+    assert lines[0] == "  n       m   w"
+    assert lines[2:] == ["  a       1   x", "  bbb   100   yyy"]
+
+
 def test_a_table_without_room_leaves_out_what_matters_least(capsys, monkeypatch):
     monkeypatch.setattr(printing, "PIPED_WIDTH", 30)
-    table = Table("", ("a", ">b", ">c"), (("x" * 12, "1" * 9, "2" * 9),), optional=(">b",))
-    printing.show(table)
+    columns = (
+        Column("", itemgetter(0), "a", left=True),
+        Column("", itemgetter(1), "b", gives_way=2),
+        Column("", itemgetter(2), "c"),
+        Column("", itemgetter(3), "d", gives_way=1),
+    )
+    printing.show(table("", [("x" * 12, "1" * 9, "2" * 9, "3" * 9)], columns))
     shown = capsys.readouterr().out
     assert "1" not in shown
     assert "2" * 9 in shown
+    assert "3" not in shown
+    assert "not shown, for lack of room: d, b" in shown
 
 
 @pytest.mark.parametrize("rank", [None, "1"])

@@ -9,12 +9,9 @@ from pathlib import Path
 import pytest
 
 from planner.artefacts.files import write_profile
-from planner.artefacts.problem import Objective
+from planner.artefacts.options import Objective
 from planner.commands.terminal import listening
-from planner.planning.judge import objective_s
 from planner.planning.portfolio import GOOD_ENOUGH, compare
-from planner.reports.compare import compare_bars, compare_csv, winner_line
-from planner.reports.drawing.bars import bars
 from planner.solvers.registry import automatic
 from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type
 from tests.support.commands import run
@@ -56,44 +53,6 @@ def test_every_solver_has_a_row_however_good_an_earlier_one_is():
     no_rules = "the profile has no rules by which operators are split; planner profile makes them"
     assert missing["megatron"] == missing["zero"] == no_rules
     assert "levels" in missing["pipedream"]
-
-
-def test_branches_beside_each_other_beat_data_parallelism_for_one_microbatch():
-    found = compare(two_branches(), ("data-parallel", "netsplit"), 2.0, full_time=True)
-    assert found.best.solver == "netsplit"
-    # 5 of 8 operators one after the other, beside little communication.
-    assert objective_s(found.best.plan) == pytest.approx(5 * 0.03, rel=0.01)
-    said = winner_line(found)
-    assert said == "the best plan is netsplit's, 60.0 % faster than plain data parallelism"
-
-
-def test_where_nothing_fits_there_are_rows_with_reasons_and_no_bars():
-    found = compare(two_branches(memory=10), automatic(), 2.0, full_time=True)
-    assert found.best is None
-    assert all(row.reason for row in found.rows)
-    assert compare_bars(found, 40) == ()
-    assert winner_line(found) == ""
-    rows = list(csv.DictReader(compare_csv(found).splitlines()))
-    assert [row["iteration_s"] for row in rows] == [""] * len(automatic())
-    assert all(row["reason"] for row in rows)
-
-
-def test_bars_are_sorted_and_as_long_as_what_they_say():
-    found = compare(two_branches(), ("single", "netsplit"), 2.0, full_time=True)
-    head, *lines = compare_bars(found, 40)
-    assert head.startswith("latency; the mark is the lower bound, ")
-    assert [line.split()[0] for line in lines] == ["netsplit", "single"]
-    filled = [line.count("█") for line in lines]
-    assert filled[1] >= 39
-    assert filled[0] / filled[1] == pytest.approx(5 / 8, abs=0.05)
-
-
-def test_a_bar_of_nothing_is_empty_and_one_of_little_is_seen():
-    assert bars([("a", 0.0, "0 s"), ("b", 1e-9, "1 ns"), ("c", 1.0, "1 s")], 3) == (
-        "a       0 s",
-        "b  ▏    1 ns",
-        "c  ███  1 s",
-    )
 
 
 def test_the_command_shows_table_bars_and_reasons_and_writes_csv(folder):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import unicodedata
 import xml.etree.ElementTree as ET
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from planner.clusters.yaml.write import topology_yaml
 from planner.commands import terminal as printing
 from planner.reports.drawing.topology_svg import svg
 from planner.reports.drawing.tree import tree
-from planner.reports.tables import Table
+from planner.reports.tables import Column, table
 from planner.support.printable import printable
 from tests.commands.test_cli import ROOT
 from tests.commands.test_outputs import PAIR
@@ -191,10 +192,16 @@ def test_no_cell_head_or_title_is_markup(monkeypatch):
     text = io.StringIO()
     screen = Console(file=text, force_terminal=True, width=160, highlight=False)
     monkeypatch.setattr(printing, "console", lambda **_: screen)
-    printing.show(Table(MARKUP, (MARKUP, f">{MARKUP}"), ((MARKUP, f"{MARKUP}\x1b[2J\n"),)))
+    head = f"{MARKUP}\x1b[3J"
+    columns = (
+        Column("", itemgetter(0), MARKUP, left=True),
+        Column("", itemgetter(1), head),
+    )
+    printing.show(table(MARKUP, [(MARKUP, f"{MARKUP}\x1b[2J\n")], columns))
     shown = re.sub(r"\x1b\[[0-9;]*m", "", text.getvalue())  # rich's own colours
     assert shown.count(MARKUP) == 5
     assert "\\x1b[2J\\n" in shown
+    assert "\\x1b[3J" in shown
     assert unseen(shown) == set()
 
 

@@ -13,7 +13,7 @@ from planner.artefacts.files import format_in
 from planner.model.export.write import write_model
 from planner.model.metadata import metadata_of
 from planner.model.record import METADATA_KEY
-from planner.reports.probe import probe_comments
+from planner.reports.topology import probe_comments
 from planner.support.errors import FileError, OptionError
 from tests.commands.test_cli import mlp
 from tests.support.commands import run

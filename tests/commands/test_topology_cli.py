@@ -79,7 +79,7 @@ def test_the_slowest_link_of_each_collective_is_named(folder):
 
 def test_a_large_cluster_is_shown_between_hosts():
     text = run("topology", "show", "gb200-nvl72").output
-    assert "(the first 8 of 18 hosts)" in text
+    assert "(the first 8 of 18 hosts; --json has all)" in text
     assert max(map(len, text.splitlines())) <= PIPED_WIDTH
 
 
@@ -122,10 +122,22 @@ def test_a_hostfile_becomes_a_topology_that_solve_takes(folder):
 
 
 @pytest.mark.parametrize(
+    ("types", "said"),
+    [
+        (["--type", "a"], "expected NAME=TYPE, got 'a'"),
+        (["--type", "a=T4", "--type", "a=L4"], "a is given more than once"),
+    ],
+)
+def test_types_of_an_import_are_given_once_by_name(folder, types, said):
+    (folder / "hostfile").write_text("a slots=2\n")
+    output = run("topology", "import", "hostfile", *types, "-o", "new.yaml", code=2).output
+    assert f"Invalid value for '--type': {said}" in output
+    assert not (folder / "new.yaml").exists()
+
+
+@pytest.mark.parametrize(
     ("more", "said"),
     [
-        (["--type", "a"], "expected NAME=TYPE such as worker-1=T4"),
-        (["--type", "a=T4", "--type", "a=L4"], "a is given more than once"),
         (["--from", "astra-sim", "--device", "T4"], "expected an ASTRA-sim network YAML"),
         ([], "give --device TYPE"),
         (["-o", "hostfile"], "is the file itself"),
@@ -213,6 +225,6 @@ def test_sensitivity_says_what_bounds_the_plan(folder):
 def test_tables_of_the_library_are_tables_of_the_report():
     from planner.reports.topology import devices_table
 
-    table = devices_table(read_topology(find_topology("mixed-a100-t4")))
-    assert isinstance(table, Table)
-    assert [row[0] for row in table.rows] == ["host0", "host1 .. host2 (2)"]
+    shown = devices_table(read_topology(find_topology("mixed-a100-t4")))
+    assert isinstance(shown, Table)
+    assert [row[0] for row in shown.rows] == ["host0", "host1 .. host2 (2)"]

@@ -15,7 +15,6 @@ from onnx import numpy_helper
 
 from planner.artefacts.files import read_plan, read_profile, shipped, write_profile
 from planner.commands import terminal as printing
-from planner.reports.tables import Table
 from tests.commands.test_cli import ROOT, TOPOLOGY, mlp
 from tests.support.commands import run
 
@@ -172,13 +171,6 @@ def profile_refused(path):
 
 
 # ------------------------------------------------------------------------------ the terminal
-
-
-def test_columns_without_room_are_named(capsys, monkeypatch):
-    monkeypatch.setattr(printing, "PIPED_WIDTH", 30)
-    table = Table("", ("a", ">b", ">c"), (("x" * 12, "1" * 9, "2" * 9),), optional=(">b",))
-    printing.show(table)
-    assert "not shown, for lack of room: b" in capsys.readouterr().out
 
 
 def test_a_command_that_is_broken_can_be_pasted():

@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from planner.artefacts.graph import predecessors
-from planner.artefacts.problem import Objective
+from planner.artefacts.options import Objective
 from planner.artefacts.profile import Contention
 from planner.artefacts.strategy import asynchronous_violations
 from planner.costs.bounds import lower_bound_s

@@ -9,7 +9,8 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from planner.artefacts.graph import Graph, Operator, Parameter, Tensor
-from planner.artefacts.problem import Optimizer, Result, Status
+from planner.artefacts.options import Optimizer
+from planner.artefacts.problem import Result, Status
 from planner.artefacts.profile import Contention, OperatorCost, View, stash_bytes
 from planner.artefacts.roofline import operator_times
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.artefacts.problem import Objective
+from planner.artefacts.options import Objective
 from planner.costs.pins import broken, pinned
 from planner.planning.portfolio import compare
 from planner.solvers.registry import automatic

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.artefacts.problem import Optimizer
+from planner.artefacts.options import Optimizer
 from planner.artefacts.profile import ROOFLINE, Source
 from planner.artefacts.sharding import local_shape, rule_of
 from planner.artefacts.strategy import violations

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from planner.artefacts.problem import Objective
+from planner.artefacts.options import Objective
 from planner.artefacts.profile import LossCost, PartTime, SplitRule
 from planner.artefacts.sharding import Sharding, rule_of
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy

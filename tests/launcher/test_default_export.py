@@ -6,7 +6,6 @@ from torch.nn import functional
 from torch.optim import AdamW
 
 from planner.artefacts.files import write_plan
-from planner.artefacts.losses import LossOptions
 from planner.artefacts.plan import (
     Certificate,
     DevicePrediction,
@@ -107,6 +106,6 @@ def test_a_default_export_of_gpt2_trains_28_parameters_as_pytorch_does(tmp_path,
     assert load(tmp_path / "strategy.onnx").hash == model.hash
     report = launch(
         tmp_path / "strategy.json", steps=STEPS, learning_rate=LEARNING_RATE,
-        loss=LossOptions(functions="cross-entropy"), data=f"{MODULE}:batch",
+        loss="cross-entropy", data=f"{MODULE}:batch",
     )  # fmt: skip
     assert report.loss == pytest.approx(by_pytorch(module, steps), rel=1e-5)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from planner.artefacts.files import write_plan
-from planner.artefacts.losses import LossOptions, losses
-from planner.artefacts.problem import Optimizer
+from planner.artefacts.losses import losses
+from planner.artefacts.options import Optimizer
 from planner.artefacts.strategy import GradientSum
 from planner.launcher import job, part, processes, world
 from planner.launcher.gradients import GradientBuffers, make_optimizer
@@ -280,7 +280,7 @@ def test_memory_is_compared_without_the_reserve(alone):
     memory = replace(device.predicted.memory, reserve_bytes=1 << 40)
     predicted = replace(device.predicted, memory=memory)
     table = launch_tables(replace(found, devices=(replace(device, predicted=predicted),)))[1]
-    assert "without reserve" in table.columns[-1]
+    assert "without reserve" in table.heads[-1]
     assert "TiB" not in table.rows[0][-1]
 
 
@@ -323,7 +323,7 @@ def test_model_option_goes_before_the_plan(tmp_path, alone):
     (tmp_path / "net.onnx").rename(tmp_path / "moved.onnx")
     with pytest.raises(LaunchError, match=r"net\.onnx, which is not there; give --model FILE"):
         launch(alone)
-    assert launch(alone, model_path=tmp_path / "moved.onnx", steps=1).steps == 1
+    assert launch(alone, model=tmp_path / "moved.onnx", steps=1).steps == 1
 
 
 def test_a_plan_without_a_model_asks_for_one(tmp_path):
@@ -372,13 +372,13 @@ def test_other_threads_than_the_profile_are_noted(alone):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"steps": 0}, "--steps: expected at least 1, got 0"),
-        ({"threads": 0}, "--threads: expected at least 1, got 0"),
+        ({"steps": 0}, "--steps: expected a whole number of at least 1, got 0"),
+        ({"threads": 0}, "--threads: expected a whole number from 1 to 1024, got 0"),
         ({"learning_rate": -1.0}, "--lr: expected a finite number of at least 0, got -1.0"),
         ({"learning_rate": float("nan")}, "--lr: expected a finite number"),
         ({"learning_rate": float("inf")}, "--lr: expected a finite number"),
-        ({"loss": LossOptions(functions="hinge")}, "--loss: expected one of auto, cross-entropy"),
-        ({"device": "tpu"}, "--device: expected auto, cpu or cuda, got 'tpu'"),
+        ({"loss": "hinge"}, "--loss: expected one of auto, cross-entropy"),
+        ({"device": "tpu"}, "--device: expected one of auto, cpu, cuda, got 'tpu'"),
         ({"data": "nothing"}, "--data: expected module:function, got 'nothing'"),
         ({"data": "no_such_module:f"}, "ModuleNotFoundError"),
         ({"data": "json:no_such_function"}, "AttributeError"),
@@ -409,7 +409,7 @@ def test_one_gpu_trains_as_a_cpu_does(alone):
 
 def use_data(monkeypatch, tmp_path, function):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("planner.launcher.settings.function_named", lambda *_: function)
+    monkeypatch.setattr("planner.launcher.options.function_named", lambda *_: function)
     monkeypatch.setattr("planner.training.datasets.function_named", lambda *_: function)
 
 

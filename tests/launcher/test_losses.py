@@ -11,7 +11,8 @@ from torch.nn import functional
 
 from planner.artefacts.files import write_plan
 from planner.artefacts.graph import LossChoice, loss_outputs
-from planner.artefacts.losses import LossOptions, losses
+from planner.artefacts.losses import losses
+from planner.artefacts.options import LossOptions
 from planner.artefacts.strategy import ScheduleName
 from planner.model.load import load
 from planner.operators import synthetic
@@ -198,8 +199,7 @@ def test_data_gives_a_target_for_each_loss(tmp_path, monkeypatch):
 def test_launch_overrides_the_losses_of_the_plan(tmp_path, monkeypatch):
     model, split, _, _ = two_heads(tmp_path, monkeypatch)
     path = two_stages(Path("strategy.json"), model, split, (0, 0))
-    options = LossOptions(functions={"classes": "mse"})
-    found = launch(path, steps=1, loss=options)
+    found = launch(path, steps=1, loss={"classes": "mse"})
     assert [one.function for one in found.losses] == ["mse", "smooth-l1"]
     with pytest.raises(OptionError, match="--loss other=mse: expected an output with a loss"):
-        launch(path, steps=1, loss=LossOptions(functions={"other": "mse"}))
+        launch(path, steps=1, loss={"other": "mse"})

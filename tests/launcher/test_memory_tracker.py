@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from planner.artefacts.files import write_plan
-from planner.artefacts.problem import Optimizer, Options, Problem
+from planner.artefacts.options import Optimizer
+from planner.artefacts.problem import Options, Problem
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy
 from planner.launcher.gradients import make_optimizer
 from planner.model.load import load
@@ -132,7 +133,7 @@ def test_one_device_takes_what_is_predicted(profiled, model, case):
     found = launch(path, steps=1, track_memory=True)
     (one,) = peaks_of({case: launch_json(found)})
     assert one.right, one
-    assert found.timeline.memory[0] and "of tensors" in launch_tables(found)[1].columns[-1]
+    assert found.timeline.memory[0] and "of tensors" in launch_tables(found)[1].heads[-1]
     assert launch_json(launch(path, steps=1))["live_bytes"] == [None]
 
 

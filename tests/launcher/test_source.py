@@ -6,7 +6,7 @@ import onnx
 import pytest
 
 from planner.artefacts.files import read_plan, write_plan
-from planner.artefacts.losses import NO_OPTIONS
+from planner.artefacts.options import LossOptions
 from planner.launcher.job import prepare
 from planner.launcher.part import make_part
 from planner.launcher.source import read_model
@@ -44,7 +44,7 @@ def planned(folder, case):
 def prepared(folder, rank=0, num_ranks=2):
     path = folder / "strategy.json"
     seat = ProcessRank(rank, num_ranks, rank, num_ranks)
-    return prepare(read_plan(path), path, None, seat, (NO_OPTIONS, "cpu"))
+    return prepare(read_plan(path), path, None, seat, (LossOptions(), "cpu"))
 
 
 def change_weights(path):

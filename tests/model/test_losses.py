@@ -7,7 +7,8 @@ import pytest
 
 from planner.artefacts.files import read_profile, to_plain, write_profile
 from planner.artefacts.graph import Graph, LossChoice, Operator, Tensor, loss_outputs
-from planner.artefacts.losses import LossOptions, chosen, loss_json, loss_lines, losses
+from planner.artefacts.losses import chosen, loss_json, loss_lines, losses
+from planner.artefacts.options import LossOptions
 from planner.model.load import load
 from planner.support.errors import ModelError, OptionError
 from tests.support.builders import graph_of, profile_of
@@ -92,14 +93,14 @@ def test_a_class_dimension_may_be_given():
 
 def test_options_change_choices():
     choices = (LossChoice("a", "cross-entropy", 1), LossChoice("b"))
-    assert chosen(choices, LossOptions(functions="mse")) == (
+    assert chosen(choices, LossOptions(loss="mse")) == (
         LossChoice("a", "mse"), LossChoice("b", "mse"),
     )  # fmt: skip
-    assert chosen(choices, LossOptions(functions={"a": "nll"}, class_dims={"b": 2})) == (
+    assert chosen(choices, LossOptions(loss={"a": "nll"}, class_dim={"b": 2})) == (
         LossChoice("a", "nll", 1), LossChoice("b", "auto", 2),
     )  # fmt: skip
     with pytest.raises(OptionError, match="--loss c=mse: expected an output with a loss, 'a', 'b'"):
-        chosen(choices, LossOptions(functions={"c": "mse"}))
+        chosen(choices, LossOptions(loss={"c": "mse"}))
 
 
 def test_sentences_say_output_function_and_classes():
@@ -170,7 +171,7 @@ def test_outputs_are_chosen_by_name(tmp_path):
         (LossOptions(("i",)), OptionError, "--output i: expected an output of floats"),
         (LossOptions(("y", "y")), OptionError, "--output y: expected each output once"),
         (LossOptions(("y", "e")), ModelError, "--output e: expected an output that depends"),
-        (LossOptions(functions="mse", class_dims=1), OptionError, "mse of 'y' has no classes"),
+        (LossOptions(loss="mse", class_dim=1), OptionError, "mse of 'y' has no classes"),
     ],
 )
 def test_outputs_that_cannot_have_a_loss_are_refused(tmp_path, options, error, message):

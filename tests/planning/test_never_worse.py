@@ -6,7 +6,8 @@ import pytest
 
 from planner.artefacts.files import shipped
 from planner.artefacts.formats.any import read_any_profiles
-from planner.artefacts.problem import Objective, Options, Problem
+from planner.artefacts.options import Objective
+from planner.artefacts.problem import Options, Problem
 from planner.artefacts.topology import take
 from planner.clusters.yaml.read import device_table, find_topology, preset_names, read_topology
 from planner.planning.judge import judge_unchanged, objective_s, predicted_s

@@ -34,14 +34,15 @@ from planner.artefacts.formats.piper import (
     piper_profile,
     read_piper,
 )
-from planner.artefacts.problem import Recompute, Status
+from planner.artefacts.options import Recompute
+from planner.artefacts.problem import Status
 from planner.planning.other_cost_models import (
     ForeignModel,
     ForeignOptions,
     solve_foreign,
     solve_profile,
 )
-from planner.reports.published import foreign_json
+from planner.reports.published import published_json
 from planner.solvers.dnn_partitioning import costs as dnn_partitioning
 from planner.solvers.dnn_partitioning.solve import split
 from planner.solvers.graphs import windows
@@ -625,7 +626,7 @@ def test_rows_say_what_does_not_fit():
         "nodes that share a device occupy 20 B, the limit is 15 B; try more devices or"
         " --device-memory"
     )
-    plain = foreign_json(comparison)
+    plain = published_json(comparison)
     assert plain["status"] == "infeasible"
     assert plain["bottleneck_s"] is None
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from planner.artefacts.files import read_plan
-from planner.artefacts.problem import Objective
+from planner.artefacts.options import Objective
 from planner.artefacts.strategy import ScheduleName
 from planner.costs import evaluate as evaluator
 from planner.planning.portfolio import ask_solvers, compare

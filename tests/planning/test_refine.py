@@ -17,7 +17,7 @@ from planner.planning.portfolio import Answer, Answers, comparison
 from planner.planning.refine import refine
 from planner.profilers.parts import MeasuredParts
 from planner.profilers.parts.measure import local_shapes
-from planner.reports.refine import refinement_json, refinement_lines
+from planner.reports.changes import refinement_json, refinement_lines
 from tests.support.builders import cluster, problem_of, unit_type
 from tests.support.split import DATA, HIDDEN, ROWS, WIDTH, megatron, mlp, one_stage, sharding
 

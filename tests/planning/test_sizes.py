@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from planner.artefacts.problem import Optimizer
+from planner.artefacts.options import Optimizer
 from planner.planning.portfolio import portfolio
 from planner.planning.sizes import best_over_sizes
 from planner.solvers.sharded.layout import NOTHING_TO_SPLIT

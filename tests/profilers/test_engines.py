@@ -5,10 +5,13 @@ import json
 import pytest
 
 from planner.artefacts.files import read_plan, read_profile, shipped
+from planner.artefacts.options import LossOptions, ModelOptions
 from planner.artefacts.profile import Source
-from planner.commands.profile import OF_RESCALING
+from planner.commands.profile import Comparing, Sizes
 from planner.commands.profile import profile as profile_command
-from planner.profilers.engines import ProfileEngine, engine_for
+from planner.profilers.engines import engine_for
+from planner.profilers.options import Measuring, ProfileEngine
+from planner.support.options import declared
 from tests.commands.test_cli import mlp, run
 
 QUICK = ("--budget", "1ms", "--repetitions", "1")
@@ -72,7 +75,10 @@ def test_every_option_is_of_measuring_or_of_rescaling_too(folder):
         said = run("profile", str(given), "--device", "T4", "-o", "t4.json", flag, code=1).output
         assert "/--no-" in said
         assert "is for an ONNX model" in said
-    assert {one.name for one in profile_command.params} > OF_RESCALING
+    kinds = (Sizes, ModelOptions, LossOptions, Measuring, Comparing)
+    of_models = {name for kind in kinds for name in declared(kind)}
+    others = {one.name for one in profile_command.params} - of_models
+    assert others == {"model", "path", "operators", "as_json"}
 
 
 def test_forward_times_by_onnx_runtime_name_the_provider_that_ran(folder):
@@ -102,7 +108,7 @@ def test_a_second_profile_takes_what_the_first_one_found(folder):
     assert ": 3 timed in" in first
     second = run("profile", "model.onnx", *QUICK).output
     assert ": 0 timed in" in second
-    assert "3 known from earlier profiles" in second
+    assert "3 reused from earlier profiles" in second
     third = run("profile", "model.onnx", *QUICK, "--no-cache").output
     assert ": 3 timed in" in third
 

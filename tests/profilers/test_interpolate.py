@@ -14,7 +14,7 @@ from planner.api.conversion import convert
 from planner.artefacts.files import artefact_hash, read_plan, write_profiles
 from planner.artefacts.formats.any import read_any_profiles
 from planner.artefacts.graph import Graph, Operator, Parameter, Tensor
-from planner.artefacts.problem import Objective
+from planner.artefacts.options import Objective
 from planner.artefacts.profile import BatchNorm, OperatorCost, Profile, Source, View, WholeStep
 from planner.planning.portfolio import compare
 from planner.planning.sizes import MAX_BETWEEN, best_over_sizes

@@ -13,9 +13,10 @@ from planner.artefacts.topology import DeviceType
 from planner.costs.compute import times_on
 from planner.profilers.analytic import analytic, rescale
 from planner.profilers.efficiencies import SINGLE, Work
-from planner.profilers.engines import Measuring, ProfileEngine, profile_with
+from planner.profilers.engines import profile_with
 from planner.profilers.interpolate import interpolated
 from planner.profilers.losses import computed_losses, measured_losses
+from planner.profilers.options import Measuring, ProfileEngine
 from tests.profilers.test_profilers import read
 from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type
 
@@ -94,9 +95,9 @@ def test_a_users_loss_that_is_not_there_is_left_out_and_said(tmp_path):
 
 def test_engines_measure_losses(tmp_path):
     model = scores(tmp_path)
-    how = Measuring(contention=False, cached=False, repetitions=1, budget_s=0.01)
+    how = Measuring(contention=False, cache=False, repetitions=1, budget_s=0.01)
     for engine in (ProfileEngine.TORCH, ProfileEngine.ONNXRUNTIME):
-        profile = profile_with(engine, model, "model.onnx", "cpu", how)
+        profile = profile_with(engine, model, "model.onnx", how)
         (cost,) = profile.loss_costs
         assert cost.output == "y"
         assert cost.forward_s > 0

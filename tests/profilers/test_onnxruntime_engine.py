@@ -10,11 +10,11 @@ import torch
 from click.testing import CliRunner
 
 import cli
-from planner import model as models
 from planner.artefacts.files import read_profile, shipped, write_profile
 from planner.artefacts.formats.any import read_any_profiles
 from planner.artefacts.graph import tensors_by_name
 from planner.artefacts.profile import Source, View
+from planner.model.load import load
 from planner.operators import synthetic
 from planner.profilers.backward import BackwardRatios, estimates, ratios, shipped_ratios
 from planner.profilers.compare import compare_engines
@@ -22,7 +22,7 @@ from planner.profilers.facts import facts
 from planner.profilers.measured import measure
 from planner.profilers.onnx_runtime import runs
 from planner.profilers.onnx_runtime.engine import _run_warnings, _who_ran, measure_onnxruntime
-from planner.reports.engines import compare_lines, compare_table
+from planner.reports.profile import compare_lines, compare_table
 from planner.support.errors import OperatorError, OptionError
 from tests.support.models import light
 
@@ -36,7 +36,7 @@ def read(folder, text, opset=21, external=False, **weights):
         proto.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
     path = folder / "model.onnx"
     onnx.save(proto, path, save_as_external_data=external, size_threshold=0, location="weights")
-    return models.load(path)
+    return load(path)
 
 
 ATTENTION = """agraph (int64[2,5] ids, int64[2,5] mask) => (float[2,5,11] logits) <
@@ -84,7 +84,7 @@ def attention(folder, **options):
 def squeezenet(folder):
     path = folder / "squeezenet.onnx"
     path.write_bytes(light("squeezenet").SerializeToString())
-    return models.load(path, batch=1)
+    return load(path, batch=1)
 
 
 def profiled(model, **options):
@@ -241,7 +241,7 @@ def test_half_precision_on_the_cpu_has_times_casts_included(tmp_path):
     weight = np.ones((4, 4), np.float16)
     proto.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
     onnx.save(proto, tmp_path / "half.onnx")
-    profile = profiled(models.load(tmp_path / "half.onnx"))
+    profile = profiled(load(tmp_path / "half.onnx"))
     assert profile.dtype == "float16"
     assert all(cost.forward_s > 0 for cost in profile.operators)
 
@@ -401,7 +401,7 @@ def test_a_type_that_onnx_runtime_has_no_kernel_for_is_named(tmp_path):
     proto = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> {text}')
     path.write_bytes(proto.SerializeToString())
     with pytest.raises(OperatorError, match=r"does not run this model: .*Div.*--engine torch"):
-        profiled(models.load(path))
+        profiled(load(path))
 
 
 def test_who_ran_and_what_does_not_add_up_is_said():
@@ -466,13 +466,13 @@ def test_engines_are_compared_by_type_by_rank_and_by_operator(tmp_path):
 def test_the_comparison_is_shown(tmp_path):
     found = compared(tmp_path, analytic=True)
     table = compare_table(found)
-    assert table.columns[-1] == ">roofline"
+    assert table.heads[-1] == "roofline"
     assert table.rows == (
         ("MatMul", "2", "4 s", "8 s", "2.00", "4 s"),
         ("Reshape", "1", "1 ms", "2 s", "2000.00", "1 ms"),
         ("all", "3", "4 s", "10 s", "2.50", "4 s"),
     )
-    assert compare_table(compared(tmp_path)).columns[-1] == ">ONNX Runtime/torch"
+    assert compare_table(compared(tmp_path)).heads[-1] == "ONNX Runtime/torch"
     first, worst, *_ = compare_lines(found)
     assert "over 2 operators above 0.1 % of the forward pass" in first
     assert "with onnxruntime (CPUExecutionProvider) 1.000, with the roofline 1.000" in first

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from planner.artefacts.formats.dnn_partitioning import DnnEdge, DnnGraph, DnnNode
 from planner.artefacts.problem import Status
 from planner.planning.other_cost_models import ForeignOptions, solve_foreign
-from planner.reports.published import foreign_json
+from planner.reports.published import published_json
 from planner.solvers.bottleneck import search as bottleneck
 from planner.solvers.bottleneck.kernels import annealed
 from planner.solvers.bottleneck.model import (
@@ -388,7 +388,7 @@ def test_the_row_of_placements_comes_first_and_names_its_bound():
     assert comparison.best.bottleneck_s < comparison.rows[1].bottleneck_s
     assert comparison.best.bound_s == pytest.approx(comparison.best.bottleneck_s, rel=1e-5)
     assert any("gap 0.00%" in note for note in comparison.notes)
-    assert foreign_json(comparison)["space_bound_s"] == comparison.best.bound_s
+    assert published_json(comparison)["space_bound_s"] == comparison.best.bound_s
 
 
 PUBLISHED_MS = {

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.artefacts.problem import Objective
+from planner.artefacts.options import Objective
 from planner.artefacts.topology import Sharing
 from planner.planning.judge import judge, predicted_s
 from planner.simulator.objective import objective_s

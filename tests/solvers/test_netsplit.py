@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.artefacts.problem import Objective, Optimizer, Status
+from planner.artefacts.options import Objective, Optimizer
+from planner.artefacts.problem import Status
 from planner.artefacts.topology import Sharing
 from planner.clusters.routes import fastest_way_s
 from planner.solvers.engines.gurobi import EngineUnavailableError

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.artefacts.problem import Objective, Result, Status
+from planner.artefacts.options import Objective
+from planner.artefacts.problem import Result, Status
 from planner.artefacts.strategy import Stage
 from planner.solvers.engines.engine import Engine
 from planner.solvers.engines.gurobi import NO_LICENCE

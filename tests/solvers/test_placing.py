@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.artefacts.graph import Graph, Operator, Parameter, Tensor
-from planner.artefacts.problem import Optimizer
+from planner.artefacts.options import Optimizer
 from planner.artefacts.profile import View
 from planner.costs.collectives import transfer_s as costs_transfer_s
 from planner.costs.compute import times_on

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,31 +20,26 @@ from planner.solvers.registry import (
     MAX_PLACED_DEVICES,
     SOLVERS,
     automatic,
-    option_fields,
     own_options,
     with_given,
 )
+from planner.support.options import declared
 from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type
 
 ROOT = Path(__file__).parents[2]
 
 # A whole solver with options of its own: everything on one device of the user's choice.
 TOY = """
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from planner.artefacts.problem import switches_of
 from planner.solvers.fit import first_that_fits, pipeline
+from planner.support.options import Options, option
 
 
 @dataclass(frozen=True, slots=True)
-class Toy:
-    favourite_device: int = field(
-        default=0, metadata={"help": "Toy: the device to use.", "metavar": "D"}
-    )
-
-    def __post_init__(self):
-        if self.favourite_device < 0:
-            raise ValueError(f"expected a device from 0 on, got {self.favourite_device}")
+class Toy(Options):
+    favourite_device: int = option("toy: the device to use.", 0, least=0, metavar="D")
 
 
 def solve(problem, time_limit_s):
@@ -94,8 +89,7 @@ def run_with_toy(folder, *arguments, code=0):
 def test_a_solver_in_one_file_is_in_the_help_with_its_option(folder):
     text = run_with_toy(folder, "solve", "--help")
     words = " ".join(text.split())
-    assert "--favourite-device D Toy: the device to use. [default: 0]" in words
-    assert "netsplit, expert, heuristic, manual, toy; may be repeated." in words
+    assert "--favourite-device D toy: the device to use. [default: 0]" in words
     assert "toy one favourite device" in words
 
 
@@ -113,7 +107,10 @@ def test_a_solver_in_one_file_is_asked_with_its_option_judged_and_in_the_table(f
 
 def test_an_option_of_a_solver_checks_its_values(folder):
     said = run_with_toy(folder, "solve", "--favourite-device", "-1", code=2)
-    assert "Invalid value for '--favourite-device': expected a device from 0 on, got -1" in said
+    assert (
+        "Invalid value for '--favourite-device': expected a whole number of at least 0, got '-1'"
+        in said
+    )
 
 
 def test_no_two_options_of_a_command_have_one_name():
@@ -127,11 +124,11 @@ def test_every_solver_has_options_with_defaults_and_a_summary():
         assert solver.summary
         if solver.options is not None:
             assert solver.options() == solver.options()
-            assert option_fields(solver.options)
+            assert declared(solver.options)
 
 
 def test_options_that_are_as_by_default_are_left_out():
-    values = {field.name: field.default for field in fields(NetSplit)}
+    values = {name: one.default for name, one in declared(NetSplit).items()}
     assert own_options(values) == ()
     assert own_options({**values, "relaxed": True}) == (NetSplit(relaxed=True),)
     assert own_options({"cuts": ("a",), "fewer_machines": True}) == (

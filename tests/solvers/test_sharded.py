@@ -13,7 +13,8 @@ from planner.api.topologies import type_of
 from planner.artefacts.files import shipped
 from planner.artefacts.formats.any import read_any_profiles
 from planner.artefacts.graph import LossChoice, tensors_by_name
-from planner.artefacts.problem import Optimizer, Options, Problem, Recompute, Status
+from planner.artefacts.options import Optimizer, Recompute
+from planner.artefacts.problem import Options, Problem, Status
 from planner.artefacts.sharding import rule_lines
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy, violations
 from planner.artefacts.topology import take
@@ -342,9 +343,9 @@ def test_degrees_that_make_up_no_cluster(block, degrees, message):
 
 
 def test_options_out_of_range():
-    with pytest.raises(ValueError, match="--tensor-degree: expected at least 1, got 0"):
+    with pytest.raises(OptionError, match="--tensor-degree: expected a whole number of at least 1"):
         Megatron(tensor_degree=0)
-    with pytest.raises(ValueError, match="--zero-stage: expected 1, 2 or 3, got 4"):
+    with pytest.raises(OptionError, match="--zero-stage: expected a whole number from 1 to 3"):
         Zero(zero_stage=4)
 
 
@@ -499,7 +500,7 @@ def test_tables_show_meshes_and_how_parameters_lie(block):
     given = problem(block, 4, switches=(Megatron(tensor_degree=2),))
     plan = compare(given, ("megatron",), 20.0).best.plan
     table = stage_table(plan)
-    assert table.rows[0][table.columns.index("mesh")] == "2, 2 replicas"
+    assert table.rows[0][table.heads.index("mesh")] == "2, 2 replicas"
     rows = {row[0]: row[1:] for row in parameter_table(plan).rows}
     assert rows["0u"] == ("1", "0", "S1") and rows["0d"] == ("1", "0", "S0")
     zero = compare(problem(block, switches=(Zero(1),)), ("zero",), 20.0).best.plan

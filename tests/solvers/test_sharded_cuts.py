@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.artefacts.problem import Optimizer, Recompute
+from planner.artefacts.options import Optimizer, Recompute
 from planner.artefacts.strategy import indices_of
 from planner.solvers.registry import SOLVERS
 from planner.solvers.sharded.cuts import balanced_cuts

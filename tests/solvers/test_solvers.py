@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import strategies as st
 
-from planner.artefacts.problem import Recompute, Status
+from planner.artefacts.options import Recompute
+from planner.artefacts.problem import Status
 from planner.costs.bounds import lower_bound_s
 from planner.costs.evaluate import evaluate
 from planner.planning.judge import objective_s

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.artefacts.graph import predecessors
+from planner.artefacts.options import Objective, Optimizer, Recompute
 from planner.artefacts.plan import StagePrediction
-from planner.artefacts.problem import Objective, Optimizer, Recompute, Result, Status
+from planner.artefacts.problem import Result, Status
 from planner.artefacts.strategy import (
     ScheduleName,
     Stage,

@@ -8,7 +8,7 @@ import math
 from functools import cache
 
 from planner.artefacts.graph import consumers, producers, tensors_by_name
-from planner.artefacts.problem import Objective, Recompute
+from planner.artefacts.options import Objective, Recompute
 from planner.artefacts.strategy import ScheduleName
 from planner.artefacts.topology import device_type
 from planner.costs.closed_form import exposed_sum_s, extend

@@ -18,7 +18,6 @@ import torch.distributed as dist
 from planner.commands.errors import ranks_leave_at_once
 from planner.training import run
 from planner.training.checkpoints.folder import find
-from planner.training.checkpoints.keeping import Keeping
 from planner.training.checkpoints.storage import fill
 
 
@@ -42,7 +41,7 @@ def main(folder):
         resume = case["resume"] and folder / case["resume"]
         report = run.launch(
             Path(case["strategy"]), steps=case["steps"], learning_rate=0.1,
-            keeping=Keeping(folder / case["folder"], case["every"], resume=resume),
+            checkpoint=folder / case["folder"], checkpoint_every=case["every"], resume=resume,
         )  # fmt: skip
         if report is not None:
             losses[name] = report.loss

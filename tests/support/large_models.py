@@ -103,7 +103,7 @@ def peak_bytes():
 def load_part(folder, rank):
     """Loads the part of a rank of strategy.json, as a launch does; its share and what it took."""
     from planner.artefacts.files import read_plan
-    from planner.artefacts.losses import NO_OPTIONS
+    from planner.artefacts.options import LossOptions
     from planner.launcher.job import prepare
     from planner.launcher.part import make_part
     from planner.launcher.world import ProcessRank
@@ -112,7 +112,7 @@ def load_part(folder, rank):
     path = folder / "strategy.json"
     plan = read_plan(path)
     seat = ProcessRank(rank, len(plan.ranks), rank, len(plan.ranks))
-    job = prepare(plan, path, None, seat, (NO_OPTIONS, "cpu"))
+    job = prepare(plan, path, None, seat, (LossOptions(), "cpu"))
     known_s = time.perf_counter()
     part = make_part(job, plan.ranks[rank])
     read_s = time.perf_counter()

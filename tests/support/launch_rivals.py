@@ -28,13 +28,13 @@ from torch.optim import SGD
 
 import planner
 from planner.artefacts.files import read_plan, write_plan
-from planner.artefacts.losses import NO_OPTIONS
+from planner.artefacts.options import LossOptions
 from planner.artefacts.problem import Options, Problem
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy
 from planner.commands.errors import ranks_leave_at_once
 from planner.launcher import world
 from planner.launcher.job import prepare as job_of
-from planner.launcher.settings import Settings
+from planner.launcher.options import Loop
 from planner.launcher.sums import BucketSums
 from planner.launcher.world import ProcessRank
 from planner.model.load import load
@@ -149,8 +149,8 @@ Step = Callable[[], None]
 def ours(duel: Duel, path: Path, rank: int) -> Trainer:
     """The launcher's part of a rank."""
     seat = ProcessRank(rank, duel.num_ranks, rank, duel.num_ranks)
-    job = job_of(read_plan(path), path, None, seat, (NO_OPTIONS, "cpu"))
-    return Trainer(job, Settings(learning_rate=RATE, threads=1), rank)
+    job = job_of(read_plan(path), path, None, seat, (LossOptions(), "cpu"))
+    return Trainer(job, Loop(learning_rate=RATE, threads=1), rank)
 
 
 def rival(duel: Duel, trainer: Trainer, rank: int) -> tuple[nn.Module, Step]:

@@ -40,9 +40,9 @@ from planner.artefacts.strategy import (
 from planner.commands.errors import ranks_leave_at_once
 from planner.launcher.gradients import GradientBuffers
 from planner.launcher.job import TrainingJob
+from planner.launcher.options import Loop
 from planner.launcher.part import as_it_crosses, make_part
 from planner.launcher.runtime import Runtime
-from planner.launcher.settings import Settings
 from planner.launcher.split.boxes import boxes_of
 from planner.launcher.store import begin_generation
 from planner.launcher.world import World
@@ -318,7 +318,7 @@ def run_case(case, folder, rank):
         boxes_of(plan.strategy, as_it_crosses(model.graph, plan), world.device), part.stages,
         gradients, capture, world, waiting_for_sends(lists.code),
     )  # fmt: skip
-    feed = make_feed(job, part, Settings())
+    feed = make_feed(job, part, Loop())
     batches = {m: feed(0, m) for m in range(case.num_microbatches)}
     records = [runtime.iterate(batches) for _ in range(2)]
     values = [record.loss for record in records]

@@ -25,7 +25,7 @@ from torch import nn
 
 from planner.artefacts.files import write_plan
 from planner.artefacts.losses import losses as model_losses
-from planner.artefacts.problem import Optimizer as OptimizerName
+from planner.artefacts.options import Optimizer as OptimizerName
 from planner.artefacts.problem import Options, Problem
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy
 from planner.commands.errors import ranks_leave_at_once

@@ -13,7 +13,7 @@
 import random
 from dataclasses import replace
 
-from planner.artefacts.problem import Objective, Optimizer
+from planner.artefacts.options import Objective, Optimizer
 from planner.solvers.placement.coplacement import kept_bytes
 from planner.solvers.placement.problem import placement_problem_of
 from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from planner.artefacts.formats.dnn_partitioning import read_dnn_partitioning
 from planner.artefacts.formats.piper import read_piper
-from planner.artefacts.problem import Options, Problem, Recompute
+from planner.artefacts.options import Recompute
+from planner.artefacts.problem import Options, Problem
 from planner.solvers.pipedream.options import PipeDream
 from planner.solvers.piper.solve import PiperOptions
 from tests.support.builders import hierarchy

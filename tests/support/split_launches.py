@@ -17,7 +17,6 @@ import torch.distributed as dist
 
 from planner.commands.errors import ranks_leave_at_once
 from planner.training import run
-from planner.training.checkpoints.keeping import Keeping
 
 EVALS = """
 import torch
@@ -37,9 +36,9 @@ def data():
 def launched(folder, strategy, keep, resume=None, **options):
     """Losses and evaluations on rank 0; None elsewhere."""
     resume = None if resume is None else folder / resume
-    every, keeping = options.pop("every", None), None
-    keeping = Keeping(folder / keep, every, resume=resume)
-    report = run.launch(folder / strategy, keeping=keeping, **options)
+    every = options.pop("every", None)
+    kept = {"checkpoint": folder / keep, "checkpoint_every": every, "resume": resume}
+    report = run.launch(folder / strategy, **kept, **options)
     if report is None:
         return None
     return {

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from planner.artefacts.problem import Optimizer
+from planner.artefacts.options import Optimizer
 from planner.artefacts.profile import OperatorCost, SplitRule
 from planner.solvers.registry import SOLVERS
 from tests.support.builders import cluster, problem_of, unit_type

@@ -1,4 +1,4 @@
-"""Megatron's block on two ranks beside the same by hand; tests/bench/split.py starts the ranks.
+"""Megatron's block on two ranks beside the same by hand; tests/bench/overhead.py starts the ranks.
 
 It stands apart from the benchmarks, because a script's folder comes first among the places that
 modules are looked for, and one of theirs is called as one of Python's.
@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from planner.launcher.split.mesh import GroupLine, Mesh
 from planner.launcher.split.part import local_parameters
-from tests.bench.split import LIMIT_RATIO, modules, smallest_s
+from tests.bench.overhead import LIMIT_RATIO, modules, smallest_s
 from tests.support import split_models
 from tests.support.split_models import gpt, loaded, megatron
 

@@ -20,13 +20,13 @@ from pathlib import Path
 import torch
 
 from planner.artefacts.losses import losses
-from planner.artefacts.problem import Optimizer
+from planner.artefacts.options import Optimizer
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy, crossings, violations
 from planner.commands.errors import ranks_leave_at_once
 from planner.costs.edges import gathered
 from planner.launcher.gradients import make_optimizer
 from planner.launcher.job import TrainingJob
-from planner.launcher.settings import Settings
+from planner.launcher.options import Loop
 from planner.launcher.split.convert import local_part
 from planner.launcher.store import begin_generation
 from planner.operators import parameters, synthetic, to_torch
@@ -240,8 +240,8 @@ def run_case(case, folder, rank):
     lists = program(chosen, model.graph, plan.prediction.stages)
     assert dry_run(lists, meshes_of(chosen)) is None
     job = TrainingJob(plan, model, lists, losses(model.graph), "cpu")
-    settings = Settings(steps=STEPS, learning_rate=RATE, clip=case.clip)
-    trainer = Trainer(job, settings, rank)
+    loop = Loop(steps=STEPS, learning_rate=RATE, clip=case.clip)
+    trainer = Trainer(job, loop, rank)
     before = {name: value.detach().clone() for name, value in trainer.part.trained.items()}
     told = [trainer.step().loss for _ in range(STEPS)]
     told = trainer.world.add_up(told)

@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from planner.artefacts.problem import Objective
+from planner.artefacts.options import Objective
 from planner.artefacts.strategy import ScheduleName
 from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type
 

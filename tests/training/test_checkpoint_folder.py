@@ -2,14 +2,14 @@
 
 import json
 import os
-from pathlib import Path
 
 import pytest
 
 from planner.support.errors import FileError, OptionError
 from planner.training.checkpoints import folder as folders
 from planner.training.checkpoints.folder import Record, TensorPlace, find, latest
-from planner.training.checkpoints.keeping import RESTARTS, Keeping, check, start_of
+from planner.training.checkpoints.keeping import RESTARTS, check, start_of
+from planner.training.options import Checkpoints
 
 
 def make(folder, *steps, size=10, model="../net.onnx", index=b"y"):
@@ -139,52 +139,55 @@ def test_a_folder_that_hosts_do_not_share_is_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("keeping", "said"),
+    ("options", "said"),
     [
-        (Keeping(Path("a"), every=0), "--checkpoint-every: expected at least 1, got 0"),
-        (Keeping(Path("a"), keep=0), "--checkpoint-keep: expected at least 1, got 0"),
-        (Keeping(every=5), "--checkpoint-every 5: expected a folder.*--checkpoint DIR"),
+        (
+            {"checkpoint_every": 0},
+            "--checkpoint-every: expected a whole number of at least 1, got 0",
+        ),
+        ({"checkpoint_keep": 0}, "--checkpoint-keep: expected a whole number of at least 1, got 0"),
+        ({"checkpoint_every": 5}, "--checkpoint-every 5: expected a folder.*--checkpoint DIR"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(keeping, said):
+def test_options_that_make_no_sense_are_refused(options, said):
     with pytest.raises(OptionError, match=said):
-        check(keeping)
+        check(Checkpoints(**options))
 
 
 def test_a_file_is_no_folder_for_checkpoints(tmp_path):
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "file", tmp_path / "file" / "in"):
         with pytest.raises(FileError, match=r"expected a folder for checkpoints, .*file is none"):
-            check(Keeping(folder))
-    check(Keeping(tmp_path / "new" / "folder"))
+            check(Checkpoints(checkpoint=folder))
+    check(Checkpoints(checkpoint=tmp_path / "new" / "folder"))
 
 
 def test_a_launch_starts_anew_in_an_empty_folder_only(tmp_path):
-    assert start_of(Keeping(tmp_path), {}) is None
+    assert start_of(Checkpoints(checkpoint=tmp_path), {}) is None
     make(tmp_path, 10)
     with pytest.raises(FileError, match=r"another launch, the last one step-00000010; .*--resume"):
-        start_of(Keeping(tmp_path), {})
-    assert start_of(Keeping(tmp_path, resume=tmp_path), {}).record.step == 10
+        start_of(Checkpoints(checkpoint=tmp_path), {})
+    assert start_of(Checkpoints(checkpoint=tmp_path, resume=tmp_path), {}).record.step == 10
 
 
 def test_later_checkpoints_of_another_launch_are_not_mixed_with_new_ones(tmp_path):
     make(tmp_path, 10, 20)
     old = tmp_path / "step-00000010"
     with pytest.raises(FileError, match=r"has step-00000020, of a later step than step-00000010"):
-        start_of(Keeping(tmp_path, resume=old), {})
-    assert start_of(Keeping(tmp_path / "new", resume=old), {}).record.step == 10
+        start_of(Checkpoints(checkpoint=tmp_path, resume=old), {})
+    assert start_of(Checkpoints(checkpoint=tmp_path / "new", resume=old), {}).record.step == 10
     (tmp_path / "step-00000020" / "checkpoint.json").unlink()
-    assert start_of(Keeping(tmp_path, resume=old), {}).record.step == 10
+    assert start_of(Checkpoints(checkpoint=tmp_path, resume=old), {}).record.step == 10
 
 
 def test_a_launch_that_was_started_again_goes_on_from_its_own_last_one(tmp_path):
     again = {RESTARTS: "1"}
-    assert start_of(Keeping(tmp_path), again) is None
+    assert start_of(Checkpoints(checkpoint=tmp_path), again) is None
     make(tmp_path / "first", 10)
     make(tmp_path / "own", 20, 30)
-    keeping = Keeping(tmp_path / "own", resume=tmp_path / "first")
+    keeping = Checkpoints(checkpoint=tmp_path / "own", resume=tmp_path / "first")
     assert start_of(keeping, again).record.step == 30
-    assert start_of(Keeping(tmp_path / "own"), again).record.step == 30
+    assert start_of(Checkpoints(checkpoint=tmp_path / "own"), again).record.step == 30
     assert start_of(keeping, {}, restarted=True).record.step == 30
-    keeping = Keeping(tmp_path / "none", resume=tmp_path / "first")
+    keeping = Checkpoints(checkpoint=tmp_path / "none", resume=tmp_path / "first")
     assert start_of(keeping, again).record.step == 10

@@ -12,7 +12,6 @@ from planner.support.errors import FileError, LaunchError
 from planner.training import run
 from planner.training.checkpoints import saver, storage
 from planner.training.checkpoints.folder import find
-from planner.training.checkpoints.keeping import Keeping
 from planner.training.trainer import Trainer
 from tests.support.checkpoint_runs import tensors_of
 from tests.support.mode_runs import net, profile_of, write_strategy
@@ -24,7 +23,7 @@ STEPS, EVERY = 6, 2
 
 def launch(path, steps=STEPS, **options):
     data = options.pop("data", None)
-    return run.launch(path, steps=steps, learning_rate=0.1, data=data, keeping=Keeping(**options))
+    return run.launch(path, steps=steps, learning_rate=0.1, data=data, **options)
 
 
 def names(folder):
@@ -51,7 +50,7 @@ def alone(made):
     """A strategy for one device, and checkpoints of six steps of Adam."""
     folder, profile = made
     path = write_strategy(folder / "alone.json", profile, (1,), optimizer="adam")
-    report = launch(path, folder=folder / "alone", every=EVERY)
+    report = launch(path, checkpoint=folder / "alone", checkpoint_every=EVERY)
     return path, folder / "alone", report
 
 
@@ -78,9 +77,9 @@ def test_a_checkpoint_has_parameters_statistics_the_optimizer_s_state_and_genera
 def test_checkpoints_are_written_every_n_steps_and_at_the_end(alone, tmp_path):
     path, folder, _ = alone
     assert names(folder) == ["step-00000002", "step-00000004", "step-00000006"]
-    launch(path, steps=5, folder=tmp_path / "some", every=2, keep=2)
+    launch(path, steps=5, checkpoint=tmp_path / "some", checkpoint_every=2, checkpoint_keep=2)
     assert names(tmp_path / "some") == ["step-00000004", "step-00000005"]
-    launch(path, steps=1, folder=tmp_path / "last")
+    launch(path, steps=1, checkpoint=tmp_path / "last")
     assert names(tmp_path / "last") == ["step-00000001"]
 
 
@@ -88,9 +87,9 @@ def test_checkpoints_are_written_every_n_steps_and_at_the_end(alone, tmp_path):
 def test_resumed_is_uninterrupted_bit_by_bit(made, tmp_path, optimizer):
     folder, profile = made
     path = write_strategy(folder / f"{optimizer}.json", profile, (1,), optimizer=optimizer)
-    whole = launch(path, steps=4, folder=tmp_path / "whole", every=2)
+    whole = launch(path, steps=4, checkpoint=tmp_path / "whole", checkpoint_every=2)
     after = launch(
-        path, steps=4, folder=tmp_path / "after", resume=tmp_path / "whole" / "step-00000002"
+        path, steps=4, checkpoint=tmp_path / "after", resume=tmp_path / "whole" / "step-00000002"
     )
     assert after.loss == whole.loss[2:]
     assert after.notes[-1] == f"went on from {tmp_path / 'whole' / 'step-00000002'}"
@@ -112,10 +111,10 @@ def test_generators_that_the_user_s_data_draws_from_go_on(alone, tmp_path, monke
     path, _, _ = alone
     (tmp_path / "drawing.py").write_text(DRAWING)
     monkeypatch.syspath_prepend(tmp_path)
-    whole = launch(path, 5, data="drawing:batch", folder=tmp_path / "whole", every=3)
+    whole = launch(path, 5, data="drawing:batch", checkpoint=tmp_path / "whole", checkpoint_every=3)
     torch.rand(3)
     start = tmp_path / "whole" / "step-00000003"
-    after = launch(path, 5, data="drawing:batch", folder=tmp_path / "after", resume=start)
+    after = launch(path, 5, data="drawing:batch", checkpoint=tmp_path / "after", resume=start)
     assert after.loss == whole.loss[3:]
     assert_same(tmp_path / "whole", tmp_path / "after")
 
@@ -123,7 +122,7 @@ def test_generators_that_the_user_s_data_draws_from_go_on(alone, tmp_path, monke
 def test_extras_of_the_trainer_come_back(alone, tmp_path, monkeypatch):
     path, _, _ = alone
     monkeypatch.setattr(Trainer, "extras", lambda self: {"rate": 0.5, "at": [1, None, "x"]})
-    launch(path, 1, folder=tmp_path / "first")
+    launch(path, 1, checkpoint=tmp_path / "first")
     restored = []
     usual = Trainer.restore
     monkeypatch.setattr(
@@ -158,8 +157,8 @@ def test_training_goes_on_while_a_checkpoint_is_written(alone, tmp_path, monkeyp
             free.set()
 
     monkeypatch.setattr(saver, "write", slow)
-    keeping = Keeping(tmp_path, every=2)
-    found = run.launch(path, steps=3, learning_rate=0.1, keeping=keeping, progress=progress)
+    kept = {"checkpoint": tmp_path, "checkpoint_every": 2}
+    found = run.launch(path, steps=3, learning_rate=0.1, **kept, progress=progress)
     assert found.loss == report.loss[:3]
     assert steps == [1, 2, 3]
     assert_same(tmp_path / "step-00000002", alone[1] / "step-00000002")
@@ -174,7 +173,7 @@ def test_a_full_disk_ends_the_launch_with_one_message(alone, tmp_path, monkeypat
     monkeypatch.setattr(storage.FileSystemWriter, "write_data", full)
     said = r"new: rank 0 cannot write a checkpoint: No space left on device; make room for it, or"
     with pytest.raises(LaunchError, match=said):
-        launch(path, folder=tmp_path / "new", every=2)
+        launch(path, checkpoint=tmp_path / "new", checkpoint_every=2)
 
 
 def test_a_damaged_file_of_the_right_size_is_named(alone, tmp_path):
@@ -234,7 +233,7 @@ def test_an_optimizer_whose_state_is_no_tensor_is_refused(alone, tmp_path, monke
         lambda name, parameters, rate, decay: Counting(parameters),
     )
     with pytest.raises(LaunchError, match=r"the state of Counting for .* has 'calls', a int"):
-        launch(path, 1, folder=tmp_path)
+        launch(path, 1, checkpoint=tmp_path)
 
 
 # ------------------------------------------------------------------------- several processes

@@ -4,21 +4,23 @@ import json
 import os
 from pathlib import Path
 from threading import Thread
-from typing import get_type_hints
 
 import click
 import pytest
 
 import planner
 from planner.artefacts.files import read_plan
-from planner.artefacts.losses import NO_OPTIONS
+from planner.artefacts.options import LossOptions
 from planner.commands.launch import launch as command
 from planner.launcher.greeting import _values
 from planner.launcher.handshake import Hello, differences
-from planner.launcher.settings import Settings, TrainingOptions
+from planner.launcher.options import Loop
 from planner.support.errors import FileError
+from planner.support.options import declared
 from planner.support.reading import MAX_OPTIONS_BYTES
-from planner.training.config import ARGUMENTS, KINDS, OF_PROCESSES, read_config
+from planner.training.config import OF_PROCESSES, OPTIONS, read_config
+from planner.training.joining import options_of
+from planner.training.options import Checkpoints, Launching
 from tests.support.commands import run
 from tests.support.mode_runs import net, profile_of, write_strategy
 
@@ -36,7 +38,7 @@ eval_data: {HERE}:samples
 metric: [tests.training.test_evaluation:largest]
 log: log.jsonl
 """
-OPTIONS = (
+ON_THE_LINE = (
     "--data", f"{HERE}:samples", "--steps", "3", "--lr", "0.05", "--lr-schedule", "cosine",
     "--weight-decay", "0.01", "--clip", "1", "--no-shuffle", "--loss", "logits=cross-entropy",
     "--eval-data", f"{HERE}:samples", "--metric", "tests.training.test_evaluation:largest",
@@ -68,24 +70,54 @@ def test_a_file_has_the_options_of_the_command():
         for one in command.params
         if isinstance(one, click.Option)
     }
-    assert options.keys() == KINDS.keys() | OF_PROCESSES
-    for name, kind in KINDS.items():
-        one = options[name]
-        if isinstance(one.type, click.Choice):
-            assert kind.words == f"one of {', '.join(one.type.choices)}"
-        if one.is_bool_flag:
-            assert kind.words == "true or false"
+    assert options.keys() == OPTIONS.keys() | OF_PROCESSES
+    assert {key: one.name for key, one in OPTIONS.items()} == {
+        key: options[key].name for key in OPTIONS
+    }
 
 
-def test_every_value_is_an_argument_of_launch(made):
-    known = {*planner.launch.__annotations__, *get_type_hints(TrainingOptions)}
-    assert {ARGUMENTS.get(one, one) for one in KINDS} <= known
-    assert get_type_hints(TrainingOptions) == get_type_hints(Settings)
+def test_every_option_of_a_file_is_an_argument_of_launch():
+    options_of("launch", {one.name: one.default for one in OPTIONS.values()})
+    with pytest.raises(TypeError, match="unexpected keyword argument 'stepz'"):
+        options_of("launch", {"stepz": 1})
+
+
+def test_the_ranks_compare_the_options_of_a_file_but_for_those_that_are_a_ranks_own(made):
+    options = options_of("launch", {})
+    values = _values(read_plan(made / "alone.json"), options, several_hosts=False)
+    compared = {name.removeprefix("option ") for name in values if name.startswith("option ")}
+    in_file = {one.name for one in OPTIONS.values()}
+    of_a_rank = {"log", "threads", "hang_timeout", "model", "trace", "checkpoint", "resume"}
+    assert compared == in_file - of_a_rank | {"config", "output"}
+    kinds = (Loop, LossOptions, Launching, Checkpoints)
+    marked = {n for kind in kinds for n, one in declared(kind).items() if one.per_rank}
+    assert marked == of_a_rank | {"tells"}
+
+
+@pytest.mark.parametrize(
+    ("name", "mine", "other"),
+    [
+        ("steps", 3, 4),
+        ("learning_rate", 0.1, 0.2),
+        ("loss", {"a": "mse"}, {"a": "l1"}),
+        ("device", "cpu", "auto"),
+        ("checkpoint_every", 1, 2),
+    ],
+)
+def test_ranks_with_another_value_of_an_option_do_not_run_the_same(made, name, mine, other):
+    plan = read_plan(made / "alone.json")
+    hellos = [
+        Hello(_values(plan, options_of("launch", {name: one}), several_hosts=False), "b 1")
+        for one in (mine, other)
+    ]
+    assert differences(hellos) == [
+        f"option {name}: rank 0 has {str(mine)!r}, rank 1 on b has {str(other)!r}"
+    ]
 
 
 def test_a_file_is_the_command_line(made):
     by_file = trained(made, "--config", str(made / "own" / "train.yaml"))
-    by_options = trained(made, *OPTIONS)
+    by_options = trained(made, *ON_THE_LINE)
     for name in ("steps", "loss", "losses", "evaluations"):
         assert by_file[name] == by_options[name]
     assert by_options["evaluations"][0]["largest"]
@@ -95,7 +127,7 @@ def test_a_file_is_the_command_line(made):
 def test_a_file_is_the_arguments_of_launch(made):
     given = planner.read_config(made / "own" / "train.yaml")
     report = planner.launch(made / "alone.json", **given)
-    assert list(report.loss) == trained(made, *OPTIONS)["loss"]
+    assert list(report.loss) == trained(made, *ON_THE_LINE)["loss"]
 
 
 def test_the_command_line_wins_over_the_file(made):
@@ -112,8 +144,7 @@ def test_ranks_with_other_files_do_not_run_the_same(made):
     plan = read_plan(made / "alone.json")
 
     def hello(name):
-        settings = Settings(config=name)
-        return Hello(_values(plan, settings, (NO_OPTIONS, "cpu"), several_hosts=False), "b 1")
+        return Hello(_values(plan, [Loop(config=name)], several_hosts=False), "b 1")
 
     names = []
     for more in ("", "seed: 1\n"):
@@ -138,8 +169,10 @@ WRONG = [
     ("shuffle: no", "line 1: shuffle: expected true or false, got 'no'"),
     ("nan: ignore", "line 1: nan: expected one of stop, skip, got 'ignore'"),
     ("data: mine", "line 1: data: expected module:function, got 'mine'"),
-    ("metric: [a:b, c]", "line 1: metric: expected module:function, or a list of such, got a list"),
-    ("loss: {y: 3}", "line 1: loss: expected text, or a mapping from outputs to such, got a map"),
+    ("metric: [a:b, c]", "line 1: metric: expected module:function, got 'c'"),
+    ("metric: 3", "line 1: metric: expected module:function, or a list of such, got 3"),
+    ("loss: {y: 3}", "line 1: loss: y: expected text, got 3"),
+    ("loss: {3: mse}", "line 1: loss: expected text, or a mapping from outputs to such, got 3"),
     ("log: {}", "line 1: log: expected a path, got a mapping"),
     ('log: "a\\0b"', "line 1: log: expected a path, got 'a\\x00b'"),
     ('log: "\\ud800"', "line 1: log: expected a path, got '\\ud800'"),

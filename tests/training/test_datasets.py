@@ -1,6 +1,8 @@
 """Datasets of the user in a launch: the samples of each microbatch, epochs, seeds, bad data."""
 
+import gc
 import json
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,19 +41,13 @@ def made(tmp_path_factory):
 def feed(made):
     """Makes the feed of a device, by the name of a dataset."""
     model = load(made[0] / "net.onnx", batch=4)
-    feeds = []
 
     def make(name, mine=(0, 1, 2, 3), needs=ALL, **changes):
         where, data = given(f"{HERE}:{name}", "--data")
         reader = Reader(model.graph, model_losses(model.graph), needs, "cpu")
-        feeds.append(dataset_feed(where, data, replace(DEAL, **changes), mine, reader))
-        return feeds[-1]
+        return dataset_feed(where, data, replace(DEAL, **changes), mine, reader)
 
-    yield make
-    for one in feeds:  # where the garbage collector ends workers, it waits 5 s for each
-        coming = getattr(one, "_coming", None)
-        if hasattr(coming, "_shutdown_workers"):
-            coming._shutdown_workers()
+    return make
 
 
 def step_of(feed, step, mine=range(4)):
@@ -109,6 +105,20 @@ def test_inputs_and_targets_of_two_stages_are_of_the_same_draw(feed, name):
         assert torch.equal((classes[rows] + by) % 5, last(0, m).targets["logits"])
         moved |= {*by.tolist()}
     assert len(moved) > 1
+
+
+def test_workers_end_with_their_feed_and_wait_for_no_garbage_collector(feed):
+    gc.disable()
+    try:
+        ours = feed("loader_with_workers")
+        ours(0, 0)
+        workers, coming = ours._coming._workers, weakref.ref(ours._coming)
+        assert all(worker.is_alive() for worker in workers)
+        del ours
+        assert coming() is None
+        assert [worker.exitcode for worker in workers] == [0] * len(workers)
+    finally:
+        gc.enable()
 
 
 def test_data_that_draws_leaves_other_draws_alone(feed):

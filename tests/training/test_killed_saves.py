@@ -28,7 +28,6 @@ from planner.support.errors import PlannerError
 from planner.launcher import ending
 ending.enter()
 from planner.training.checkpoints import storage
-from planner.training.checkpoints.keeping import Keeping
 from planner.training.run import launch
 Path("pid." + os.environ["RANK"]).write_text(str(os.getpid()))
 write_data = storage.FileSystemWriter.write_data
@@ -40,9 +39,9 @@ def slow(*given):
 
 storage.FileSystemWriter.write_data = slow
 folder, resume = json.loads(sys.argv[3])
-keeping = Keeping(Path(folder), 2, resume=resume and Path(resume))
+kept = dict(checkpoint=folder, checkpoint_every=2, resume=resume)
 try:
-    launch(Path(sys.argv[2]), steps={STEPS}, learning_rate=0.1, keeping=keeping)
+    launch(Path(sys.argv[2]), steps={STEPS}, learning_rate=0.1, **kept)
 except PlannerError as error:
     sys.exit(f"Error: {{error}}")
 """

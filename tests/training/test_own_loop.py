@@ -7,9 +7,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import planner
-from planner.artefacts.problem import Optimizer
+from planner.artefacts.options import Optimizer
 from planner.launcher.gradients import make_optimizer
-from planner.launcher.settings import LoopOptions, Settings
 from planner.operators import randomness
 from planner.support.errors import FileError, LaunchError, OptionError
 from planner.training.fingerprints import fingerprint
@@ -266,8 +265,10 @@ def test_a_learning_rate_that_makes_no_sense_is_refused(alone, rate):
         alone.set_lr(rate)
 
 
-def test_the_options_of_a_loop_are_settings():
-    assert LoopOptions.__annotations__.keys() <= Settings.__annotations__.keys()
+@pytest.mark.parametrize("name", ["steps", "data", "trace", "checkpoint_every", "output"])
+def test_options_of_the_planners_loop_are_no_options_of_ones_own(made, name):
+    with pytest.raises(TypeError, match=f"trainer.. got an unexpected keyword argument '{name}'"):
+        planner.trainer(made / "alone.json", **{name: None})
 
 
 # ------------------------------------------------------------------------------ fingerprints

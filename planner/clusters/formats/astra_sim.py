@@ -21,10 +21,9 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from planner.artefacts.files import said
 from planner.artefacts.topology import Device, DeviceType, Host, Link, Topology, too_many
 from planner.clusters.yaml.schema import yaml_of
-from planner.support.errors import FileError
+from planner.support.errors import FileError, shown
 
 FORM = "an ASTRA-sim network YAML"
 FIELDS = ("topology", "npus_count", "bandwidth", "latency")
@@ -57,7 +56,7 @@ def parse(text: str, path: Path) -> tuple[NetworkDimension, ...]:
     """
     plain = yaml_of(text, path)
     if not isinstance(plain, dict):
-        raise FileError(f"{path}: expected {FORM}, a mapping, got {said(plain)}")
+        raise FileError(f"{path}: expected {FORM}, a mapping, got {shown(plain)}")
     lines = {line.partition(":")[0].strip(): i for i, line in enumerate(text.splitlines(), start=1)}
     wrong = list(_wrong(plain))
     if wrong:
@@ -119,11 +118,11 @@ def _wrong(plain: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if field not in plain:
             yield field, f"missing; expected a list, {what}, one for each dimension"
         elif not isinstance(value, list) or not value:
-            yield field, f"expected a list, {what}, one for each dimension, got {said(value)}"
+            yield field, f"expected a list, {what}, one for each dimension, got {shown(value)}"
         else:
             for i, one in enumerate(value):
                 if not is_good(one):
-                    yield f"{field}[{i}]", f"expected {what}, got {said(one)}"
+                    yield f"{field}[{i}]", f"expected {what}, got {shown(one)}"
     if len(counts) == len(FIELDS) and len(set(counts.values())) > 1:
         yield "topology", f"expected lists of one length, got {_lengths(counts)}"
     for field in plain:

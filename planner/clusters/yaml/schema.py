@@ -18,10 +18,10 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode
 
-from planner.artefacts.files import complaint, read_text, said, without_format
+from planner.artefacts.files import complaint, read_text, without_format
 from planner.artefacts.topology import DeviceType, Host, Sharing
 from planner.support import units
-from planner.support.errors import FileError, UnitError
+from planner.support.errors import FileError, UnitError, shown
 from planner.support.reading import MAX_CLUSTER_BYTES
 
 # The largest number of anything in a file: nobody has more, and all members are written out.
@@ -31,7 +31,7 @@ MAX_NUMBER = 100_000
 def _unit(parse: Callable[[str], float]) -> Callable[[object], float]:
     def convert(value: object) -> float:
         try:
-            return parse(value if isinstance(value, str) else said(value))
+            return parse(value if isinstance(value, str) else shown(value))
         except UnitError as error:
             raise ValueError(str(error)) from None
 
@@ -55,9 +55,9 @@ def _or_auto(convert: Callable[[object], float]) -> BeforeValidator:
 def _number_of(what: str, least: int = 1) -> Callable[[object], int]:
     def convert(value: object) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ValueError(f"expected a whole number of {what}, got {said(value)}")
+            raise ValueError(f"expected a whole number of {what}, got {shown(value)}")
         if value > MAX_NUMBER:
-            raise ValueError(f"expected at most {MAX_NUMBER} {what}, got {said(value)}")
+            raise ValueError(f"expected at most {MAX_NUMBER} {what}, got {shown(value)}")
         return value
 
     return convert

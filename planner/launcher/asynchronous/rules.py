@@ -1,11 +1,11 @@
 """Options that an asynchronous schedule cannot follow, because its stages never meet."""
 
 from planner.artefacts.plan import Plan
-from planner.launcher.settings import NanRule, Settings
+from planner.launcher.options import Loop, NanRule
 from planner.support.errors import OptionError
 
 
-def check_schedule(plan: Plan, settings: Settings) -> None:
+def check_schedule(plan: Plan, loop: Loop) -> None:
     """Raises the first option that does not go with the schedule of a plan.
 
     Raises:
@@ -13,14 +13,14 @@ def check_schedule(plan: Plan, settings: Settings) -> None:
     """
     if not plan.strategy.schedule.is_asynchronous:
         return
-    dtype = settings.dtype or plan.dtype
+    dtype = loop.dtype or plan.dtype
     for given, refused, why, instead in (
         (
-            f"--clip {settings.clip}", settings.clip is not None,
+            f"--clip {loop.clip}", loop.clip is not None,
             "needs the gradients of all stages", "leave it out",
         ),
         (
-            f"--nan {settings.nan}", settings.nan == NanRule.SKIP,
+            f"--nan {loop.nan}", loop.nan == NanRule.SKIP,
             "leaves out a step in all stages", "give --nan stop",
         ),
         (

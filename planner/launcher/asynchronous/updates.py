@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from planner.launcher.asynchronous.versions import Versions
 from planner.launcher.gradients import GradientBuffers
-from planner.launcher.settings import NanRule
+from planner.launcher.options import NanRule
 from planner.launcher.updates import LossScale, Rules, Update
 from planner.support.errors import LaunchError
 

@@ -4,9 +4,8 @@ right. Bars narrower than half a pixel are drawn together with their neighbours 
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from planner.reports.drawing.gantt import Activity, kind_of
+from planner.reports.drawing.gantt import Activity, Bar, lanes
 from planner.reports.drawing.svg import INK, PAPER, document, element, rectangle, text_width, words
-from planner.schedules.actions import Compute
 from planner.simulator.timeline import Timeline
 from planner.support.units import format_seconds
 
@@ -18,7 +17,6 @@ COLOURS: Mapping[Activity, str] = {
 LANE = "#f1f3f5"
 HEIGHT, THIN, GAP, MARGIN = 22.0, 5.0, 8.0, 12.0
 LETTERS = 10.0
-
 # (kind, left, right, label) in pixels from the left end of the lanes.
 _Bar = tuple[Activity, float, float, str]
 
@@ -30,51 +28,39 @@ def gantt_svg(timeline: Timeline, names: Mapping[int, str], width: int = 1200) -
         names: of all devices in the timeline, by index.
         width: of the lanes, in pixels.
     """
-    devices = sorted({event.device for event in timeline.events})
-    left = MARGIN + GAP + max((text_width(names[d], LETTERS) for d in devices), default=0.0)
+    shown = lanes(timeline)
+    left = MARGIN + GAP + max((text_width(names[x.device], LETTERS) for x in shown), default=0.0)
     step = HEIGHT + THIN + GAP
-    axis = MARGIN + step * len(devices)
+    axis = MARGIN + step * len(shown)
     scale = width / timeline.iteration_s if timeline.iteration_s > 0 else 0.0
     body = []
-    for row, device in enumerate(devices):
+    for row, lane in enumerate(shown):
         top = MARGIN + step * row
         body.append(rectangle(left, top, width, HEIGHT + THIN, LANE))
-        body.append(words(names[device], left - GAP, top + HEIGHT / 2 + 4, LETTERS, "end"))
-        for bar in _merged(_actions(timeline, device, scale)):
+        body.append(words(names[lane.device], left - GAP, top + HEIGHT / 2 + 4, LETTERS, "end"))
+        for bar in _merged(_pixels(lane.actions, scale)):
             body += _drawn(bar, left, top, HEIGHT - 1)
-        for bar in _merged(_transfers(timeline, device, scale)):
+        for bar in _merged(_apart(_pixels(lane.transfers, scale))):
             body += _drawn(bar, left, top + HEIGHT, THIN)
     body += _axis(timeline.iteration_s, left, axis, width)
-    kinds = {kind_of(event.action) for event in timeline.events}
-    kinds |= {Activity.TRANSFER} if timeline.transfers else set()
+    kinds = {bar.kind for lane in shown for bar in (*lane.actions, *lane.transfers)}
     body += _legend(kinds, left, axis + 34)
-    title = f"{len(devices)} devices, {format_seconds(timeline.iteration_s)} per iteration"
+    title = f"{len(shown)} devices, {format_seconds(timeline.iteration_s)} per iteration"
     return document(title, left + width + MARGIN + 30, axis + 50, body)
 
 
-def _actions(timeline: Timeline, device: int, scale: float) -> Iterator[_Bar]:
-    """The actions that occupy a device."""
-    own = [event for event in timeline.events if event.device == device]
-    stages = {event.action.stage for event in own if isinstance(event.action, Compute)}
-    for event in sorted(own, key=lambda e: (e.start_s, e.end_s)):
-        label = ""
-        if isinstance(event.action, Compute):
-            label = str(event.action.microbatch)
-            label = f"{event.action.stage}:{label}" if len(stages) > 1 else label
-        yield kind_of(event.action), event.start_s * scale, event.end_s * scale, label
+def _pixels(bars: Iterable[Bar], scale: float) -> list[_Bar]:
+    """The bars by their start, in pixels from the left end of the lanes."""
+    spans = sorted(bars, key=lambda bar: (bar.start_s, bar.end_s))
+    return [(bar.kind, bar.start_s * scale, bar.end_s * scale, bar.label) for bar in spans]
 
 
-def _transfers(timeline: Timeline, device: int, scale: float) -> Iterator[_Bar]:
-    """The transfers to and from a device; where some overlap, one bar."""
+def _apart(bars: Iterable[_Bar]) -> Iterator[_Bar]:
+    """Bars that may overlap, without the parts that an earlier one covers."""
     reached = 0.0
-    own = [
-        transfer for transfer in timeline.transfers if device in (transfer.source, transfer.target)
-    ]
-    for start, end in sorted(
-        (transfer.start_s * scale, transfer.end_s * scale) for transfer in own
-    ):
+    for kind, start, end, label in bars:
         if end > reached:
-            yield Activity.TRANSFER, max(start, reached), end, ""
+            yield kind, max(start, reached), end, label
             reached = end
 
 

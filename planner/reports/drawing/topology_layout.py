@@ -12,7 +12,7 @@ from planner.artefacts.topology import Host, Topology
 from planner.clusters.places import homes, neighbours
 from planner.clusters.routes import chain
 from planner.reports.drawing.svg import text_width
-from planner.reports.drawing.tree import heights, upward
+from planner.reports.drawing.tree import depths, heights, upward
 from planner.support.memo import remembered
 
 # Devices in a row of a host.
@@ -98,9 +98,9 @@ def layout(topology: Topology) -> Layout:
     top = 30.0 + _switch_rows(topology) * (SWITCH_HEIGHT + STEP)
     frames = {name: frame.at(GUTTER, top) for name, frame in frames.items()}
     vertices: dict[str, Box] = {}
-    for name, (own, _) in insides.items():
+    for name, (boxes, _) in insides.items():
         frame = frames[name]
-        vertices |= {v: box.at(frame.left, frame.top) for v, box in own.items()}
+        vertices |= {v: box.at(frame.left, frame.top) for v, box in boxes.items()}
     vertices |= _outer(topology, vertices, frames, top)
     everything = [*vertices.values(), *frames.values()]
     shift = max(0.0, GAP - min(box.left for box in everything))
@@ -121,29 +121,33 @@ def layout(topology: Topology) -> Layout:
 # -------------------------------------------------------------------------------- one host
 
 
-def _own(topology: Topology, host: Host) -> Sequence[str]:
+def _devices(topology: Topology, host: Host) -> Sequence[str]:
     """The devices of a host, those of one switch beside each other."""
-    return _owned(topology)[host.name]
+    return _devices_by_host(topology)[host.name]
 
 
 @remembered
-def _owned(topology: Topology) -> Mapping[str, Sequence[str]]:
+def _devices_by_host(topology: Topology) -> Mapping[str, Sequence[str]]:
     up = upward(topology)
     order = {switch: i for i, switch in enumerate(topology.switches)}
-    owned: dict[str, list[str]] = {host.name: [] for host in topology.hosts}
+    names: dict[str, list[str]] = {host.name: [] for host in topology.hosts}
     for device in topology.devices:
-        owned[device.host].append(device.name)
-    return {h: sorted(own, key=lambda name: order.get(up[name], -1)) for h, own in owned.items()}
+        names[device.host].append(device.name)
+    return {
+        host: sorted(devices, key=lambda name: order.get(up[name], -1))
+        for host, devices in names.items()
+    }
 
 
 def _is_round(topology: Topology, host: Host) -> bool:
     """Whether at least three of its devices are linked to each other directly."""
-    own = set(_own(topology, host))
-    return sum(any(other in own for other in neighbours(topology)[name]) for name in own) > 2
+    devices = set(_devices(topology, host))
+    beside = neighbours(topology)
+    return sum(not devices.isdisjoint(beside[name]) for name in devices) > 2
 
 
 def _rows(topology: Topology, host: Host) -> dict[str, int]:
-    return {name: i // MAX_IN_A_ROW for i, name in enumerate(_own(topology, host))}
+    return {name: i // MAX_IN_A_ROW for i, name in enumerate(_devices(topology, host))}
 
 
 def _inside(topology: Topology, host: Host) -> tuple[dict[str, Box], Box]:
@@ -170,22 +174,17 @@ def _switch_box(name: str) -> Box:
 
 def _inner(topology: Topology, host: Host) -> list[list[str]]:
     """The switches in a host, by their depth below it in the tree."""
-    up, home = upward(topology), homes(topology)
-    rows: list[list[str]] = []
-    for switch in topology.switches:
-        if home[switch] == host.name:
-            depth, above = 0, up[switch]
-            while above != host.name:
-                depth, above = depth + 1, up[above]
-            while len(rows) <= depth:
-                rows.append([])
-            rows[depth].append(switch)
+    home = homes(topology)
+    depth = {s: depths(topology)[s] for s in topology.switches if home[s] == host.name}
+    rows: list[list[str]] = [[] for _ in range(max(depth.values(), default=-1) + 1)]
+    for switch, row in depth.items():
+        rows[row].append(switch)
     return rows
 
 
 def _stack(topology: Topology, host: Host) -> dict[str, Box]:
     """Rows: the switches of a host, the nearer to it the higher, and its devices."""
-    names, above = _own(topology, host), _inner(topology, host)
+    names, above = _devices(topology, host), _inner(topology, host)
     width = _device_width(topology, names)
     y = HEADER + STEP + len(above) * (SWITCH_HEIGHT + STEP) + DEVICE_HEIGHT / 2
     boxes = {}
@@ -228,7 +227,7 @@ def _circle(topology: Topology, host: Host) -> dict[str, Box]:
     """Devices on a circle, neighbours on the widest ring beside each other; the host in the
     middle, its switches between.
     """
-    names = _own(topology, host)
+    names = _devices(topology, host)
     index = {device.name: d for d, device in enumerate(topology.devices)}
     ring = chain(topology, tuple(sorted(index[name] for name in names)), closed=True)
     width = _device_width(topology, names)

@@ -23,7 +23,7 @@ from planner.reports.drawing.svg import (
     words,
 )
 from planner.reports.drawing.topology_layout import GAP, Box, Layout, layout
-from planner.reports.drawing.tree import Connection, connections, heights, upward
+from planner.reports.drawing.tree import Connection, connections, depths, heights
 from planner.support.units import format_bytes
 
 # For people who see colours differently: Okabe and Ito, 2008; the widest links first.
@@ -111,32 +111,26 @@ def _lines(topology: Topology, places: Layout) -> tuple[_Line, ...]:
             ups.setdefault(low, []).append(high)
     lines = []
     for connection, low, high in ordered:
-        own = home[low] if home[low] == home[high] else None
+        shared = home[low] if home[low] == home[high] else None
         lane = lanes[home[high], rank[high]].index((high, connection.label)) % 6
-        if rank[low] == rank[high] or own in places.round:
+        if rank[low] == rank[high] or shared in places.round:
             ends = places.vertices[low], places.vertices[high]
             points: tuple[Point, ...] = tuple((box.x, box.y) for box in ends)
         else:
             # Lines up from one vertex start side by side, around its middle.
             port = 9.0 * (ups[low].index(high) - (len(ups[low]) - 1) / 2)
-            points = _upwards(low, high, home[low] if own is None else None, lane, port, places)
-        lines.append(_Line(connection, points, own))
+            points = _upwards(low, high, home[low] if shared is None else None, lane, port, places)
+        lines.append(_Line(connection, points, shared))
     return tuple(lines)
 
 
 def _ranks(topology: Topology) -> Mapping[str, int]:
     """How high each vertex stands: devices, switches of hosts, hosts, switches that join them."""
-    up, home = upward(topology), homes(topology)
     # Hosts stand above any chain of switches in them.
     of_hosts = len(topology.switches) + 1
     rank = {device.name: 0 for device in topology.devices}
     rank |= {host.name: of_hosts for host in topology.hosts}
-    for switch in topology.switches:
-        if home[switch] is not None:
-            depth, above = 1, up[switch]
-            while above != home[switch]:
-                depth, above = depth + 1, up[above]
-            rank[switch] = of_hosts - depth
+    rank |= {switch: of_hosts - 1 - depth for switch, depth in depths(topology).items()}
     return rank | {switch: of_hosts + height for switch, height in heights(topology).items()}
 
 

@@ -130,8 +130,8 @@ def tree(topology: Topology) -> str:
         words += [label[ends] for ends in [frozenset((vertex, parent))] if ends in label]
         others: dict[str, list[str]] = {}
         for other in neighbours(topology)[vertex]:
-            told_there = up.get(other) == vertex or rank.get(other, 0) > rank.get(vertex, 0)
-            if other != parent and not told_there:
+            listed_there = up.get(other) == vertex or rank.get(other, 0) > rank.get(vertex, 0)
+            if other != parent and not listed_there:
                 others.setdefault(label[frozenset((vertex, other))], []).append(other)
         ends = tuple((figures, tuple(names)) for figures, names in others.items())
         return _TreeLine(vertex, tuple(words), ends, tuple(map(node, below.get(vertex, ()))))
@@ -168,12 +168,12 @@ def upward(topology: Topology) -> Mapping[str, str]:
             up |= dict.fromkeys(new, vertex)
             ring += new
     for switch in topology.switches:
-        own = home[switch]
-        if own is not None and switch not in up:
-            up[switch] = own
+        host_name = home[switch]
+        if host_name is not None and switch not in up:
+            up[switch] = host_name
     inside: dict[str | None, list[str]] = {}
-    for vertex, own in home.items():
-        inside.setdefault(own, []).append(vertex)
+    for vertex, place in home.items():
+        inside.setdefault(place, []).append(vertex)
     for host in topology.hosts:
         ends = [host.name, *inside[host.name]]
         above = [other for vertex in ends for other in beside[vertex] if home[other] is None]
@@ -184,6 +184,19 @@ def upward(topology: Topology) -> Mapping[str, str]:
         if above:
             up[switch] = above[0]
     return up
+
+
+@remembered
+def depths(topology: Topology) -> Mapping[str, int]:
+    """Per switch in a host, the number of switches between the two in the tree."""
+    home, up = homes(topology), upward(topology)
+    depth = {}
+    for switch in topology.switches:
+        if home[switch] is not None:
+            depth[switch], above = 0, up[switch]
+            while above != home[switch]:
+                depth[switch], above = depth[switch] + 1, up[above]
+    return depth
 
 
 @remembered
@@ -203,9 +216,9 @@ def heights(topology: Topology) -> Mapping[str, int]:
 
 
 def _drawn(nodes: Sequence[_TreeLine], indent: str) -> list[str]:
-    """The lines of some siblings."""
+    """The lines of siblings."""
     lines = []
-    runs = [list(some) for _, some in groupby(nodes, key=lambda one: (one.stem, one.shape))]
+    runs = [list(run) for _, run in groupby(nodes, key=lambda one: (one.stem, one.shape))]
     for i, run in enumerate(runs):
         last = i == len(runs) - 1
         branch, further = ("└─ ", "   ") if last else ("├─ ", "│  ")

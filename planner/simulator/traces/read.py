@@ -11,14 +11,14 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from planner.artefacts.files import parsed_json, plan_from_plain, read_text, said, to_plain
+from planner.artefacts.files import parsed_json, plan_from_plain, read_text, to_plain
 from planner.artefacts.graph import MAX_BYTES
 from planner.artefacts.plan import Plan
 from planner.artefacts.profile import MAX_SECONDS
 from planner.schedules.actions import AllReduce, Direction, parse
 from planner.simulator.timeline import Event, Timeline, Transfer
 from planner.simulator.traces.write import COMPUTE, SUMS, TRACE_FORMAT, TRANSFER
-from planner.support.errors import FileError
+from planner.support.errors import FileError, shown
 from planner.support.reading import MAX_TRACE_BYTES
 
 ADVICE = (
@@ -67,11 +67,11 @@ def read_trace(path: Path) -> Trace:
         raise FileError(f"{path}: expected {form}; {ADVICE}")
     records, iteration_s = plain.get("traceEvents"), about.get("iteration_s")
     if not isinstance(records, list):
-        raise FileError(f"{path}: traceEvents: expected a list, got {said(records)}")
+        raise FileError(f"{path}: traceEvents: expected a list, got {shown(records)}")
     if not _is_number(iteration_s) or not MIN_SECONDS <= iteration_s <= MAX_SECONDS:
         raise FileError(
             f"{path}: otherData.iteration_s: expected a time of 1 ns to 1e9 s, got"
-            f" {said(iteration_s)}"
+            f" {shown(iteration_s)}"
         )
     reader = _Reader(path, records)
     plan = about.get("plan")
@@ -184,7 +184,7 @@ def _time_us(record: _Record, name: str) -> float:
     """A time in us."""
     value = record[name]
     if not _is_number(value) or not abs(value) <= 1e6 * MAX_SECONDS:
-        raise ValueError(f"{name}: expected a time in us, got {said(value)}")
+        raise ValueError(f"{name}: expected a time in us, got {shown(value)}")
     return float(value)
 
 
@@ -192,5 +192,5 @@ def _integer(record: _Record, name: str, most: int = MAX_NUMBER) -> int:
     """A number of things, from 0 on."""
     value = record[name]
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
-        raise ValueError(f"{name}: expected 0 to {most}, got {said(value)}")
+        raise ValueError(f"{name}: expected 0 to {most}, got {shown(value)}")
     return value

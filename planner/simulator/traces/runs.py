@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from planner.artefacts.files import artefact_hash
+from planner.artefacts.options import Optimizer
 from planner.artefacts.plan import Plan
-from planner.artefacts.problem import Optimizer, Options, Problem
+from planner.artefacts.problem import Options, Problem
 from planner.artefacts.profile import Profile
 from planner.artefacts.topology import DeviceType, Topology, take
 from planner.resharding.checks import check_fits

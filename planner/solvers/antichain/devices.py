@@ -12,7 +12,8 @@ from itertools import islice, permutations, product
 
 import numpy as np
 
-from planner.artefacts.problem import Objective, Problem
+from planner.artefacts.options import Objective
+from planner.artefacts.problem import Problem
 from planner.artefacts.strategy import ScheduleName
 from planner.artefacts.topology import device_type
 from planner.clusters.routes import chain, host_order, pair_widths

@@ -38,7 +38,8 @@ from itertools import pairwise
 import numpy as np
 
 from planner.artefacts.graph import holders, predecessors
-from planner.artefacts.problem import Objective, Problem, Recompute, Result, Status
+from planner.artefacts.options import Objective, Recompute
+from planner.artefacts.problem import Problem, Result, Status
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy, shares_devices
 from planner.clusters.routes import bandwidth_bytes_per_s
 from planner.costs.evaluate import closed_form_s, evaluate, evaluation_work_s

@@ -27,7 +27,8 @@ from functools import cache
 
 import numpy as np
 
-from planner.artefacts.problem import Objective, Problem, Result, Status, switches_of
+from planner.artefacts.options import Objective
+from planner.artefacts.problem import Problem, Result, Status, switches_of
 from planner.artefacts.strategy import Strategy, operator_indices
 from planner.clusters.routes import chain
 from planner.costs.evaluate import closed_form_s, evaluate, evaluation_work_s

@@ -1,44 +1,23 @@
 """PipeDream's own options."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+from planner.support.options import Options, option
 
 
 @dataclass(frozen=True, slots=True)
-class PipeDream:
-    """What PipeDream's optimizer may do, and what it counts.
+class PipeDream(Options):
+    """The plans of PipeDream's optimizer, and the costs that it counts.
 
-    Attributes:
-        straight_pipeline: whether no stage is replicated.
-        memory_constraint: whether the activations and parameters that it stashes, by its own count,
-            are limited: to `Options.device_memory_bytes`, 16 GB where that is not given.
-        fewer_machines: whether machines may be left out where that is faster.
-        activation_compression: by how much activations are compressed before they are sent, 1 for
-            not at all; None leaves transfers out.
-
-    Raises:
-        ValueError: if the compression is not above 0.
+    The stash is PipeDream's own count of activations and parameters.
     """
 
-    straight_pipeline: bool = field(
-        default=False, metadata={"help": "PipeDream: replicate no stage."}
+    straight_pipeline: bool = option("pipedream: replicate no stage.", False)
+    memory_constraint: bool = option(
+        "pipedream: limit the stash to --device-memory, or to 16 GB without it.", False
     )
-    memory_constraint: bool = field(
-        default=False,
-        metadata={"help": "PipeDream: limit its stash to --device-memory.  [16 GB without it]"},
-    )
-    fewer_machines: bool = field(
-        default=False, metadata={"help": "PipeDream: leave machines out where that is faster."}
-    )
-    activation_compression: float | None = field(
-        default=None,
-        metadata={
-            "help": "PipeDream: count transfers, with activations compressed R times; 1 for not"
-            " at all.",
-            "metavar": "R",
-        },
-    )
-
-    def __post_init__(self) -> None:
-        ratio = self.activation_compression
-        if ratio is not None and not 0 < ratio < float("inf"):
-            raise ValueError(f"expected a number above 0 such as 2, got {ratio}")
+    fewer_machines: bool = option("pipedream: leave machines out where that is faster.", False)
+    activation_compression: float | None = option(
+        "pipedream: count transfers of activations, which are compressed R times (1: not at all).",
+        above=0, metavar="R", shown="transfers are not counted",
+    )  # fmt: skip

@@ -33,7 +33,8 @@ from planner.artefacts.formats.piper import (
     Tmpc,
     layer_predecessors,
 )
-from planner.artefacts.problem import Recompute, Status
+from planner.artefacts.options import Recompute
+from planner.artefacts.problem import Status
 from planner.solvers.clock import clock
 from planner.solvers.graphs.downsets import Downsets, csr, members
 from planner.solvers.graphs.windows import enumerated

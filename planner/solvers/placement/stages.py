@@ -19,7 +19,8 @@ from functools import reduce
 from operator import or_
 
 from planner.artefacts.graph import Graph, consumers, predecessors, producers, tensors_by_name
-from planner.artefacts.problem import Problem, Recompute
+from planner.artefacts.options import Recompute
+from planner.artefacts.problem import Problem
 from planner.artefacts.strategy import Stage, Strategy
 from planner.costs.collectives import transfer_s
 from planner.costs.compute import slowdowns, times_on

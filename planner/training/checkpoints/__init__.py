@@ -1,7 +1,7 @@
 """What a training has learned, kept in a folder.
 
     folder.py   names of checkpoints, their records, which are whole; written whole or not at all
-    keeping.py  the options --checkpoint and --resume, and the checkpoint that a launch goes on from
+    keeping.py  the folder of a launch, and the checkpoint that it goes on from
     storage.py  tensors by torch.distributed.checkpoint: each one in the file of one rank
     state.py    the tensors of a device by their names, from and into its `Trainer`
     saver.py    saving behind the training

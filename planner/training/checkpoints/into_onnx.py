@@ -1,7 +1,6 @@
 """A checkpoint's weights as a copy of the user's ONNX file, and as a state dict."""
 
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from math import prod
 from pathlib import Path
 from typing import BinaryIO
@@ -17,19 +16,13 @@ from planner.support.outputs import FileKind
 from planner.support.writing import file_error, writing
 from planner.training.checkpoints.folder import Checkpoint
 from planner.training.checkpoints.learned import LearnedModel
+from planner.training.options import WeightsForm
 
 ALIGNED_BYTES = 4096
 """External data begins at multiples of this, so that it can be mapped into memory."""
 MIN_EXTERNAL_BYTES = 1024
 """Smaller tensors stay in the model, as onnx has it: it reads shapes among them there."""
 _MARK = b"planner state dict"
-
-
-class Form(StrEnum):
-    """The form of a model that is written."""
-
-    EVALUATION = "evaluation"
-    TRAINING = "training"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +42,7 @@ class Weights:
     step: int
     num_parameters: int
     num_statistics: int
-    form: Form | None
+    form: WeightsForm | None
     num_changed: int
     files: tuple[Path, ...]
     notes: tuple[str, ...]
@@ -74,7 +67,7 @@ def write_weights(
     state_dict: Path | None = None,
     *,
     model_path: Path | None = None,
-    form: Form = Form.EVALUATION,
+    form: WeightsForm = WeightsForm.EVALUATION,
 ) -> Weights:
     """Writes the trained model, or its state dict, or both.
 
@@ -114,13 +107,13 @@ def write_weights(
     )
 
 
-def _formed(model: LearnedModel, start: Checkpoint, form: Form) -> int:
+def _formed(model: LearnedModel, start: Checkpoint, form: WeightsForm) -> int:
     """Brings the model into a form, and says in its metadata what it is; gives the number of nodes
     that were changed.
     """
     model.place_all()
     changed = 0
-    if form is Form.EVALUATION:
+    if form is WeightsForm.EVALUATION:
         changed = to_evaluation(model.proto)
         if model.record is not None:
             write_record(model.proto, replace(model.record, training=False))

@@ -1,55 +1,30 @@
-"""`Keeping`: the options of a launch about checkpoints, and the checkpoint that it goes on from."""
+"""The folder for the checkpoints of a launch, and the checkpoint that it goes on from."""
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from planner.launcher.job import TrainingJob
 from planner.support.errors import FileError, LaunchError, OptionError
 from planner.training.checkpoints.folder import Checkpoint, find, latest, name_of, read
+from planner.training.options import Checkpoints
 
-KEPT = 3
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 
 
-@dataclass(frozen=True, slots=True)
-class Keeping:
-    """What a user says about checkpoints.
-
-    Attributes:
-        folder: that they are written to; None writes none.
-        every: steps from one to the next; None writes one at the end only. There is always one at
-            the end.
-        keep: number of checkpoints that stay, the newest ones.
-        resume: a checkpoint, or a folder with some, to go on from; None starts anew.
-    """
-
-    folder: Path | None = None
-    every: int | None = None
-    keep: int = KEPT
-    resume: Path | None = None
-
-
-NOTHING_KEPT = Keeping()
-
-
-def check(keeping: Keeping) -> None:
-    """Raises the first thing that is wrong with the options themselves.
+def check(checkpoints: Checkpoints) -> None:
+    """Refuses a folder that cannot be there, and an interval without a folder.
 
     Raises:
-        OptionError: if a number is out of its range, or stands alone.
+        OptionError: if --checkpoint-every stands alone.
         FileError: if no folder can be there.
     """
-    for name, value in (("every", keeping.every), ("keep", keeping.keep)):
-        if value is not None and value < 1:
-            raise OptionError(f"--checkpoint-{name}: expected at least 1, got {value}")
-    folder = keeping.folder
+    folder = checkpoints.checkpoint
     if folder is None:
-        if keeping.every is not None:
+        if checkpoints.checkpoint_every is not None:
             raise OptionError(
-                f"--checkpoint-every {keeping.every}: expected a folder for the checkpoints; give"
-                " --checkpoint DIR, too"
+                f"--checkpoint-every {checkpoints.checkpoint_every}: expected a folder for the"
+                " checkpoints; give --checkpoint DIR, too"
             )
         return
     there = next(one for one in (folder, *folder.absolute().parents) if os.path.lexists(one))
@@ -63,7 +38,10 @@ def check(keeping: Keeping) -> None:
 
 
 def start_of(
-    keeping: Keeping, environment: Mapping[str, str] = os.environ, *, restarted: bool = False
+    checkpoints: Checkpoints,
+    environment: Mapping[str, str] = os.environ,
+    *,
+    restarted: bool = False,
 ) -> Checkpoint | None:
     """The checkpoint that a launch goes on from; None if it starts anew.
 
@@ -79,13 +57,13 @@ def start_of(
             has later ones, which would be taken for those of this training.
     """
     restarted = restarted or int(environment.get(RESTARTS, "0")) > 0
-    if keeping.folder is not None and restarted:
-        own = latest(keeping.folder)
+    if checkpoints.checkpoint is not None and restarted:
+        own = latest(checkpoints.checkpoint)
         if own is not None:
             return read(own)
-    start = None if keeping.resume is None else find(keeping.resume)
-    if keeping.folder is not None:
-        check_later(keeping.folder, -1 if start is None else start.record.step)
+    start = None if checkpoints.resume is None else find(checkpoints.resume)
+    if checkpoints.checkpoint is not None:
+        check_later(checkpoints.checkpoint, -1 if start is None else start.record.step)
     return start
 
 

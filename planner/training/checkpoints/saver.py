@@ -21,12 +21,12 @@ from planner.launcher.store import TIMEOUT
 from planner.model.metadata import metadata_of
 from planner.model.record import ANNOTATION_KEY
 from planner.support.errors import LaunchError, PlannerError, Stopped
-from planner.support.paths import relative
+from planner.support.reading import relative
 from planner.support.version import __version__
 from planner.training.checkpoints import folder as folders
 from planner.training.checkpoints.folder import Checkpoint, Record
-from planner.training.checkpoints.keeping import Keeping
 from planner.training.checkpoints.state import optimizer_name, restore, tensors_to_save
+from planner.training.options import Checkpoints
 from planner.training.trainer import Trainer
 
 
@@ -62,19 +62,21 @@ class Saver:
     Args:
         trainer: of this rank.
         job: what it trains.
-        keeping: with a folder.
+        checkpoints: with a folder.
         last: the last step of the training, which is saved in any case.
 
     Raises:
         FileError: if the remains of an earlier run cannot be removed.
     """
 
-    def __init__(self, trainer: Trainer, job: TrainingJob, keeping: Keeping, last: int) -> None:
+    def __init__(
+        self, trainer: Trainer, job: TrainingJob, checkpoints: Checkpoints, last: int
+    ) -> None:
         from planner.training.checkpoints.storage import say_nothing_of_being_alone
 
-        assert keeping.folder is not None
-        self._trainer, self._job = trainer, job
-        self._folder, self._every, self._keep = keeping.folder, keeping.every, keeping.keep
+        assert checkpoints.checkpoint is not None
+        self._trainer, self._job, self._folder = trainer, job, checkpoints.checkpoint
+        self._every, self._keep = checkpoints.checkpoint_every, checkpoints.checkpoint_keep
         self._last = last
         self._copies: dict[str, Tensor] = {}
         self._thread: Thread | None = None

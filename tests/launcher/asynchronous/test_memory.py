@@ -4,7 +4,8 @@ import pytest
 
 from planner.artefacts.files import write_plan
 from planner.artefacts.graph import parameters_by_name
-from planner.artefacts.problem import Optimizer, Options, Problem
+from planner.artefacts.options import Optimizer
+from planner.artefacts.problem import Options, Problem
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy
 from planner.schedules.orders import default_warmups
 from tests.bench.memory import profiled

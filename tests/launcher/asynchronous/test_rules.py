@@ -8,7 +8,7 @@ import torch
 
 import planner
 from planner.artefacts.files import read_plan, write_plan
-from planner.artefacts.losses import NO_OPTIONS
+from planner.artefacts.options import LossOptions
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy
 from planner.launcher.asynchronous.steady import cropped, steady_window
 from planner.launcher.job import prepare
@@ -110,10 +110,10 @@ def test_a_flow_that_hangs_only_after_its_first_step_is_refused(made):
     for strategy, hangs in ((plan.strategy, False), (replace(plan.strategy, stages=stuck), True)):
         given = replace(plan, strategy=strategy), path, None, ProcessRank(0, 2, 0, 2)
         if not hangs:
-            assert prepare(*given, (NO_OPTIONS, "cpu")).plan.strategy == strategy
+            assert prepare(*given, (LossOptions(), "cpu")).plan.strategy == strategy
             continue
         with pytest.raises(LaunchError, match=r"the schedule would hang: device 0 waits at 0B0"):
-            prepare(*given, (NO_OPTIONS, "cpu"))
+            prepare(*given, (LossOptions(), "cpu"))
 
 
 def pipeline(widths, warmups, num_microbatches):

@@ -232,7 +232,7 @@ def test_profiles_are_made_with_rules_and_say_so(tmp_path, monkeypatch):
     assert [one.rules for one in made.operators] == list(split_rules(model))
     assert (
         "splits of 5 operators: 5 by their first dimension, 4 by another one, 1 by a parameter,"
-        " 1 by a sum; 0 only whole"
+        " 1 by a sum; 0 cannot be split"
     ) in profile_lines(made)
 
 

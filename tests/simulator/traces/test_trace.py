@@ -1,23 +1,18 @@
-"""Traces by the rules of their format, and pictures of timelines."""
+"""Traces by the rules of their format."""
 
 import json
-from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from planner.costs.evaluate import evaluate
-from planner.reports.drawing.gantt import Activity, gantt
-from planner.reports.drawing.gantt_svg import gantt_svg
-from planner.schedules.actions import AllReduce, Compute, Direction, Step
+from planner.schedules.actions import Compute, Direction
 from planner.simulator.account import account
-from planner.simulator.timeline import Event, Timeline, Transfer
+from planner.simulator.timeline import Event, Timeline
 from planner.simulator.traces.write import TRACE_FILE, chrome_trace
 from planner.support.errors import OptionError
 from planner.support.outputs import check_outputs
 from planner.support.reading import MAX_TEXT_BYTES
-from tests.simulator.test_account import pipeline
 from tests.simulator.test_delta import problems_and_strategies
 from tests.simulator.test_events import or_error, simulate, timed_cases, traced
 from tests.support.trace_rules import broken
@@ -94,76 +89,3 @@ def spoiled(change):
 )
 def test_the_rules_find_what_is_wrong(change, wrong):
     assert any(wrong in line for line in spoiled(change))
-
-
-# Gantt charts.
-
-
-def test_a_gantt_chart_of_a_pipeline_in_cells_of_half_a_second():
-    _, _, timeline = pipeline()
-    assert [row.text for row in gantt(timeline, 24)] == [
-        "0-1-          0===  1===",
-        "  0-1-    0===  1===    ",
-        "    0-0===1-1===        ",
-    ]
-
-
-def test_a_gantt_chart_has_segments_by_kind_and_shows_transfers_where_nothing_else_is():
-    timeline = Timeline(
-        8.0,
-        (
-            Event(0, Compute(Direction.FORWARD, 0, 11), 0.0, 1.0),
-            Event(0, Compute(Direction.BACKWARD, 0, 11), 3.0, 6.0),
-            Event(0, AllReduce(0), 6.0, 7.0),
-            Event(0, Step(), 7.0, 8.0),
-        ),
-        (Transfer(0, 1, Direction.FORWARD, 0, "x", 1.0, 2.0, 4),),
-    )
-    first, second = gantt(timeline, 8)
-    assert [(one.kind, one.text) for one in first.segments] == [
-        (Activity.FORWARD, "-"),
-        (Activity.TRANSFER, "~"),
-        (Activity.IDLE, " "),
-        (Activity.BACKWARD, "11="),
-        (Activity.SUM, "+"),
-        (Activity.STEP, "o"),
-    ]
-    assert second.text == " ~      "
-
-
-def test_where_a_device_runs_several_stages_cells_say_which():
-    events = [Event(0, Compute(Direction.FORWARD, s, 3), float(s), s + 1.0) for s in range(2)]
-    assert gantt(Timeline(2.0, tuple(events), ()), 8)[0].text == "0:3-1:3-"
-
-
-@given(timed_cases(), st.integers(1, 50))
-def test_all_rows_are_as_wide_as_the_picture(case, width):
-    found = or_error(simulate, case)
-    if isinstance(found, Timeline):
-        assert all(len(row.text) == width for row in gantt(found, width))
-
-
-@settings(max_examples=40)
-@given(timed_cases())
-def test_a_picture_is_sound_and_as_long_as_what_it_shows(case):
-    found = or_error(simulate, case)
-    if not isinstance(found, Timeline) or found.iteration_s == 0:
-        return
-    picture = ElementTree.fromstring(gantt_svg(found, NAMES, width=1000))
-    assert picture.tag.endswith("svg")
-    boxes = [r for r in picture.iter() if r.tag.endswith("rect") and r.get("stroke") != "none"]
-    assert all(float(box.get("width")) >= 0 for box in boxes)
-
-
-def test_a_picture_names_devices_microbatches_and_kinds():
-    _, _, timeline = pipeline()
-    text = gantt_svg(timeline, NAMES)
-    words = [one.text for one in ElementTree.fromstring(text).iter() if one.tag.endswith("text")]
-    assert {"gpu0", "gpu1", "gpu2", "forward", "backward", "2 s"} <= set(words)
-    assert words.count("0") == 1 + 6  # The start of the axis, and both directions on 3 devices.
-    assert text == gantt_svg(timeline, NAMES)
-
-
-def test_what_is_too_narrow_for_a_pixel_is_drawn_together():
-    events = [Event(0, Compute(Direction.FORWARD, 0, m), m, m + 1.0) for m in range(10_000)]
-    assert gantt_svg(Timeline(1e4, tuple(events), ()), NAMES, width=100).count("<rect") < 10
