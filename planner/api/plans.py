@@ -124,7 +124,6 @@ def solve(
     from planner.planning.problems import sized
     from planner.planning.refine import nothing
     from planner.planning.sizes import best_over_sizes
-    from planner.profilers import parts
 
     if cost_model not in (PLANNER, PIPEDREAM):
         raise OptionError(f"unknown cost model {cost_model!r}; known: {PLANNER}, {PIPEDREAM}")
@@ -134,9 +133,13 @@ def solve(
             "--refine is for the topology as it is; drop --set, --drop and --add-host"
         )
     inputs = read_inputs(profile, topology=topology, gpus=gpus, calibration=calibration)
-    obstacle = next(filter(None, map(parts.obstacle, inputs.profiles)), None) if refine else None
-    measuring = refine and obstacle is None
-    measure = _measuring(inputs.profiles[-1], model, progress) if measuring else None
+    obstacle, measure = None, None
+    if refine:
+        from planner.profilers.parts import obstacle as obstacle_of  # loads onnx
+
+        obstacle = next(filter(None, map(obstacle_of, inputs.profiles)), None)
+        if obstacle is None:
+            measure = _measuring(inputs.profiles[-1], model, progress)
     profiles = sized(inputs.profiles, training)
     limit_s = time_limit_s if what_if == WhatIf() else time_limit_s / 2
 
