@@ -155,7 +155,9 @@ def test_gpus_takes_the_first_devices_of_a_topology_that_is_read():
 
 def test_a_choice_that_there_is_not_lists_those_that_there_are():
     topology = cluster([unit_type()] * 2)
-    with pytest.raises(OptionError, match="unknown optimizer 'lion'; known: sgd, momentum, adam"):
+    with pytest.raises(
+        OptionError, match="--optimizer: expected one of sgd, momentum, adam, adamw, got 'lion'"
+    ):
         planner.solve(chain(), topology=topology, training=planner.Training(optimizer="lion"))
     with pytest.raises(OptionError, match="unknown cost model 'alpa'"):
         planner.solve(chain(), topology=topology, cost_model="alpa")
@@ -164,18 +166,33 @@ def test_a_choice_that_there_is_not_lists_those_that_there_are():
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: planner.Training(microbatches=0), "microbatches: .* number, got 0"),
-        (lambda: planner.Training(global_batch=-8), "global_batch: .* number, got -8"),
-        (lambda: planner.Training(microbatches=True), "microbatches: .* number, got True"),
-        (lambda: planner.Training(global_batch=2.5), "global_batch: .* number, got 2.5"),
-        (lambda: planner.Training(reserve=2.5), "reserve: .* bytes, got 2.5"),
-        (lambda: planner.Training(device_memory=True), "device_memory: .* bytes, got True"),
-        (lambda: planner.Training(device_memory=-5), "device_memory: .* bytes, got -5"),
+        (
+            lambda: planner.Training(microbatches=0),
+            "--microbatches: .* number of at least 1, got 0",
+        ),
+        (
+            lambda: planner.Training(global_batch=-8),
+            "--global-batch: .* number of at least 1, got -8",
+        ),
+        (
+            lambda: planner.Training(microbatches=True),
+            "--microbatches: .* number of at least 1, got True",
+        ),
+        (
+            lambda: planner.Training(global_batch=2.5),
+            "--global-batch: .* number of at least 1, got 2.5",
+        ),
+        (lambda: planner.Training(reserve=2.5), "--reserve: expected a size .*, got 2.5"),
+        (
+            lambda: planner.Training(device_memory=True),
+            "--device-memory: expected a size .*, got True",
+        ),
+        (lambda: planner.Training(device_memory=-5), "--device-memory: expected a size .*, got -5"),
         (lambda: planner.solve(()), "no profile is given"),
         (lambda: planner.calibrate([], profiles=[]), "no trace is given"),
         (lambda: planner.convert("a", "b", to="c"), "unknown format 'c'; known: pipedream, plan"),
-        (lambda: planner.import_topology("a", form="b"), "unknown format 'b'; known: nvidia-smi,"),
-        (lambda: planner.profile("a.onnx", engine="b"), "unknown engine 'b'; known: torch, onnx"),
+        (lambda: planner.import_topology("a", form="b"), "--from: expected one of nvidia-smi, "),
+        (lambda: planner.profile("a.onnx", engine="b"), "--engine: expected one of torch, onnx"),
         (lambda: planner.read_topology("p3", 0), "--gpus: expected a positive number, got 0"),
     ],
 )
