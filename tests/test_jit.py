@@ -136,10 +136,10 @@ def test_a_folder_that_cannot_be_made_costs_the_cache_only(own_folder, tmp_path,
 
 
 def test_a_full_disk_costs_the_cache_only(own_folder, caplog, monkeypatch):
-    def full(path, content):
+    def full(path, content, mode):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(caches, "_write", full)
+    monkeypatch.setattr(caches, "replace_file", full)
     assert fresh()
     assert fresh()
     assert not list(own_folder.iterdir())

@@ -61,7 +61,6 @@ from planner.api.models import write_weights as write_weights
 from planner.api.outputs import check_outputs as check_outputs
 from planner.api.outputs import other_question as other_question
 from planner.api.outputs import overwrite_note as overwrite_note
-from planner.api.plans import check_cost_model as check_cost_model
 from planner.api.plans import compare as compare
 from planner.api.plans import is_compiled as is_compiled
 from planner.api.plans import pipedream_report as pipedream_report
@@ -93,6 +92,7 @@ from planner.clusters.options import Importing as Importing
 from planner.launcher import ending as ending
 from planner.launcher.options import Loop as Loop
 from planner.launcher.options import Probing as Probing
+from planner.planning.cost_models import check_cost_model as check_cost_model
 from planner.planning.plans import MAX_ACTIONS as MAX_ACTIONS
 from planner.planning.plans import Plans as Plans
 from planner.planning.plans import Simulation as Simulation

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from planner.api.files import Inputs, find_profile, rate_of, read_inputs, read_plan_inputs
 from planner.api.models import check_model, read_model
-from planner.api.refining import Refining
 from planner.api.topologies import changed_cluster, type_of
 from planner.artefacts.options import Search, Training, WhatIf
+from planner.planning.cost_models import PIPEDREAM, PLANNER, check_cost_model
 from planner.planning.plans import Plans, Simulation, simulated
-from planner.solvers.registry import SOLVERS, automatic, portfolio, with_given
-from planner.support.errors import OptionError
-from planner.support.options import given as given_options
+from planner.solvers.registry import automatic, portfolio, with_given
+from planner.support.errors import FileError, OptionError
 from planner.support.reading import File, relative
 
 if TYPE_CHECKING:
@@ -25,7 +24,9 @@ if TYPE_CHECKING:
     from planner.artefacts.topology import Topology
     from planner.model.load import Model
     from planner.planning.other_cost_models import ForeignComparison
+    from planner.planning.refine import Measure, Wanted
     from planner.planning.sensitivity import Gain
+    from planner.profilers.parts import MeasuredParts
     from planner.solvers.pipedream.costs import PipeDreamReport
 
 
@@ -119,34 +120,38 @@ def solve(
         TopologyError: if the topology has fewer devices.
     """
     from planner.artefacts.profile import has_rules
-    from planner.planning.portfolio import under_pipedream
+    from planner.planning.portfolio import solve_by_pipedream_costs
     from planner.planning.problems import sized
-    from planner.planning.sizes import compare_between
+    from planner.planning.refine import nothing
+    from planner.planning.sizes import best_over_sizes
 
-    if cost_model not in ("planner", "pipedream"):
-        raise OptionError(f"unknown cost model {cost_model!r}; known: planner, pipedream")
-    check_cost_model(cost_model, training, search, solvers)
-    if refine and (cost_model != "planner" or what_if != WhatIf()):
+    if cost_model not in (PLANNER, PIPEDREAM):
+        raise OptionError(f"unknown cost model {cost_model!r}; known: {PLANNER}, {PIPEDREAM}")
+    check_cost_model(cost_model, training, search, solvers, refine=refine)
+    if refine and what_if != WhatIf():
         raise OptionError(
-            "--refine is for --cost-model planner, and for the topology as it is; drop --set,"
-            " --drop and --add-host"
+            "--refine is for the topology as it is; drop --set, --drop and --add-host"
         )
     inputs = read_inputs(profile, topology=topology, gpus=gpus, calibration=calibration)
-    refining = Refining(inputs.profiles, model, progress) if refine else None
+    obstacle, measure = None, None
+    if refine:
+        from planner.profilers.parts import obstacle as obstacle_of  # loads onnx
+
+        obstacle = next(filter(None, map(obstacle_of, inputs.profiles)), None)
+        if obstacle is None:
+            measure = _measuring(inputs.profiles[-1], model, progress)
     profiles = sized(inputs.profiles, training)
+    limit_s = time_limit_s if what_if == WhatIf() else time_limit_s / 2
 
     def planned(problems: "tuple[Problem, ...]") -> Plans:
-        if cost_model == "pipedream":
+        if cost_model == PIPEDREAM:
             progress(cost_model)
-            return Plans(under_pipedream(problems[-1]), problems, cost_model)
+            return Plans(solve_by_pipedream_costs(problems[-1]), problems, cost_model)
         asked = tuple(solvers) or portfolio(splits=has_rules(problems[-1].profile))
         names = with_given(asked, search)
-        if refining is None:
-            return Plans(*compare_between(problems, profiles, names, limit_s, progress))
-        made = compare_between(problems, profiles, names, limit_s, progress, refining.refined)
-        return Plans(*made, refinement=refining.done)
+        plans = best_over_sizes(problems, profiles, names, limit_s, progress, measure)
+        return plans if obstacle is None else replace(plans, refinement=nothing(obstacle))
 
-    limit_s = time_limit_s if what_if == WhatIf() else time_limit_s / 2
     present = _problems(inputs, profiles, training, search)
     if what_if == WhatIf():
         return planned(present)
@@ -154,6 +159,37 @@ def solve(
     before = planned(present)
     after = planned(tuple(replace(one, topology=changed.topology) for one in present))
     return replace(after, changes=changed.changes, before=before)
+
+
+def _measuring(
+    profile: "Profile", model: File | None, progress: Callable[[str], None]
+) -> "Measure":
+    """A function that measures parts of operators of a model.
+
+    Args:
+        profile: of the model.
+        model: its ONNX file; None takes the profile's.
+        progress: called before a measurement.
+
+    Raises:
+        FileError: if the file is not there.
+    """
+    place = model or profile.model_path
+    if place is None or not Path(place).is_file():
+        raise FileError(
+            f"--refine: {place or 'the model'} is not there, and parts of its operators are"
+            " measured; give it with --model FILE"
+        )
+    path = Path(place)
+
+    def measure(profile: "Profile", wanted: "Wanted") -> "MeasuredParts":
+        from planner.profilers.origin import profiled_model
+        from planner.profilers.parts import measure_parts
+
+        progress("measuring parts")
+        return measure_parts(profiled_model(profile, path), profile, wanted)
+
+    return measure
 
 
 def compare(
@@ -198,7 +234,7 @@ def compare(
         problem, changes = replace(problem, topology=changed.topology), changed.changes
     asked = tuple(solvers) or automatic(splits=has_rules(problem.profile))
     names = with_given(asked, search)
-    comparison = compare_all(problem, names, time_limit_s, progress, thorough=True)
+    comparison = compare_all(problem, names, time_limit_s, progress, full_time=True)
     return Plans(comparison, (problem,), changes=changes)
 
 
@@ -245,9 +281,7 @@ def solve_under(
     if cost_model not in tuple(ForeignModel):
         raise OptionError(f"unknown cost model {cost_model!r}; known: {', '.join(ForeignModel)}")
     model = ForeignModel(cost_model)
-    check_cost_model(cost_model, training, search)
-    if bandwidth is not None and model is not ForeignModel.PIPER:
-        raise OptionError("--bandwidth is for --cost-model piper; give a --topology instead")
+    check_cost_model(cost_model, training, search, bandwidth=bandwidth)
     netsplit = switches_of(search, NetSplit)
     options = ForeignOptions(
         num_devices=gpus,
@@ -262,8 +296,6 @@ def solve_under(
         seed=search.seed,
         engine=netsplit.engine,
     )
-    if model is ForeignModel.PIPER and not netsplit.contiguous:
-        raise OptionError("--no-contiguous is not for --cost-model piper, whose stages are layers")
     if isinstance(profile, str | os.PathLike):
         path = find_profile(profile)
         content = read_any(path)
@@ -274,43 +306,6 @@ def solve_under(
     inputs = read_inputs(profile, topology=topology, gpus=gpus, calibration=False)
     problems = _problems(inputs, inputs.profiles, training, search)
     return solve_profile(problems[-1], model, options)
-
-
-def check_cost_model(
-    cost_model: str,
-    training: Training = Training(),
-    search: Search = Search(),
-    solvers: Sequence[str] = (),
-) -> None:
-    """Refuses options that the solvers under another cost model than the planner's would ignore.
-
-    Raises:
-        OptionError: if there are any.
-    """
-    if cost_model == "planner":
-        return
-    given = ["pin"] if search.pins else []
-    # Solvers that are asked only where their own options are given have no say here.
-    needing = {solver.options for solver in SOLVERS.values() if solver.needs_options}
-    for own in search.switches:
-        if type(own) in needing:
-            given += given_options(own)
-    if given:
-        raise OptionError(f"--{given[0]} is for --cost-model planner, not for {cost_model}")
-    if cost_model == "pipedream":
-        if set(solvers) - {"pipedream"}:
-            raise OptionError(
-                "--cost-model pipedream asks only the solver pipedream; drop --solver"
-            )
-        if training.schedule == "gpipe":
-            raise OptionError(
-                "--cost-model pipedream plans for --schedule pipedream; drop --schedule gpipe"
-            )
-        return
-    if solvers:
-        raise OptionError(f"--cost-model {cost_model} has solvers of its own; drop --solver")
-    if training.microbatch_size is not None:
-        raise OptionError("--microbatch-size is for --cost-model planner or pipedream")
 
 
 def sensitivity(plans: Plans) -> "tuple[Gain, ...]":
@@ -371,7 +366,7 @@ def simulate(
             strategy's.
         OptionError: if a change of the topology makes no sense.
     """
-    from planner.planning.problems import replayed
+    from planner.planning.problems import problem_of_plan
 
     inputs = (
         strategy
@@ -384,7 +379,7 @@ def simulate(
     sizes: dict[str, Any] = {"device_memory": device_memory, "reserve": reserve}
     training = Training(microbatches=microbatches, **sizes)
     kind = type_of(own, place)
-    problem, result = replayed(plan, own, place, training, inputs.calibration, kind)
+    problem, result = problem_of_plan(plan, own, place, training, inputs.calibration, kind)
     return simulated(_changed(problem, what_if), plan.solver, result)
 
 

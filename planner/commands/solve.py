@@ -23,7 +23,6 @@ from planner.commands.options import (
     takes,
 )
 from planner.commands.terminal import say, say_note, show, spinner
-from planner.support.errors import OptionError
 from planner.support.options import Options, given, option
 from planner.support.units import parse_rate
 
@@ -106,8 +105,10 @@ def solve(
     Exits with 3 if no strategy fits.
     """
     cost_model = solving.cost_model
-    api.check_cost_model(cost_model, training, search, asking.solvers)
-    check_options(solving, what_if)
+    api.check_cost_model(
+        cost_model, training, search, asking.solvers, what_if=what_if, refine=solving.refine,
+        sensitivity=solving.sensitivity, bandwidth=solving.bandwidth,
+    )  # fmt: skip
     if cost_model in FOREIGN:
         ctx.exit(solve_foreign(names, solving, asking, training, search, as_json))
     inputs = names.read(quiet=as_json, model=solving.model, with_model=True)
@@ -150,19 +151,6 @@ def print_left_over(output: Path, written: Sequence[Path], as_json: bool) -> Non
     left = output.with_suffix(".onnx")
     if left not in written and left.is_file():
         say(f"note: {left} is of an earlier strategy; delete it", err=as_json)
-
-
-def check_options(solving: Solving, what_if: WhatIf) -> None:
-    """Refuses options that are for another cost model than the chosen one."""
-    foreign = solving.cost_model in FOREIGN
-    if foreign and (given(what_if) or solving.sensitivity):
-        raise OptionError(
-            "--set, --drop, --add-host and --sensitivity are for --cost-model planner or pipedream"
-        )
-    if foreign and solving.refine:
-        raise OptionError("--refine is for --cost-model planner")
-    if solving.bandwidth is not None and not foreign:
-        raise OptionError("--bandwidth is for --cost-model piper; give a --topology instead")
 
 
 def print_json(

@@ -80,16 +80,9 @@ def comparable_s(plan: Plan) -> float:
     return objective_s(plan) / samples
 
 
-def gap_to(bound_s: float, value_s: float, *, of_sizes: bool = False) -> float:
-    """The gap of a figure to its lower bound, relatively; 0 if the bound says nothing.
-
-    Args:
-        of_sizes: whether the bound is over microbatches of several sizes. The gap is then rounded
-            in another way: strategies keep the last digit that they always had.
-    """
-    if bound_s <= 0:
-        return 0.0
-    return value_s / bound_s - 1 if of_sizes else (value_s - bound_s) / bound_s
+def gap_to(bound_s: float, value_s: float) -> float:
+    """The gap of a figure to its lower bound, relatively; 0 if the bound says nothing."""
+    return (value_s - bound_s) / bound_s if bound_s > 0 else 0.0
 
 
 def judge(
@@ -114,7 +107,7 @@ def judge(
     shortage = None
     own = (result.strategy, *result.others)
     tried = (*own, *(gathered(problem, one) for one in own))
-    candidates = tuple(dict.fromkeys((*tried, *map(one_more_in_flight, tried))))
+    candidates = tuple(dict.fromkeys((*tried, *map(with_deeper_warmup, tried))))
     work_s, next_s, left_out = 0.0, 0.0, 0
     for candidate in candidates:
         # Variants are about as long as the one before.
@@ -170,7 +163,7 @@ def judge_unchanged(problem: Problem, strategy: Strategy) -> tuple[Verdict, int]
     return verdict, len(evaluation.program.code)
 
 
-def one_more_in_flight(strategy: Strategy) -> Strategy:
+def with_deeper_warmup(strategy: Strategy) -> Strategy:
     """The same stages, each with one more microbatch in flight than the default; unchanged under an
     asynchronous schedule, where the minibatches in flight decide what is trained.
     """
@@ -237,15 +230,12 @@ def as_plan(
     result: Result,
     verdict: Verdict,
     bound_s: float,
-    *,
-    of_sizes: bool = False,
 ) -> Plan:
     """The artefact: a strategy with its prediction, its certificate, its notes and its origins. All
     but the paths is filled in here, and only here.
 
     Args:
         bound_s: the lower bound for the problem's objective.
-        of_sizes: whether that bound is over microbatches of several sizes.
     """
     profile, topology = problem.profile, problem.topology
     value_s = predicted_s(verdict.prediction, problem.training.objective)
@@ -257,7 +247,7 @@ def as_plan(
         certificate=Certificate(
             objective=problem.training.objective.value,
             lower_bound_s=bound_s,
-            gap=gap_to(bound_s, value_s, of_sizes=of_sizes),
+            gap=gap_to(bound_s, value_s),
             space_bound_s=result.bound_s,
             space=result.space,
         ),

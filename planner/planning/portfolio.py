@@ -24,6 +24,7 @@ from planner.planning.judge import (
     gap_to,
     judge,
     judge_unchanged,
+    objective_s,
     predicted_s,
     samples_in,
 )
@@ -45,80 +46,7 @@ FIRST_JUDGED_S = 0.1
 LEAST_BESIDE_S, FEW_OPERATORS = 0.5, 100
 
 
-@dataclass(frozen=True, slots=True)
-class SolverRow:
-    """A solver's plan, or why it has none.
-
-    Attributes:
-        solver: its name.
-        status: of its own space.
-        plan: judged; None if it has none that fits.
-        reason: why there is none.
-        solve_s: time of the search and of the judge, by the clock on the wall; None if the solver
-            was not asked.
-        microbatch_size: samples in a microbatch.
-        source: origin of the profile of that size.
-        report: the solver's own figures, if it has some.
-        shortage: why the plan does not fit by the planner's count; None if it does. Only a solver
-            that was asked to count as it was published has such a plan.
-        short_of_memory: whether there may be a plan where devices have more memory.
-    """
-
-    solver: str
-    status: Status
-    plan: Plan | None
-    reason: str | None
-    solve_s: float | None
-    microbatch_size: int
-    source: Source
-    report: object | None = None
-    shortage: str | None = None
-    short_of_memory: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class SolverComparison:
-    """The rows of all solvers that were asked.
-
-    Attributes:
-        rows: in the order of the asking.
-        lower_bound_s: for the objective, over all strategies (`costs/bounds.py`) with microbatches
-            of the sizes in the rows.
-        proved_infeasible: whether no strategy of any solver can fit.
-        notes: questions that were not asked, and why.
-    """
-
-    rows: tuple[SolverRow, ...]
-    lower_bound_s: float
-    proved_infeasible: bool
-    notes: tuple[str, ...] = ()
-
-    @property
-    def best(self) -> SolverRow | None:
-        """The row with the best plan, one that fits if there is any; of equals the one with the
-        shorter iteration, then one that is optimal in its space, then the earlier one.
-        """
-        ranked = [
-            ((row.shortage is not None, *_rank_of(row.plan, row)), row)
-            for row in self.rows
-            if row.plan is not None
-        ]
-        return min(ranked, key=lambda one: one[0])[1] if ranked else None
-
-    @property
-    def status(self) -> Status:
-        """Of the whole comparison: the best row's, or why there is none."""
-        if self.best is not None:
-            return self.best.status
-        return Status.INFEASIBLE if self.proved_infeasible else Status.UNKNOWN
-
-
 Rank = tuple[float, float, bool]
-
-
-def _rank_of(plan: Plan, row: SolverRow) -> Rank:
-    objective = Objective(plan.certificate.objective)
-    return _rank(plan.prediction, objective, row.microbatch_size, row.status)
 
 
 def _rank(prediction: Prediction, objective: Objective, size: int, status: Status) -> Rank:
@@ -128,7 +56,7 @@ def _rank(prediction: Prediction, objective: Objective, size: int, status: Statu
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class Answer:
     """A solver's answer to one problem, before it is a plan.
 
     Attributes:
@@ -153,14 +81,14 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
-class Attempts:
+class Answers:
     """One problem, and the answers of all solvers that were asked.
 
     Attributes:
         problem: without pins.
         lower_bound_s: for its objective.
         shortage: proof that nothing fits, or None.
-        of_solvers: in the order of the asking.
+        answers: in the order of the asking.
         cut: whether the brake ended the search.
         left: solvers whose first answer no work was left to improve.
     """
@@ -168,22 +96,135 @@ class Attempts:
     problem: Problem
     lower_bound_s: float
     shortage: str | None
-    of_solvers: tuple[Attempt, ...]
+    answers: tuple[Answer, ...]
     cut: bool = False
     left: tuple[str, ...] = ()
 
     @property
     def best_rank(self) -> Rank | None:
-        """Of the best attempt; None if no plan fits."""
+        """Of the best answer; None if no plan fits."""
         size, objective = self.problem.profile.microbatch_size, self.problem.training.objective
         return min(
             (
                 _rank(one.fitting.prediction, objective, size, one.result.status)
-                for one in self.of_solvers
+                for one in self.answers
                 if one.fitting is not None
             ),
             default=None,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A solver's answer to one problem, as a plan where it has one.
+
+    Attributes:
+        problem: without pins.
+        answer: the solver's.
+        plan: judged; None if it has none that fits.
+    """
+
+    problem: Problem
+    answer: Answer
+    plan: Plan | None
+
+    @property
+    def solver(self) -> str:
+        """Its name."""
+        return self.answer.solver
+
+    @property
+    def status(self) -> Status:
+        """Of the solver's own space."""
+        return self.answer.result.status
+
+    @property
+    def reason(self) -> str | None:
+        """Why there is no plan; None if there is one."""
+        return self.answer.result.reason
+
+    @property
+    def solve_s(self) -> float | None:
+        """Time of the search and of the judge, by the clock on the wall; None if the solver was not
+        asked.
+        """
+        return self.answer.solve_s
+
+    @property
+    def microbatch_size(self) -> int:
+        """Samples in a microbatch."""
+        return self.problem.profile.microbatch_size
+
+    @property
+    def source(self) -> Source:
+        """Origin of the profile of that size."""
+        return self.problem.profile.source
+
+    @property
+    def report(self) -> object | None:
+        """The solver's own figures; None if it has none."""
+        return self.answer.result.report
+
+    @property
+    def shortage(self) -> str | None:
+        """Why the plan does not fit by the planner's count; None if it does. Only a solver that was
+        asked to count as it was published has such a plan.
+        """
+        return None if self.answer.verdict is None else self.answer.verdict.shortage
+
+    @property
+    def rank(self) -> Rank:
+        """Of the plan among all plans; smaller is better.
+
+        Raises:
+            ValueError: if there is none.
+        """
+        if self.plan is None:
+            raise ValueError(f"{self.solver} has no plan to rank")
+        objective = Objective(self.plan.certificate.objective)
+        return _rank(self.plan.prediction, objective, self.microbatch_size, self.status)
+
+    @property
+    def short_of_memory(self) -> bool:
+        """Whether there may be a plan where devices have more memory."""
+        return self.answer.result.short_of_memory
+
+
+SolverRow = Row
+"""The public name of a row."""
+
+
+@dataclass(frozen=True, slots=True)
+class SolverComparison:
+    """The rows of all solvers that were asked.
+
+    Attributes:
+        rows: in the order of the asking.
+        lower_bound_s: for the objective, over all strategies (`costs/bounds.py`) with microbatches
+            of the sizes in the rows.
+        proved_infeasible: whether no strategy of any solver can fit.
+        notes: questions that were not asked, and why.
+    """
+
+    rows: tuple[Row, ...]
+    lower_bound_s: float
+    proved_infeasible: bool
+    notes: tuple[str, ...] = ()
+
+    @property
+    def best(self) -> Row | None:
+        """The best plan. Plans that fit memory come first; ties are broken by the shorter
+        iteration, then by optimality in the solver's space, then by the order of the rows.
+        """
+        planned = [row for row in self.rows if row.plan is not None]
+        return min(planned, key=lambda row: (row.shortage is not None, row.rank), default=None)
+
+    @property
+    def status(self) -> Status:
+        """Of the whole comparison: the best row's, or why there is none."""
+        if self.best is not None:
+            return self.best.status
+        return Status.INFEASIBLE if self.proved_infeasible else Status.UNKNOWN
 
 
 def compare(
@@ -192,7 +233,7 @@ def compare(
     time_limit_s: float = 10.0,
     progress: Callable[[str], None] = lambda solver: None,
     *,
-    thorough: bool = False,
+    full_time: bool = False,
 ) -> SolverComparison:
     """Asks the solvers, the portfolio unless named, and judges their strategies.
 
@@ -200,30 +241,31 @@ def compare(
         names: keys of `SOLVERS`.
         time_limit_s: limit of work for all together, in seconds of an ordinary core.
         progress: called with each solver's name before it starts.
-        thorough: each has the limit to itself, and none is left out because a good plan is there.
+        full_time: whether each has the limit to itself, and none is left out because a good plan
+            is there.
 
     Raises:
         OptionError: if a name is unknown.
     """
-    return comparison([attempts(problem, names, time_limit_s, progress, thorough=thorough)])
+    return comparison([ask_solvers(problem, names, time_limit_s, progress, full_time=full_time)])
 
 
-def attempts(
+def ask_solvers(
     problem: Problem,
     names: Sequence[str] | None,
     time_limit_s: float,
     progress: Callable[[str], None],
     *,
-    thorough: bool = False,
-) -> Attempts:
+    full_time: bool = False,
+) -> Answers:
     """The solvers' answers, each judged; arguments and errors as of `compare`."""
-    if thorough:
-        return _thorough(problem, _checked(problem, names), time_limit_s, progress)
+    if full_time:
+        return _full_time_for_each(problem, _checked(problem, names), time_limit_s, progress)
     with braked(time_limit_s) as brake:
         search = Search(time_limit_s, progress, brake)
         search.ask([problem], names)
         search.improve()
-        return search.attempts[0]
+        return search.answers[0]
 
 
 def _checked(problem: Problem, names: Sequence[str] | None) -> tuple[str, ...]:
@@ -242,8 +284,8 @@ class _Case:
             for those that keep the pins, too.
         asked: as solvers see it, pins as types of devices (`costs/pins.py`).
         names: of the solvers, in the order of the asking.
-        made: their attempts.
-        answers: of solvers, to start others from.
+        answers: theirs, by name.
+        results: of solvers, from which others start.
         left: solvers whose first answer no work was left to improve.
     """
 
@@ -252,20 +294,20 @@ class _Case:
     names: tuple[str, ...]
     lower_bound_s: float
     shortage: str | None
-    made: dict[str, Attempt] = field(default_factory=dict)
-    answers: dict[str, Result] = field(default_factory=dict)
+    answers: dict[str, Answer] = field(default_factory=dict)
+    results: dict[str, Result] = field(default_factory=dict)
     left: tuple[str, ...] = ()
 
     @property
     def known(self) -> tuple[Strategy, ...]:
         """The strategies that fit, in the order of the asking."""
-        fitting = [self.made[name].fitting for name in self.names if name in self.made]
+        fitting = [self.answers[name].fitting for name in self.names if name in self.answers]
         return tuple(one.strategy for one in fitting if one is not None)
 
     @property
     def work_s(self) -> float:
-        """The work of all attempts."""
-        return sum(one.work_s for one in self.made.values())
+        """The work of all answers."""
+        return sum(one.work_s for one in self.answers.values())
 
     @property
     def size(self) -> int:
@@ -274,7 +316,7 @@ class _Case:
 
     def value_s(self, name: str) -> float:
         """The objective of a solver's plan, to compare it with other sizes; inf without one."""
-        verdict = self.made[name].fitting
+        verdict = self.answers[name].fitting
         if verdict is None:
             return math.inf
         return predicted_s(verdict.prediction, self.problem.training.objective) / self.size
@@ -282,12 +324,12 @@ class _Case:
     @property
     def best_s(self) -> float:
         """Of all plans; inf without one."""
-        return min(map(self.value_s, self.made), default=math.inf)
+        return min(map(self.value_s, self.answers), default=math.inf)
 
-    def attempts(self, *, cut: bool) -> Attempts:
-        """The case as others see it."""
-        own = tuple(self.made[name] for name in self.names)
-        return Attempts(self.problem, self.lower_bound_s, self.shortage, own, cut, self.left)
+    def in_order(self, *, cut: bool) -> Answers:
+        """The answers in the order of the asking."""
+        own = tuple(self.answers[name] for name in self.names)
+        return Answers(self.problem, self.lower_bound_s, self.shortage, own, cut, self.left)
 
 
 def _case(problem: Problem, names: Sequence[str] | None) -> _Case:
@@ -326,9 +368,9 @@ class Search:
         return self._limit_s - sum(case.work_s for case in self._cases)
 
     @property
-    def attempts(self) -> list[Attempts]:
+    def answers(self) -> list[Answers]:
         """What has been answered, by problem, in the order of the asking."""
-        return [case.attempts(cut=self._cut) for case in self._cases]
+        return [case.in_order(cut=self._cut) for case in self._cases]
 
     def ask(self, problems: Sequence[Problem], names: Sequence[str] | None) -> None:
         """Asks for first answers to more problems.
@@ -344,26 +386,26 @@ class Search:
             for case, answered in zip(some, beside(asking, large), strict=True):
                 if answered is None:
                     raise KeyboardInterrupt
-                case.made, case.answers = answered
+                case.answers, case.results = answered
             self._cases += some
             self._cut = self._cut or self._brake.over()
 
     def _first_answers(
         self, case: _Case, left_s: float
-    ) -> tuple[dict[str, Attempt], dict[str, Result]]:
-        """The first attempts of all solvers at a case, and their answers to start others from."""
+    ) -> tuple[dict[str, Answer], dict[str, Result]]:
+        """The first answers of all solvers, and their results, from which others start."""
         for name in case.names:
             solver, reason = SOLVERS[name], _not_asked(case, name, left_s - case.work_s)
             if case.shortage is not None and solver.counts_memory(case.problem.search):
                 result = Result(Status.INFEASIBLE, None, reason=case.shortage, short_of_memory=True)
-                case.made[name] = Attempt(name, result)
+                case.answers[name] = Answer(name, result)
             elif reason is not None:
-                case.made[name] = Attempt(name, Result(Status.UNKNOWN, None, reason=reason))
+                case.answers[name] = Answer(name, Result(Status.UNKNOWN, None, reason=reason))
             else:
                 self._tell(name)
                 limit_s = 0.0 if solver.improves else solver.time_share * left_s
-                case.made[name] = _asked(case, name, limit_s, FIRST_JUDGED_S)
-        return case.made, case.answers
+                case.answers[name] = _asked(case, name, limit_s, FIRST_JUDGED_S)
+        return case.answers, case.results
 
     def _tell(self, name: str) -> None:
         """Tells of a solver, in the first process alone: a copy must not touch the terminal."""
@@ -376,7 +418,7 @@ class Search:
             (case, name)
             for case in self._cases
             for name in case.names
-            if SOLVERS[name].improves and case.made[name].solve_s is not None
+            if SOLVERS[name].improves and case.answers[name].solve_s is not None
         ]
         while todo := [one for one in todo if not self._ruled_out(*one)]:
             self._cut = self._cut or self._brake.over()
@@ -392,9 +434,9 @@ class Search:
                 self._tell(name)
                 asking.append(partial(_improved, case, name, min(share_s, left_s / len(some))))
             found = beside(asking, at_once)
-            for (case, name), attempt in zip(some, found, strict=True):
-                if attempt is not None:
-                    case.made[name] = attempt
+            for (case, name), answer in zip(some, found, strict=True):
+                if answer is not None:
+                    case.answers[name] = answer
                     todo.remove((case, name))
             if any(one is None or INTERRUPTED in one.result.space for one in found):
                 return
@@ -419,7 +461,7 @@ def _promise(question: tuple[_Case, str]) -> tuple[float, float]:
     return value_s if math.isfinite(value_s) else case.best_s, case.lower_bound_s / case.size
 
 
-def _asked(case: _Case, name: str, limit_s: float, judged_s: float) -> Attempt:
+def _asked(case: _Case, name: str, limit_s: float, judged_s: float) -> Answer:
     """A solver's answer, judged.
 
     Args:
@@ -428,23 +470,23 @@ def _asked(case: _Case, name: str, limit_s: float, judged_s: float) -> Attempt:
     """
     start = time.monotonic()
     # A solver that another one starts from may have answered already.
-    if name not in case.answers:
-        case.answers[name] = SOLVERS[name](case.asked, limit_s, case.known, case.answers)
-    return _judged(case, name, case.answers[name], start, judged_s)
+    if name not in case.results:
+        case.results[name] = SOLVERS[name](case.asked, limit_s, case.known, case.results)
+    return _judged(case, name, case.results[name], start, judged_s)
 
 
-def _improved(case: _Case, name: str, limit_s: float) -> Attempt:
+def _improved(case: _Case, name: str, limit_s: float) -> Answer:
     """A solver's answer with more work, or its first one if that is better."""
-    start, before = time.monotonic(), case.made[name]
-    result = SOLVERS[name](case.asked, limit_s, case.known, dict(case.answers))
+    start, before = time.monotonic(), case.answers[name]
+    result = SOLVERS[name](case.asked, limit_s, case.known, dict(case.results))
     judged_s = max(FIRST_JUDGED_S, limit_s - result.work_s)
     after = _judged(case, name, result, start, judged_s)
     objective, size = case.problem.training.objective, case.problem.profile.microbatch_size
 
-    def rank(attempt: Attempt) -> Rank:
-        if attempt.fitting is None:
+    def rank(answer: Answer) -> Rank:
+        if answer.fitting is None:
             return math.inf, math.inf, True
-        return _rank(attempt.fitting.prediction, objective, size, attempt.result.status)
+        return _rank(answer.fitting.prediction, objective, size, answer.result.status)
 
     best, found = after, after.result
     if rank(before) < rank(after):
@@ -459,22 +501,22 @@ def _improved(case: _Case, name: str, limit_s: float) -> Attempt:
     )
 
 
-def _thorough(
+def _full_time_for_each(
     problem: Problem,
     names: Sequence[str],
     time_limit_s: float,
     progress: Callable[[str], None],
-) -> Attempts:
+) -> Answers:
     """Each solver with the limit to itself, one after the other."""
     case = _case(problem, names)
     for name in case.names:
         if case.shortage is not None and SOLVERS[name].counts_memory(problem.search):
             result = Result(Status.INFEASIBLE, None, reason=case.shortage, short_of_memory=True)
-            case.made[name] = Attempt(name, result)
+            case.answers[name] = Answer(name, result)
         else:
             progress(name)
-            case.made[name] = _asked(case, name, time_limit_s, time_limit_s)
-    return case.attempts(cut=False)
+            case.answers[name] = _asked(case, name, time_limit_s, time_limit_s)
+    return case.in_order(cut=False)
 
 
 def _not_asked(case: _Case, name: str, left_s: float) -> str | None:
@@ -488,10 +530,10 @@ def _not_asked(case: _Case, name: str, left_s: float) -> str | None:
         least_s = unreplicated_s(case.problem) if solver.unreplicated else 0.0
         if least_s >= best_s:
             return f"not asked: without replicas nothing is faster than {format_seconds(least_s)}"
-    return OUT_OF_TIME if left_s <= 0 and case.made and not solver.always_asked else None
+    return OUT_OF_TIME if left_s <= 0 and case.answers and not solver.always_asked else None
 
 
-def _judged(case: _Case, name: str, result: Result, start: float, judged_s: float) -> Attempt:
+def _judged(case: _Case, name: str, result: Result, start: float, judged_s: float) -> Answer:
     """One solver's answer, judged.
 
     Args:
@@ -508,7 +550,7 @@ def _judged(case: _Case, name: str, result: Result, start: float, judged_s: floa
         if verdict is None:
             result = replace(_without_strategy(result, shortage), short_of_memory=True)
     work_s += verdict.work_s if verdict is not None else 0.0
-    return Attempt(name, result, verdict, time.monotonic() - start, work_s)
+    return Answer(name, result, verdict, time.monotonic() - start, work_s)
 
 
 def _without_broken(problem: Problem, result: Result) -> Result:
@@ -522,16 +564,16 @@ def _without_broken(problem: Problem, result: Result) -> Result:
     return replace(result, strategy=kept[0], others=tuple(kept[1:]))
 
 
-def _not_reproducible(attempt: Attempt) -> Attempt:
-    return replace(attempt, result=replace(attempt.result, reproducible=False))
+def _not_reproducible(answer: Answer) -> Answer:
+    return replace(answer, result=replace(answer.result, reproducible=False))
 
 
 def _without_strategy(result: Result, reason: str | None) -> Result:
     return Result(Status.UNKNOWN, None, space=result.space, reason=reason, report=result.report)
 
 
-def comparison(of_sizes: Sequence[Attempts], notes: tuple[str, ...] = ()) -> SolverComparison:
-    """The rows of all attempts at one problem, or at the same problem with microbatches of several
+def comparison(of_sizes: Sequence[Answers], notes: tuple[str, ...] = ()) -> SolverComparison:
+    """The rows of all answers to one problem, or to the same problem with microbatches of several
     sizes. Here plans are made: with the lower bound over all sizes, per sample for a bottleneck.
     """
     several = len(of_sizes) > 1
@@ -543,16 +585,18 @@ def comparison(of_sizes: Sequence[Attempts], notes: tuple[str, ...] = ()) -> Sol
     bound_s = min(one.lower_bound_s / n for one, n in zip(of_sizes, samples, strict=True))
     cut = any(one.cut for one in of_sizes)
     rows = tuple(
-        _row(one.problem, _not_reproducible(attempt) if cut else attempt, bound_s * n, several)
+        _row(
+            one.problem, _not_reproducible(answer) if cut else answer, bound_s * n, several=several
+        )
         for one, n in zip(of_sizes, samples, strict=True)
-        for attempt in one.of_solvers
+        for answer in one.answers
     )
     proved = all(one.shortage is not None for one in of_sizes)
     notes = (*notes, *_left_notes(of_sizes), *_cut_notes(of_sizes))
     return SolverComparison(rows, bound_s * min(samples), proved, notes)
 
 
-def _left_notes(of_sizes: Sequence[Attempts]) -> Iterator[str]:
+def _left_notes(of_sizes: Sequence[Answers]) -> Iterator[str]:
     """A line on the searches for which no work was left, if there are any."""
     names = dict.fromkeys(name for one in of_sizes for name in one.left)
     if names:
@@ -562,13 +606,13 @@ def _left_notes(of_sizes: Sequence[Attempts]) -> Iterator[str]:
         )
 
 
-def _cut_notes(of_sizes: Sequence[Attempts]) -> Iterator[str]:
+def _cut_notes(of_sizes: Sequence[Answers]) -> Iterator[str]:
     """A line on the searches that the brake or the user cut, if there are any."""
     cut = [
-        attempt
+        answer
         for one in of_sizes
-        for attempt in one.of_solvers
-        if attempt.verdict is not None and not attempt.result.reproducible
+        for answer in one.answers
+        if answer.verdict is not None and not answer.result.reproducible
     ]
     names = dict.fromkeys(one.solver for one in cut if INTERRUPTED not in one.result.space)
     if names or any(one.cut for one in of_sizes):
@@ -579,25 +623,25 @@ def _cut_notes(of_sizes: Sequence[Attempts]) -> Iterator[str]:
         )
 
 
-def _row(problem: Problem, attempt: Attempt, bound_s: float, of_sizes: bool) -> SolverRow:
-    result, verdict, plan = attempt.result, attempt.verdict, None
-    if verdict is not None:
-        plan = as_plan(problem, attempt.solver, result, verdict, bound_s, of_sizes=of_sizes)
-    return SolverRow(
-        solver=attempt.solver,
-        status=result.status,
-        plan=plan,
-        reason=result.reason,
-        solve_s=attempt.solve_s,
-        microbatch_size=problem.profile.microbatch_size,
-        source=problem.profile.source,
-        report=result.report,
-        shortage=None if verdict is None else verdict.shortage,
-        short_of_memory=result.short_of_memory,
-    )
+def _row(problem: Problem, answer: Answer, bound_s: float, *, several: bool) -> Row:
+    """A row, with the plan.
+
+    Args:
+        bound_s: the lower bound for the problem's objective.
+        several: whether that bound is over microbatches of several sizes.
+    """
+    result, verdict = answer.result, answer.verdict
+    if verdict is None:
+        return Row(problem, answer, None)
+    plan = as_plan(problem, answer.solver, result, verdict, bound_s)
+    if several and bound_s > 0:
+        # Equal to `gap_to` but for the last bit; format 3 will have that one only.
+        gap = objective_s(plan) / bound_s - 1
+        plan = replace(plan, certificate=replace(plan.certificate, gap=gap))
+    return Row(problem, answer, plan)
 
 
-def under_pipedream(problem: Problem) -> SolverComparison:
+def solve_by_pipedream_costs(problem: Problem) -> SolverComparison:
     """PipeDream's plan alone, as its own cost model judges it, with PipeDream's schedule. The plan
     is priced and simulated like every other one, but kept if it does not fit by the planner's
     count, which a note says.
@@ -617,6 +661,6 @@ def under_pipedream(problem: Problem) -> SolverComparison:
                 " all replicas of each stage have equally many"
             )
         verdict = replace(verdict, notes=(*verdict.notes, *notes))
-    attempt = Attempt("pipedream", result, verdict, time.monotonic() - start)
+    answer = Answer("pipedream", result, verdict, time.monotonic() - start)
     shortage = result.reason if result.status is Status.INFEASIBLE else None
-    return comparison([Attempts(problem, lower_bound_s(problem), shortage, (attempt,))])
+    return comparison([Answers(problem, lower_bound_s(problem), shortage, (answer,))])

@@ -103,7 +103,7 @@ def checked_count(num_microbatches: int) -> int:
     return num_microbatches
 
 
-def replayed(
+def problem_of_plan(
     plan: Plan,
     profile: Profile,
     topology: Topology,

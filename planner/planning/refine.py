@@ -21,7 +21,7 @@ from planner.artefacts.topology import Topology
 from planner.costs.bounds import lower_bound_s
 from planner.costs.split import split_parts
 from planner.planning.judge import judge, judge_unchanged, predicted_s
-from planner.planning.portfolio import Attempt, Attempts, comparison
+from planner.planning.portfolio import Answer, Answers, comparison
 
 if TYPE_CHECKING:
     from planner.profilers.parts import MeasuredParts
@@ -85,10 +85,8 @@ def _parts(profile: Profile, topology: Topology, strategy: Strategy) -> Mapping[
     return parts
 
 
-def refine(
-    of_sizes: Sequence[Attempts], measure: Measure
-) -> tuple[tuple[Attempts, ...], Refinement]:
-    """The attempts again, the best of them with measured times of its parts.
+def refine(of_sizes: Sequence[Answers], measure: Measure) -> tuple[tuple[Answers, ...], Refinement]:
+    """The answers again, the best of them with measured times of its parts.
 
     Args:
         of_sizes: by size of the microbatch.
@@ -151,8 +149,8 @@ def refine(
     )
 
 
-def _best(made: Sequence[Attempts]) -> tuple[Plan, int] | None:
-    """The best plan, and the index of the attempts that it is from; None if no plan fits."""
+def _best(made: Sequence[Answers]) -> tuple[Plan, int] | None:
+    """The best plan, and the index of the answers that it is among; None if no plan fits."""
     row = comparison(made).best
     if row is None or row.plan is None:
         return None
@@ -160,18 +158,18 @@ def _best(made: Sequence[Attempts]) -> tuple[Plan, int] | None:
     return row.plan, sizes.index(row.microbatch_size)
 
 
-def _again(attempts: Attempts, profile: Profile) -> Attempts:
-    """The attempts at a problem, judged with another profile's times."""
-    problem = replace(attempts.problem, profile=profile)
+def _again(answers: Answers, profile: Profile) -> Answers:
+    """The answers to a problem, judged by another profile's times."""
+    problem = replace(answers.problem, profile=profile)
     return replace(
-        attempts,
+        answers,
         problem=problem,
         lower_bound_s=lower_bound_s(problem),
-        of_solvers=tuple(_judged(attempts, one, profile) for one in attempts.of_solvers),
+        answers=tuple(_judged(answers, one, profile) for one in answers.answers),
     )
 
 
-def _judged(attempts: Attempts, one: Attempt, profile: Profile) -> Attempt:
+def _judged(answers: Answers, one: Answer, profile: Profile) -> Answer:
     """A solver's answer, judged again if it has a strategy with split operators."""
     result = one.result
     if result.strategy is None or one.verdict is None:
@@ -179,7 +177,7 @@ def _judged(attempts: Attempts, one: Attempt, profile: Profile) -> Attempt:
     candidates = (result.strategy, *result.others)
     if all(stage.sharding is None for some in candidates for stage in some.stages):
         return one
-    problem = replace(attempts.problem, profile=profile)
+    problem = replace(answers.problem, profile=profile)
     verdict, _ = judge(problem, one.solver, result)
     if verdict is None:  # kept though it does not fit, as before
         verdict, _ = judge_unchanged(problem, result.strategy)

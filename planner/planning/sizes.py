@@ -14,7 +14,9 @@ from planner.artefacts.problem import Problem
 from planner.artefacts.profile import Profile, has_rules
 from planner.costs.bounds import lower_bound_s
 from planner.planning.judge import samples_in
-from planner.planning.portfolio import Attempts, Rank, Search, SolverComparison, comparison
+from planner.planning.plans import Plans
+from planner.planning.portfolio import Answers, Rank, Search, comparison
+from planner.planning.refine import Measure, refine
 from planner.profilers.interpolate import interpolated
 from planner.solvers.registry import SOLVERS, portfolio
 from planner.support.brake import braked
@@ -26,89 +28,113 @@ MAX_BETWEEN = 4
 MAX_WIDE = 4
 
 
-def compare_between(
+def best_over_sizes(
     problems: Sequence[Problem],
     profiles: Sequence[Profile],
     names: Sequence[str] | None = None,
     time_limit_s: float = 10.0,
     progress: Callable[[str], None] = lambda solver: None,
-    refine: Callable[[Sequence[Attempts]], Sequence[Attempts]] = lambda made: made,
-) -> tuple[SolverComparison, tuple[Problem, ...]]:
-    """`compare` for microbatches of several sizes, with the lower bound and the gaps over all of
-    them; and then for interpolated sizes, which were not profiled. These are next to the best size,
-    because a microbatch that is too small pays overheads and one that is too large empties the
-    pipeline or the memory, and the best is somewhere between. At most `MAX_BETWEEN` are asked,
-    powers of two and the nearest first; none whose lower bound is above the best plan. Solvers that
-    split samples are asked at up to `MAX_WIDE` more sizes (see `_wide_sizes`).
+    measure: Measure | None = None,
+) -> Plans:
+    """The plans for microbatches of several sizes, with the lower bound and the gaps over all of
+    them.
+
+    Args:
+        problems, profiles, names, time_limit_s, progress: see `ask_all_sizes`.
+        measure: gives a profile with times of parts of operators, by which plans are judged again;
+            None measures nothing.
+    """
+    asked, answers, notes = ask_all_sizes(problems, profiles, names, time_limit_s, progress)
+    if measure is None:
+        return Plans(comparison(answers, notes), asked)
+    answers, refinement = refine(answers, measure)
+    asked = tuple(
+        replace(problem, profile=one.problem.profile)
+        for problem, one in zip(asked, answers, strict=True)
+    )
+    return Plans(comparison(answers, notes), asked, refinement=refinement)
+
+
+def ask_all_sizes(
+    problems: Sequence[Problem],
+    profiles: Sequence[Profile],
+    names: Sequence[str] | None = None,
+    time_limit_s: float = 10.0,
+    progress: Callable[[str], None] = lambda solver: None,
+) -> tuple[tuple[Problem, ...], tuple[Answers, ...], tuple[str, ...]]:
+    """Asks solvers about microbatches of several sizes, in three rounds: the sizes profiled,
+    interpolated ones, and wide ones.
+
+    Interpolated sizes are next to the best size, because a microbatch that is too small pays
+    overheads and one that is too large empties the pipeline or the memory, and the best is
+    somewhere between. At most `MAX_BETWEEN` are asked, powers of two and the nearest first; none
+    whose lower bound is above the best plan. Solvers that split samples are asked at up to
+    `MAX_WIDE` more sizes (see `_wide_sizes`).
 
     Args:
         problems: the same model, devices and samples per iteration, by size of the microbatch.
         profiles: all there are, ascending by size, also those of sizes that are no problem because
             they do not divide the samples.
+        names: keys of `SOLVERS`; None asks the portfolio.
         time_limit_s: limit of work for all together, in seconds of an ordinary core.
-        refine: gives the attempts again, with parts of operators measured.
+        progress: called with the name of each solver before it starts.
 
     Returns:
-        The comparison, and all problems that were asked, ascending by size.
+        All problems that were asked, ascending by size, the answers to each, and why some sizes
+        were not asked, for people.
     """
     splitting = _that_split_samples(problems[0], names)
-    sizes = _wide_sizes(problems[0], profiles)[:MAX_WIDE] if splitting else []
+    wide_sizes = _wide_sizes(problems[0], profiles)[:MAX_WIDE] if splitting else []
+    asked, notes = list(problems), list[str]()
     with braked(time_limit_s) as brake:
         search = Search(time_limit_s, progress, brake)
+
+        def ask_more(sizes: Sequence[int], solvers: Sequence[str] | None) -> None:
+            known = {problem.profile.microbatch_size for problem in asked}
+            ranks = [one.best_rank for one in search.answers if one.best_rank is not None]
+            new = [size for size in sizes if size not in known]
+            more, why = _of_sizes(problems[0], profiles, new, min(ranks, default=None))
+            search.ask(more, solvers)
+            asked.extend(more)
+            notes.extend(why)
+
         search.ask(problems, names)
-        between = _sizes_between(problems, profiles)
-        added, notes = _between(problems, profiles, between, search.attempts)
-        search.ask(added, names)
-        wide, more = _wide((*problems, *added), profiles, sizes, search.attempts)
-        search.ask(wide, splitting)
+        ask_more(_sizes_between(problems, profiles, search.answers), names)
+        ask_more(wide_sizes, splitting)
         search.improve()
-    problems, notes = (*problems, *added, *wide), tuple(dict.fromkeys((*notes, *more)))
     pairs = sorted(
-        zip(problems, search.attempts, strict=True),
-        key=lambda pair: pair[0].profile.microbatch_size,
+        zip(asked, search.answers, strict=True), key=lambda pair: pair[0].profile.microbatch_size
     )
-    refined = refine([one for _, one in pairs])
-    asked = tuple(
-        replace(problem, profile=one.problem.profile)
-        if one.problem.profile is not problem.profile
-        else problem
-        for (problem, _), one in zip(pairs, refined, strict=True)
+    return (
+        tuple(problem for problem, _ in pairs),
+        tuple(answers for _, answers in pairs),
+        tuple(dict.fromkeys(notes)),
     )
-    return comparison(refined, notes), asked
 
 
-def _sizes_between(problems: Sequence[Problem], profiles: Sequence[Profile]) -> tuple[int, ...]:
-    """The sizes that divide the samples of an iteration and lie between those profiled."""
-    samples = problems[0].profile.microbatch_size * problems[0].num_microbatches
-    profiled = [profile.microbatch_size for profile in profiles]
-    sizes = range(profiled[0] + 1, profiled[-1])
-    return tuple(n for n in sizes if samples % n == 0 and n not in profiled)
-
-
-def _between(
-    problems: Sequence[Problem],
-    profiles: Sequence[Profile],
-    between: Sequence[int],
-    made: Sequence[Attempts],
-) -> tuple[list[Problem], tuple[str, ...]]:
-    """Problems of interpolated sizes that may have a better plan, and why there are none of other
-    sizes.
+def _sizes_between(
+    problems: Sequence[Problem], profiles: Sequence[Profile], answers: Sequence[Answers]
+) -> list[int]:
+    """The sizes between those profiled that divide the samples of an iteration and are next to the
+    best size, the most promising first.
 
     Args:
-        between: sizes to choose from.
-        made: the attempts at the problems.
+        answers: to the problems.
     """
+    samples = problems[0].profile.microbatch_size * problems[0].num_microbatches
+    profiled = [profile.microbatch_size for profile in profiles]
     sizes = [problem.profile.microbatch_size for problem in problems]
-    ranks = [(one.best_rank, size) for one, size in zip(made, sizes, strict=True)]
+    ranks = [(one.best_rank, size) for one, size in zip(answers, sizes, strict=True)]
     best = min(((rank, size) for rank, size in ranks if rank is not None), default=None)
     # Where nothing fits, only a smaller microbatch may.
     near = sizes[0] if best is None else best[1]
     low = max((n for n in sizes if n < near), default=0)
-    high = min((n for n in sizes if n > near), default=math.inf) if best else near
-    candidates = [n for n in between if low < n < high]
+    high = min((n for n in sizes if n > near), default=profiled[-1]) if best else near
+    between = range(max(low, profiled[0]) + 1, min(high, profiled[-1]))
+    candidates = [n for n in between if samples % n == 0 and n not in profiled]
+    # Powers of two first, then the nearest in ratio.
     candidates.sort(key=lambda n: (n.bit_count() > 1, abs(math.log(n / near)), n))
-    rank = None if best is None else best[0]
-    return _of_sizes(problems[0], profiles, candidates[:MAX_BETWEEN], rank)
+    return candidates[:MAX_BETWEEN]
 
 
 def _of_sizes(
@@ -158,24 +184,6 @@ def _wide_sizes(problem: Problem, profiles: Sequence[Profile]) -> list[int]:
     sizes = [n for n in range(max(2, profiles[0].microbatch_size), most + 1) if samples % n == 0]
     even = [n for n in sizes if n % count == 0 or count % n == 0]
     return sorted(even, key=lambda n: (abs(math.log(n / count)), n))
-
-
-def _wide(
-    problems: Sequence[Problem],
-    profiles: Sequence[Profile],
-    sizes: Sequence[int],
-    made: Sequence[Attempts],
-) -> tuple[list[Problem], tuple[str, ...]]:
-    """Problems of wide sizes that may have a better plan, and why there are none of other sizes.
-
-    Args:
-        problems: those that were asked.
-        sizes: to choose from.
-        made: the attempts at the problems.
-    """
-    asked = {problem.profile.microbatch_size for problem in problems}
-    best = min((one.best_rank for one in made if one.best_rank is not None), default=None)
-    return _of_sizes(problems[0], profiles, [n for n in sizes if n not in asked], best)
 
 
 def _least_s(problem: Problem) -> float:

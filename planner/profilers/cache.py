@@ -15,7 +15,7 @@ from typing import Any
 
 from planner.model.definitions import FOREIGN
 from planner.profilers.classes import TensorLayout
-from planner.support.caches import Shelf, cache_root
+from planner.support.caches import CacheFolder, cache_root
 
 METHOD = 3
 """Number of the way to measure, and of the fields of an entry; a new one makes all entries unused.
@@ -63,7 +63,7 @@ class Cache:
 
     def __init__(self, folder: Path | None) -> None:
         """The entries in a folder; None keeps nothing."""
-        self._shelf = Shelf(folder)
+        self._shelf = CacheFolder(folder)
 
     @property
     def folder(self) -> Path | None:

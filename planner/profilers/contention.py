@@ -39,7 +39,7 @@ from planner.artefacts.profile import Contention, OperatorCost, Profile
 from planner.clusters.yaml.schema import available_cores
 from planner.profilers.cache import processor
 from planner.profilers.trust import MAX_WALL_PER_CPU
-from planner.support.caches import LOGGER, Shelf, cache_root
+from planner.support.caches import LOGGER, CacheFolder, cache_root
 
 METHOD = 2
 """Number of the way to measure; a new one makes all entries of the cache unused."""
@@ -92,7 +92,7 @@ def machine_contention(threads: int, *, cached: bool) -> tuple[MachineContention
     cores = available_cores()
     conditions = [METHOD, processor(), cores, threads, torch.__version__]
     digest = hashlib.sha256(json.dumps(conditions).encode()).hexdigest()[:16]
-    shelf, name = Shelf(cache_root() / "contention" if cached else None), f"{digest}.entry"
+    shelf, name = CacheFolder(cache_root() / "contention" if cached else None), f"{digest}.entry"
     if (known := shelf.get_json(name)) is not None:
         return _from_json(known), ""
     measured, warning = _measured(cores, threads)

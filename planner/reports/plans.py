@@ -288,13 +288,11 @@ def comparison_json(
         strategy: path of the strategy file, None if none was written.
         partition: path of the annotated model, None if none was written.
     """
-    best = comparison.best or replace(
-        comparison.rows[-1],
-        solver="portfolio",
-        status=comparison.status,
-        plan=None,
-        reason=shortage(comparison),
-    )
+    best = comparison.best
+    if best is None:
+        last, reason = comparison.rows[-1], shortage(comparison)
+        result = replace(last.answer.result, status=comparison.status, reason=reason)
+        best = replace(last, answer=replace(last.answer, solver="portfolio", result=result))
     return {
         **row_json(best, comparison, num_devices),
         "solve_s": sum(row.solve_s or 0.0 for row in comparison.rows),

@@ -14,10 +14,11 @@ import os
 import stat
 from dataclasses import dataclass, field
 from pathlib import Path
-from secrets import token_hex
 from typing import Any
 
 from platformdirs import user_cache_path
+
+from planner.support.writing import replace_file
 
 LOGGER = logging.getLogger(__name__)
 
@@ -30,20 +31,20 @@ def cache_root() -> Path:
     return user_cache_path("planner", appauthor=False)
 
 
-def sealed(name: str, content: bytes) -> bytes:
+def with_checksum(name: str, content: bytes) -> bytes:
     """The entry of a name, as it stands in a file."""
     return _seal(name, content) + content
 
 
-def unsealed(name: str, entry: bytes) -> bytes:
+def without_checksum(name: str, entry: bytes) -> bytes:
     """The content of an entry.
 
     Raises:
         ValueError: if it is not what was kept under this name.
 
-    >>> unsealed("a", sealed("a", b"1"))
+    >>> without_checksum("a", with_checksum("a", b"1"))
     b'1'
-    >>> unsealed("b", sealed("a", b"1"))
+    >>> without_checksum("b", with_checksum("a", b"1"))
     Traceback (most recent call last):
     ValueError: the entry is cut short or damaged
     """
@@ -61,7 +62,7 @@ def _seal(name: str, content: bytes) -> bytes:
 
 
 @dataclass
-class Shelf:
+class CacheFolder:
     """Entries in a folder.
 
     Attributes:
@@ -84,7 +85,7 @@ class Shelf:
             return None
         path = self.folder / name
         try:
-            return unsealed(name, _own_content(path))
+            return without_checksum(name, _own_content(path))
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
@@ -119,7 +120,7 @@ class Shelf:
         path = self.folder / name
         try:
             _make_folder(path.parent)
-            _write(path, sealed(name, content))
+            replace_file(path, with_checksum(name, content), mode=0o600)
         except OSError as error:
             self.problem = f"{path}: cannot be written: {error.strerror or error}; {self.remedy}"
 
@@ -150,29 +151,6 @@ def _make_folder(folder: Path) -> None:
         one.mkdir(mode=0o700, exist_ok=True)
     if not folder.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Puts a file in the place of an earlier one at once, or raises OSError. Where files can be
-    without a name, a process that is killed meanwhile leaves nothing behind.
-    """
-    name = path.with_name(f".{token_hex(8)}.part")
-    try:
-        handle = os.open(path.parent, os.O_TMPFILE | os.O_WRONLY, 0o600)
-        named = False
-    except (AttributeError, OSError):
-        handle = os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-        named = True
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            if not named:  # with a folder given, Python lets the system follow the link in /proc
-                os.link(f"/proc/self/fd/{handle}", name, src_dir_fd=handle)
-        name.replace(path)
-    except BaseException:
-        name.unlink(missing_ok=True)
-        raise
 
 
 def private_folder(folder: Path) -> str:

@@ -23,7 +23,7 @@ from numba.core.dispatcher import Dispatcher
 from numba.core.serialize import dumps
 
 from planner.support.brake import COMPILING
-from planner.support.caches import LOGGER, Shelf, cache_root, private_folder
+from planner.support.caches import LOGGER, CacheFolder, cache_root, private_folder
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -70,7 +70,7 @@ FOLDER = _cache_folder()
 
 
 @cache
-def _shelf(folder: Path) -> Shelf:
+def _shelf(folder: Path) -> CacheFolder:
     """The compiled kernels in a folder. Kernels are pickled, so whoever can write to the folder can
     run programs as this user: a folder that others can write to is not used, which is said.
     """
@@ -80,8 +80,8 @@ def _shelf(folder: Path) -> Shelf:
             " another folder",
             reason,
         )
-        return Shelf(None)
-    return Shelf(folder, "free some space, or set NUMBA_CACHE_DIR to another folder")
+        return CacheFolder(None)
+    return CacheFolder(folder, "free some space, or set NUMBA_CACHE_DIR to another folder")
 
 
 class _KernelCache(caching._Cache):

@@ -34,7 +34,7 @@ def destination(path: Path) -> Path:
     """
     if os.path.abspath(path).startswith(_STREAMS):  # noqa: PTH100, resolve() would follow it
         raise FileError(f"{path}: cannot be written: it is a stream; name a file")
-    with explained(path):
+    with file_error(path):
         target = Path(os.path.realpath(path))
         try:
             kind = stat.S_IFMT(target.lstat().st_mode)
@@ -77,7 +77,7 @@ def write_together(contents: Mapping[Path, bytes]) -> None:
     """
     with writing(*contents) as files:
         for file, (path, content) in zip(files, contents.items(), strict=True):
-            with explained(path):
+            with file_error(path):
                 file.write(content)
 
 
@@ -93,14 +93,14 @@ def writing(*paths: Path) -> Iterator[tuple[BinaryIO, ...]]:
     try:
         for path in paths:
             drafts.append(_Draft(path, destination(path)))
-            with explained(path):
+            with file_error(path):
                 drafts[-1].begin()
         yield tuple(draft.file for draft in drafts)
         for draft in drafts:  # a full disk shows here at the latest
-            with explained(draft.path):
+            with file_error(draft.path):
                 draft.file.flush()
         for draft in drafts:
-            with explained(draft.path):
+            with file_error(draft.path):
                 draft.publish()
     except BaseException:
         for draft in reversed(drafts):
@@ -111,9 +111,33 @@ def writing(*paths: Path) -> Iterator[tuple[BinaryIO, ...]]:
             draft.close()
 
 
+def replace_file(target: Path, content: bytes, mode: int = 0o666) -> None:
+    """Puts a file in the place of an earlier one at once. Where files can be without a name, a
+    process that is killed meanwhile leaves nothing behind.
+
+    Args:
+        target: in a folder that is there; no link.
+        mode: access rights of a new file, before the umask.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+    draft = _Draft(target, target, mode)
+    try:
+        draft.begin()
+        draft.file.write(content)
+        draft.file.flush()
+        draft.publish()
+    except BaseException:
+        draft.discard()
+        raise
+    finally:
+        draft.close()
+
+
 @contextmanager
-def explained(path: Path) -> Iterator[None]:
-    """Errors of the system as ours, with the path that the user gave.
+def file_error(path: Path) -> Iterator[None]:
+    """Turns errors of the system into ours, with the path that the user gave.
 
     Raises:
         FileError: for each of them.
@@ -133,14 +157,15 @@ class _Draft:
     Attributes:
         path: as the user gave it.
         target: where it will stand.
+        mode: access rights of a new file, before the umask.
         name: its own name, where files without one cannot be; else None.
         folders: that were made for it, the innermost last.
     """
 
     file: BinaryIO
 
-    def __init__(self, path: Path, target: Path) -> None:
-        self.path, self.target = path, target
+    def __init__(self, path: Path, target: Path, mode: int = 0o666) -> None:
+        self.path, self.target, self.mode = path, target, mode
         self.name: Path | None = None
         self.folders: list[Path] = []
         self.published = False
@@ -160,12 +185,12 @@ class _Draft:
     def _opened(self, folder: Path) -> int:
         if _UNNAMED:
             try:
-                return os.open(folder, _UNNAMED | os.O_WRONLY, 0o666)
+                return os.open(folder, _UNNAMED | os.O_WRONLY, self.mode)
             except OSError as error:
                 if error.errno not in _NO_UNNAMED:
                     raise
         name = self._hidden()
-        handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, self.mode)
         self.name = name
         return handle
 

@@ -44,7 +44,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_every_solver_has_a_row_however_good_an_earlier_one_is():
-    found = compare(two_branches(), automatic(), 2.0, thorough=True)
+    found = compare(two_branches(), automatic(), 2.0, full_time=True)
     assert [row.solver for row in found.rows] == list(automatic())
     gaps = [row.plan.certificate.gap for row in found.rows if row.plan]
     assert min(gaps[:-1]) <= GOOD_ENOUGH  # here solve would have stopped

@@ -82,4 +82,4 @@ def test_computed_times_need_no_measurement(folder):
 
 def test_another_cluster_is_not_refined(folder):
     text = run("solve", *ASKED, "--refine", "--set", "hosts.host0.cores=8", code=1).output
-    assert "--refine is for --cost-model planner, and for the topology as it is" in text
+    assert "--refine is for the topology as it is" in text

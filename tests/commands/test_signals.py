@@ -19,7 +19,7 @@ from planner.artefacts.files import read_plan, read_profile, write_profile
 from planner.clusters.yaml.write import write_topology
 from planner.model.load import read_proto
 from planner.simulator.traces.write import write_trace
-from planner.support.caches import unsealed
+from planner.support.caches import without_checksum
 from tests.commands.test_cli import TOPOLOGY, mlp
 from tests.simulator.traces.test_calibrate import TRUE, measured_by, problem_with, run_of
 from tests.support.builders import cluster, unit_type
@@ -145,7 +145,7 @@ def check_caches(folder):
         if path.is_file():
             assert path.suffix in (".entry", ".kernel"), path
             name = path.name if path.suffix == ".kernel" else f"{path.parent.name}/{path.name}"
-            assert unsealed(name, path.read_bytes())
+            assert without_checksum(name, path.read_bytes())
 
 
 def ended_by(folder, text, number, moment_s, files):

@@ -191,7 +191,7 @@ def test_a_faster_type_makes_the_plan_faster(folder):
         (["--set", "links.x.bandwidth=1Gbps"], "unknown link 'x'; known: gpu, host, gpu0-host0"),
         (["--drop", "gpu9"], "unknown device or host 'gpu9'; known: gpu0"),
         (["--add-host", "px"], "expected a host of the topology, host0, host1, or another"),
-        (["--cost-model", "piper", "--drop", "gpu0"], "are for --cost-model planner or pipedream"),
+        (["--cost-model", "piper", "--drop", "gpu0"], "is for --cost-model planner or pipedream"),
     ],
 )
 def test_a_change_that_makes_no_sense_is_one_message(folder, more, said):

@@ -14,7 +14,7 @@ from planner.artefacts.strategy import asynchronous_violations
 from planner.costs.bounds import lower_bound_s
 from planner.costs.closed_form import bottleneck_s, latency_s
 from planner.costs.evaluate import evaluate
-from planner.planning.judge import one_more_in_flight
+from planner.planning.judge import with_deeper_warmup
 from planner.simulator.steady import iterate
 from planner.solvers.fit import pipeline
 from planner.solvers.graphs.downsets import downsets, members
@@ -54,7 +54,7 @@ def all_strategies(problem):
             if max(map(len, where)) <= problem.num_microbatches:
                 one = pipeline(problem, stages, where, recompute=False)
                 if not any(asynchronous_violations(one, problem.profile.graph)):
-                    yield from {one, one_more_in_flight(one)}
+                    yield from {one, with_deeper_warmup(one)}
 
 
 def judged_s(problem, strategy):

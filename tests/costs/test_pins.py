@@ -55,7 +55,7 @@ def test_placements_keep_pins_too():
         objective=Objective.LATENCY,
         pins=((names[1], "d1"), (names[2], "d0")),
     )
-    found = compare(problem, ("heft", "netsplit"), 5.0, thorough=True)
+    found = compare(problem, ("heft", "netsplit"), 5.0, full_time=True)
     for row in found.rows:
         assert row.plan is not None, row.reason
         assert broken(problem, row.plan.strategy) is None
@@ -92,7 +92,7 @@ def test_other_cost_models_refuse_what_they_would_not_heed(given, model):
 def test_no_row_breaks_a_pin(pins):
     problem = chain(sorted(pins.items()), num_microbatches=2)
     names = [name for name in automatic(splits=False) if name not in ("netsplit", "pesto")]
-    for row in compare(problem, names, 5.0, thorough=True).rows:
+    for row in compare(problem, names, 5.0, full_time=True).rows:
         if row.plan is None:
             assert row.reason
         else:

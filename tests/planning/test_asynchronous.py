@@ -13,8 +13,8 @@ from planner.artefacts.problem import Result, Status
 from planner.artefacts.strategy import ScheduleName, asynchronous_violations
 from planner.costs.bounds import lower_bound_s
 from planner.costs.evaluate import evaluate
-from planner.planning.judge import judge, judge_unchanged, one_more_in_flight
-from planner.planning.portfolio import under_pipedream
+from planner.planning.judge import judge, judge_unchanged, with_deeper_warmup
+from planner.planning.portfolio import solve_by_pipedream_costs
 from planner.reports.plans import stage_table
 from planner.schedules.versions import alive
 from planner.solvers import SOLVERS
@@ -80,7 +80,7 @@ def test_a_shortage_names_the_versions():
 
 def test_a_judged_plan_keeps_its_minibatches_in_flight():
     problem, strategy = row([1, 1], 4)
-    assert one_more_in_flight(strategy) == strategy
+    assert with_deeper_warmup(strategy) == strategy
     verdict, _ = judge(problem, "antichain", Result(Status.OPTIMAL, strategy))
     assert verdict.strategy == strategy
 
@@ -146,7 +146,7 @@ def test_under_pipedreams_cost_model_the_strategy_is_of_its_schedule_in_whole_ro
     graph = graph_of([[], [0], [1]], [10] * 3, [10] * 3)
     profile = profile_of(graph, [2.0, 0.5, 0.5], [2.0, 0.5, 0.5])
     problem = problem_of(profile, hierarchy([3], [1e9]), 3)
-    (row,) = under_pipedream(problem).rows
+    (row,) = solve_by_pipedream_costs(problem).rows
     strategy = row.plan.strategy
     assert [stage.num_replicas for stage in strategy.stages] == [2, 1]
     assert strategy.schedule is PIPEDREAM
@@ -164,7 +164,7 @@ def test_too_many_minibatches_for_whole_rounds_are_no_plan(monkeypatch):
     monkeypatch.setattr("planner.solvers.pipedream.solve.MAX_MICROBATCHES", 3)
     graph = graph_of([[], [0], [1]], [10] * 3, [10] * 3)
     profile = profile_of(graph, [2.0, 0.5, 0.5], [2.0, 0.5, 0.5])
-    (row,) = under_pipedream(problem_of(profile, hierarchy([3], [1e9]), 3)).rows
+    (row,) = solve_by_pipedream_costs(problem_of(profile, hierarchy([3], [1e9]), 3)).rows
     assert row.plan is None
     assert (
         row.reason == "whole rounds of all stages of PipeDream's plan are 2 minibatches, too many"
@@ -214,7 +214,7 @@ def test_what_contradicts_the_schedule_is_refused(folder):
     said = run("solve", *FILES, "--vertical-sync", code=1).output
     assert "--vertical-sync is for --schedule pipedream" in said
     said = run("solve", *FILES, "--cost-model", "pipedream", "--schedule", "gpipe", code=1).output
-    assert "--cost-model pipedream plans for --schedule pipedream" in said
+    assert "--schedule gpipe is for --cost-model planner or dnn-partitioning or piper" in said
 
 
 def test_a_number_of_microbatches_that_replicas_cannot_share_is_refused(folder):

@@ -15,7 +15,7 @@ from planner.artefacts.problem import Status
 from planner.planning import beside as processes
 from planner.planning import portfolio as judging
 from planner.planning.portfolio import comparison
-from planner.planning.sizes import compare_between
+from planner.planning.sizes import best_over_sizes
 from planner.reports.plans import compare_csv, comparison_table, row_json
 from planner.solvers import SOLVERS
 from planner.solvers.engines.watch import SearchWatch, interruptible
@@ -37,7 +37,8 @@ def branchy(size=1, num_microbatches=6):
 
 
 def untimed(found):
-    return replace(found, rows=tuple(replace(row, solve_s=None) for row in found.rows))
+    rows = tuple(replace(row, answer=replace(row.answer, solve_s=None)) for row in found.rows)
+    return replace(found, rows=rows)
 
 
 @pytest.fixture
@@ -66,7 +67,8 @@ def test_one_and_two_processes_find_the_same(with_cores):
     answers, children = [], []
     for count in (1, 2):
         made = with_cores(count)
-        found, _ = compare_between(problems, [one.profile for one in problems], None, 3.0)
+        plans = best_over_sizes(problems, [one.profile for one in problems], None, 3.0)
+        found, _ = plans.comparison, plans.problems
         answers.append(untimed(found))
         children.append(len(made))
     assert answers[0] == answers[1]
@@ -222,7 +224,7 @@ def test_the_work_of_a_solver_is_counted_alike_each_time():
 
 def test_attempts_that_the_brake_ended_are_not_reproducible():
     problem = branchy()
-    made = judging.attempts(problem, ["even"], 1.0, lambda name: None)
+    made = judging.ask_solvers(problem, ["even"], 1.0, lambda name: None)
     assert comparison([made]).best.plan.reproducible
     found = comparison([replace(made, cut=True)])
     assert not found.best.plan.reproducible

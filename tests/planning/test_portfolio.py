@@ -9,7 +9,7 @@ from planner.artefacts.files import read_plan
 from planner.artefacts.options import Objective
 from planner.artefacts.strategy import ScheduleName
 from planner.costs import evaluate as evaluator
-from planner.planning.portfolio import attempts, compare
+from planner.planning.portfolio import ask_solvers, compare
 from planner.solvers import SOLVERS, baselines
 from planner.solvers.netsplit.options import NetSplit, Pesto
 from planner.solvers.pipedream import solve as pipedream
@@ -121,12 +121,14 @@ def test_pesto_as_printed_has_a_plan_where_not_even_the_parameters_fit():
 
 
 def test_a_plan_that_fits_goes_before_a_faster_one_that_does_not():
-    found = compare(with_private_stash(200_000, 30_000), ["netsplit", "single"], thorough=True)
+    found = compare(with_private_stash(200_000, 30_000), ["netsplit", "single"], full_time=True)
     netsplit, single = found.rows
     assert "the limit is 29.3 KiB" in netsplit.shortage
     assert netsplit.plan.prediction.latency_s < single.plan.prediction.latency_s
     assert found.best is single
-    assert attempts(with_private_stash(30_000, 30_000), ["netsplit"], 5.0, print).best_rank is None
+    assert (
+        ask_solvers(with_private_stash(30_000, 30_000), ["netsplit"], 5.0, print).best_rank is None
+    )
 
 
 def test_antichain_alone_answers_as_it_does_in_the_portfolio():

@@ -13,7 +13,7 @@ from planner.artefacts.profile import PartTime, Source
 from planner.costs.bounds import lower_bound_s
 from planner.planning import refine as refining
 from planner.planning.judge import judge, judge_unchanged
-from planner.planning.portfolio import Attempt, Attempts, comparison
+from planner.planning.portfolio import Answer, Answers, comparison
 from planner.planning.refine import refine
 from planner.profilers.parts import MeasuredParts
 from planner.profilers.parts.measure import local_shapes
@@ -92,8 +92,8 @@ def attempts(shardings, microbatches=1):
     for name, one in zip("abc", shardings, strict=False):
         groups = [(0, 1, 2, 3)] if one is not None else [(0,)]
         result = Result(Status.FEASIBLE, one_stage(profile, one, groups, microbatches))
-        made.append(Attempt(name, result, judge(problem, name, result)[0], 0.0))
-    return Attempts(problem, lower_bound_s(problem), None, tuple(made))
+        made.append(Answer(name, result, judge(problem, name, result)[0], 0.0))
+    return Answers(problem, lower_bound_s(problem), None, tuple(made))
 
 
 def forward_s(profile, parts):
@@ -232,6 +232,6 @@ def test_parts_count_only_on_the_type_that_they_were_measured_on():
     kind = replace(CPU, name="fast")
     problem = replace(made.problem, topology=cluster([kind] * 4, 1e15, 0.0))
     plain = replace(asked.problem, topology=problem.topology)
-    strategy = asked.of_solvers[0].verdict.strategy
+    strategy = asked.answers[0].verdict.strategy
     one, other = (judge_unchanged(some, strategy)[0].prediction for some in (problem, plain))
     assert one.stages == other.stages

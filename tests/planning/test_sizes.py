@@ -6,7 +6,7 @@ import pytest
 
 from planner.artefacts.options import Optimizer
 from planner.planning.portfolio import portfolio
-from planner.planning.sizes import compare_between
+from planner.planning.sizes import best_over_sizes
 from planner.solvers.sharded.layout import NOTHING_TO_SPLIT
 from tests.costs.test_split_bounds import with_rules
 from tests.support.builders import cluster, problem_of, unit_type
@@ -30,7 +30,8 @@ def compared(sizes, samples, devices, names=None, **options):
         problem_of(one, topology, samples // one.microbatch_size, measured_on=FAST, **options)
         for one in profiles
     ]
-    return compare_between(problems, profiles, names, 60.0)
+    plans = best_over_sizes(problems, profiles, names, 60.0)
+    return plans.comparison, plans.problems
 
 
 @pytest.fixture(scope="module")
@@ -63,11 +64,11 @@ def test_nothing_can_be_split_where_no_number_of_devices_divides_a_dimension():
 def test_where_no_mesh_divides_the_samples_zero_takes_one_on_which_anything_can_be_cut():
     """Eight rows of one sample on 6 devices: meshes of 6 and 3 cut nothing, one of 2 does."""
     profile = replace(profile_at(8), microbatch_size=1)
-    comparison, _ = compare_between(
+    comparison = best_over_sizes(
         [problem_of(profile, cluster([FAST] * 6, 1e4, 1e-7), 6, measured_on=FAST,
                     optimizer=Optimizer.ADAM, reserve=0)],
         [profile], ("zero",), 60.0,
-    )  # fmt: skip
+    ).comparison  # fmt: skip
     (row,) = comparison.rows
     (stage,) = row.plan.strategy.stages
     assert (stage.sharding.mesh, stage.num_replicas) == ((2,), 3)

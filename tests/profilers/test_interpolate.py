@@ -17,7 +17,7 @@ from planner.artefacts.graph import Graph, Operator, Parameter, Tensor
 from planner.artefacts.options import Objective
 from planner.artefacts.profile import BatchNorm, OperatorCost, Profile, Source, View, WholeStep
 from planner.planning.portfolio import compare
-from planner.planning.sizes import MAX_BETWEEN, compare_between
+from planner.planning.sizes import MAX_BETWEEN, best_over_sizes
 from planner.profilers.interpolate import interpolated
 from planner.support.errors import OptionError
 from tests.support.builders import cluster, problem_of, unit_type
@@ -249,7 +249,8 @@ def problems_of(sizes, samples, devices=2, overhead_s=1e-2, **options):
 def test_a_size_between_wins_where_the_larger_one_does_not_fit():
     problems, profiles = problems_of([1, 16], 64, device_memory=1500)
     assert compare(problems[1]).best is None
-    found, asked = compare_between(problems, profiles)
+    plans = best_over_sizes(problems, profiles)
+    found, asked = plans.comparison, plans.problems
     assert found.best.microbatch_size in (2, 4, 8)
     assert found.best.source is found.best.plan.source is Source.INTERPOLATED
     sizes = [problem.profile.microbatch_size for problem in asked]
@@ -265,7 +266,8 @@ def test_a_size_between_wins_where_the_larger_one_does_not_fit():
 
 def asked_of(sizes, samples, **options):
     """The sizes that are asked."""
-    found, asked = compare_between(*problems_of(sizes, samples, **options))
+    plans = best_over_sizes(*problems_of(sizes, samples, **options))
+    found, asked = plans.comparison, plans.problems
     return found, [problem.profile.microbatch_size for problem in asked]
 
 
@@ -292,7 +294,8 @@ def test_where_not_even_the_smallest_fits_nothing_larger_is_asked():
 def test_sizes_that_cannot_win_are_not_asked():
     # Work is all in the overhead: half the size, twice the time, whatever the plan.
     problems, profiles = problems_of([1, 16], 32, devices=1)
-    found, asked = compare_between(problems, profiles)
+    plans = best_over_sizes(problems, profiles)
+    found, asked = plans.comparison, plans.problems
     assert found.best.microbatch_size == 16
     assert [one.profile.microbatch_size for one in asked] == [1, 16]
 
@@ -300,7 +303,8 @@ def test_sizes_that_cannot_win_are_not_asked():
 def test_where_only_the_larger_size_divides_smaller_ones_between_are_asked():
     problems, profiles = problems_of([3, 16], 16, device_memory=1500)
     assert [one.profile.microbatch_size for one in problems] == [16]
-    found, asked = compare_between(problems, profiles)
+    plans = best_over_sizes(problems, profiles)
+    found, asked = plans.comparison, plans.problems
     assert [one.profile.microbatch_size for one in asked] == [4, 8, 16]
     assert found.best.microbatch_size in (4, 8)
 
@@ -309,14 +313,16 @@ def test_a_bottleneck_is_compared_per_sample_between_too():
     problems, profiles = problems_of(
         [1, 16], 64, objective=Objective.BOTTLENECK, device_memory=1500
     )
-    found, _ = compare_between(problems, profiles)
+    plans = best_over_sizes(problems, profiles)
+    found, _ = plans.comparison, plans.problems
     assert found.best.source is Source.INTERPOLATED
 
 
 def test_sizes_that_cannot_be_interpolated_are_said():
     problems, profiles = problems_of([2, 16], 64, device_memory=1500)
     problems[1] = replace(problems[1], profile=without_a_view(problems[1].profile))
-    found, asked = compare_between(problems, [profiles[0], problems[1].profile])
+    plans = best_over_sizes(problems, [profiles[0], problems[1].profile])
+    found, asked = plans.comparison, plans.problems
     assert [one.profile.microbatch_size for one in asked] == [2, 16]
     assert "a microbatch of 4 cannot be interpolated" in found.notes[0]
 

@@ -23,7 +23,7 @@ from planner.profilers.summary import summary
 from planner.profilers.timing import Stopwatch, Trial, forwards_s
 from planner.profilers.trust import Conditions, agrees, interval, warnings
 from planner.profilers.unit import unit
-from planner.support.caches import sealed, unsealed
+from planner.support.caches import with_checksum, without_checksum
 from planner.support.errors import OptionError
 from tests.support.models import MODELS, cached
 
@@ -429,10 +429,10 @@ def test_what_does_not_agree_with_the_step_of_today_is_measured_again(tmp_path, 
     assert measured(tmp_path)[1].num_timed == 0
     for entry in (tmp_path / "cache").rglob("*.entry"):
         name = f"{entry.parent.name}/{entry.name}"
-        plain = json.loads(unsealed(name, entry.read_bytes()))
+        plain = json.loads(without_checksum(name, entry.read_bytes()))
         if isinstance(plain, dict):
             slower = {**plain, "forward_s": 1000 * plain["forward_s"]}
-            entry.write_bytes(sealed(name, json.dumps(slower).encode()))
+            entry.write_bytes(with_checksum(name, json.dumps(slower).encode()))
     again, second = measured(tmp_path)
     assert (second.num_timed, second.num_cached) == (4, 0)
     assert sum(o.forward_s for o in again.operators) < 50 * sum(o.forward_s for o in once.operators)

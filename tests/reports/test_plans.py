@@ -12,7 +12,7 @@ from tests.commands.test_compare import two_branches
 
 
 def test_branches_beside_each_other_beat_data_parallelism_for_one_microbatch():
-    found = compare(two_branches(), ("data-parallel", "netsplit"), 2.0, thorough=True)
+    found = compare(two_branches(), ("data-parallel", "netsplit"), 2.0, full_time=True)
     assert found.best.solver == "netsplit"
     # 5 of 8 operators one after the other, beside little communication.
     assert objective_s(found.best.plan) == pytest.approx(5 * 0.03, rel=0.01)
@@ -21,7 +21,7 @@ def test_branches_beside_each_other_beat_data_parallelism_for_one_microbatch():
 
 
 def test_where_nothing_fits_there_are_rows_with_reasons_and_no_bars():
-    found = compare(two_branches(memory=10), automatic(), 2.0, thorough=True)
+    found = compare(two_branches(memory=10), automatic(), 2.0, full_time=True)
     assert found.best is None
     assert all(row.reason for row in found.rows)
     assert compare_bars(found, 40) == ()
@@ -32,7 +32,7 @@ def test_where_nothing_fits_there_are_rows_with_reasons_and_no_bars():
 
 
 def test_bars_are_sorted_and_as_long_as_what_they_say():
-    found = compare(two_branches(), ("single", "netsplit"), 2.0, thorough=True)
+    found = compare(two_branches(), ("single", "netsplit"), 2.0, full_time=True)
     head, *lines = compare_bars(found, 40)
     assert head.startswith("latency; the mark is the lower bound, ")
     assert [line.split()[0] for line in lines] == ["netsplit", "single"]

@@ -33,7 +33,7 @@ def test_plans_that_did_not_have_their_turn_have_a_row_that_says_so():
     profile = profile_of(graph_of([[], [0]], [10, 10], [10, 10]), [0.5, 0.5])
     found = compare(
         problem_of(profile, cluster([unit_type()] * 2), 2), ("single", "data-parallel"), 1.0,
-        thorough=True,
+        full_time=True,
     )  # fmt: skip
     first = replace(trial("single", 9.0, 1.0), plan=found.rows[0].plan)
     trials = complete(found, [first])

@@ -16,7 +16,7 @@ from planner.artefacts.graph import predecessors
 from planner.artefacts.problem import Problem, Status, switches_of
 from planner.artefacts.strategy import violations
 from planner.costs.evaluate import evaluate
-from planner.planning.portfolio import under_pipedream
+from planner.planning.portfolio import solve_by_pipedream_costs
 from planner.schedules.orders import default_warmups
 from planner.solvers import SOLVERS
 from planner.solvers.pipedream import solve as solver
@@ -186,7 +186,7 @@ def test_a_plan_that_does_not_fit_is_kept_only_under_pipedreams_own_cost_model()
     profile = chain([1.0, 1.0], parameters=[600, 600])
     problem = problem_of(profile, hierarchy([2], kind=unit_type(memory=700)))
     assert SOLVERS["pipedream"](problem, 10.0).strategy is None
-    plan = under_pipedream(problem).best.plan
+    plan = solve_by_pipedream_costs(problem).best.plan
     assert any("does not fit by the planner's count" in note for note in plan.notes)
 
 

@@ -161,6 +161,6 @@ def test_single_operators_are_placed_on_no_more_devices_than_the_time_allows():
     for name in ("heft", "m-topo", "m-etf", "m-sct", "pesto", "netsplit"):
         answer = SOLVERS[name](over, 5.0)
         assert (answer.status, answer.strategy, answer.reason) == (Status.UNKNOWN, None, reason)
-    rows = {row.solver: row for row in compare(over, thorough=True).rows}
+    rows = {row.solver: row for row in compare(over, full_time=True).rows}
     assert rows["netsplit"].reason == reason
     assert rows["antichain"].plan is not None

@@ -494,7 +494,7 @@ def test_the_heuristic_cuts_the_longest_dimension_of_every_input(block):
             dim = parameter.shape.index(longest)
             assert split.parameters[parameter.name] == (f"S{dim}",)
     assert violations(strategy, block.graph, 2) == ()
-    comparison = compare(problem(block), ("megatron", "heuristic"), 20.0, thorough=True)
+    comparison = compare(problem(block), ("megatron", "heuristic"), 20.0, full_time=True)
     plans = {row.solver: row.plan.prediction.iteration_s for row in comparison.rows}
     assert plans["megatron"] < plans["heuristic"]
 

@@ -11,7 +11,7 @@ from planner.artefacts.problem import Status
 from planner.artefacts.strategy import ScheduleName
 from planner.costs.evaluate import evaluate
 from planner.planning import judge as judging
-from planner.planning.portfolio import attempts, comparison
+from planner.planning.portfolio import ask_solvers, comparison
 from planner.solvers import baselines
 from planner.solvers.fit import surely_short
 from planner.solvers.netsplit import cpsat as netsplit_cpsat
@@ -107,7 +107,7 @@ def test_strategies_are_passed_over_without_action_lists(monkeypatch):
 def test_no_more_variants_are_simulated_when_the_work_is_done():
     profile = profile_of(graph_of([[], [0], [1], [2]]), [1.0] * 4)
     problem = problem_of(profile, cluster([unit_type()] * 3))
-    (one, other) = attempts(problem, ["even", "single"], math.inf, lambda name: None).of_solvers
+    (one, other) = ask_solvers(problem, ["even", "single"], math.inf, lambda name: None).answers
     result = replace(one.result, others=(other.result.strategy,))
     unhurried, _ = judging.judge(problem, "even", result)
     verdict, _ = judging.judge(problem, "even", result, unhurried.work_s * 0.9)
@@ -121,11 +121,11 @@ def test_no_more_variants_are_simulated_when_the_work_is_done():
 def test_what_the_brake_cut_is_said_in_a_line():
     profile = profile_of(graph_of([[], [0], [1], [2]]), [1.0] * 4)
     problem = problem_of(profile, cluster([unit_type()] * 3))
-    made = attempts(problem, ["even"], math.inf, lambda name: None)
+    made = ask_solvers(problem, ["even"], math.inf, lambda name: None)
     assert comparison([made]).notes == ()
-    (attempt,) = made.of_solvers
+    (attempt,) = made.answers
     cut = replace(attempt, result=replace(attempt.result, reproducible=False))
-    assert comparison([replace(made, of_solvers=(cut,))]).notes == (
+    assert comparison([replace(made, answers=(cut,))]).notes == (
         "the brake cut the search of even: it took 10 times its limit in processor time; another"
         " run may find another plan",
     )

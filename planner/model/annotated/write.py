@@ -12,7 +12,7 @@ from planner.model.annotated.weights import WEIGHTS, copies, fill, settle
 from planner.model.load import Model
 from planner.model.record import ANNOTATION_KEY
 from planner.support.errors import FileError, ModelError
-from planner.support.writing import explained, writing
+from planner.support.writing import file_error, writing
 
 MODEL_HASH, STRATEGY_HASH = "planner.model_hash", ANNOTATION_KEY
 
@@ -53,7 +53,7 @@ def write_partition(
         for file, (target, source) in zip(files, copied.items(), strict=False):
             fill(file, source, target, model.path)
         for file, (target, content) in zip(files[len(copied) :], contents.items(), strict=True):
-            with explained(target):
+            with file_error(target):
                 file.write(content)
 
 

@@ -46,7 +46,7 @@ from planner.profilers.rules.template import (
     template,
 )
 from planner.profilers.rules.trial import TooLargeError, Trial
-from planner.support.caches import LOGGER, Shelf, cache_root
+from planner.support.caches import LOGGER, CacheFolder, cache_root
 from planner.support.forked import EndedError, Forked
 
 METHOD = 1
@@ -88,7 +88,7 @@ def split_rules(
         return [_plain(one) for one in operators[index].discover(forms)]
 
     with Forked(tried) as process:
-        trials = _Trials(operators, Shelf(_folder() if cached else None), process)
+        trials = _Trials(operators, CacheFolder(_folder() if cached else None), process)
         rules = [trials.rules(i) for i in range(len(operators))]
         nodes = [one.node_with(own) for one, own in zip(operators, rules, strict=True)]
         blocked = in_blocks(nodes, trials.hold_in_blocks)
@@ -145,7 +145,7 @@ class _Trials:
     def __init__(
         self,
         operators: "Sequence[Discovered]",
-        shelf: Shelf,
+        shelf: CacheFolder,
         process: Callable[[_Question], object],
     ) -> None:
         self.names = [one.name for one in operators]

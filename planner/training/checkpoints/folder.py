@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from planner.artefacts.files import artefact_bytes, read_artefact
 from planner.support.errors import FileError
-from planner.support.writing import explained
+from planner.support.writing import file_error
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -237,7 +237,7 @@ def begin(folder: Path, step: int) -> Path:
         FileError: if it cannot be made.
     """
     part = folder / f".{name_of(step)}.part"
-    with explained(folder):
+    with file_error(folder):
         if part.exists():
             shutil.rmtree(part)
         part.mkdir(parents=True)
@@ -251,7 +251,7 @@ def publish(part: Path, record: Record) -> Path:
         FileError: if it cannot be written, or something else stands there.
     """
     path = part.parent / name_of(record.step)
-    with explained(part.parent):
+    with file_error(part.parent):
         with (part / RECORD).open("wb") as file:
             file.write(artefact_bytes(record, FORMAT))
             file.flush()
@@ -305,7 +305,7 @@ def tidy(folder: Path) -> None:
     Raises:
         FileError: if one cannot be removed.
     """
-    with explained(folder):
+    with file_error(folder):
         for path in folder.iterdir() if folder.exists() else ():
             if _PART.fullmatch(path.name):
                 shutil.rmtree(path)

@@ -13,7 +13,7 @@ from planner.model.export.write import MAX_FILE_BYTES, check_data
 from planner.model.record import WEIGHTS_FILE, WEIGHTS_KEY, write_record
 from planner.support.errors import FileError
 from planner.support.outputs import FileKind
-from planner.support.writing import explained, writing
+from planner.support.writing import file_error, writing
 from planner.training.checkpoints.folder import Checkpoint
 from planner.training.checkpoints.learned import LearnedModel
 from planner.training.options import WeightsForm
@@ -152,10 +152,10 @@ def _write_model(
         if data is None or len(content) < MIN_EXTERNAL_BYTES:
             full.raw_data = content
         else:
-            with explained(path):
+            with file_error(path):
                 _write_external(full, content, data, f"{path.name}.data")
         tensor.CopyFrom(full)
-    with explained(path):
+    with file_error(path):
         file.write(model.proto.SerializeToString(deterministic=True))
 
 
@@ -170,7 +170,7 @@ def _write_external(tensor: TensorProto, content: bytes, data: BinaryIO, locatio
 
 def _write_state_dict(model: LearnedModel, file: BinaryIO, path: Path) -> None:
     """As torch.save has it, with the planner's mark as the comment of the archive."""
-    with explained(path):
+    with file_error(path):
         torch.save(model.state_dict(), file)
         file.seek(-2, 2)  # the length of the comment, which is the end of an archive without one
         file.write(len(_MARK).to_bytes(2, "little") + _MARK)

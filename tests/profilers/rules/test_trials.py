@@ -24,7 +24,7 @@ from planner.profilers.rules import split_rules
 from planner.profilers.rules.discover import _Trials, operators_of
 from planner.profilers.rules.search import Found
 from planner.support import forked
-from planner.support.caches import Shelf
+from planner.support.caches import CacheFolder
 from tests.profilers.rules.test_discovery import fused
 from tests.support.commands import run
 from tests.support.one_operator import rules_of
@@ -251,7 +251,7 @@ def test_an_operator_that_has_ended_its_process_is_not_tried_again():
         asked.append(question)
         raise forked.EndedError("SIGBUS")
 
-    trials = _Trials(operators_of(saved("Sound", "Sound")), Shelf(None), process)
+    trials = _Trials(operators_of(saved("Sound", "Sound")), CacheFolder(None), process)
     rules = [Found((f"S{d}/3",), (f"S{d}/3",)) for d in (0, 1)]
     assert [trials.hold_in_blocks(1, one) for one in rules] == [False, False]
     assert trials.rules(2) == ()  # one class with the other

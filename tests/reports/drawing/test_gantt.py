@@ -87,3 +87,13 @@ def test_a_picture_names_devices_microbatches_and_kinds():
 def test_what_is_too_narrow_for_a_pixel_is_drawn_together():
     events = [Event(0, Compute(Direction.FORWARD, 0, m), m, m + 1.0) for m in range(10_000)]
     assert gantt_svg(Timeline(1e4, tuple(events), ()), NAMES, width=100).count("<rect") < 10
+
+
+def test_transfers_that_overlap_are_drawn_once():
+    work = (Event(0, Compute(Direction.FORWARD, 0, 0), 0.0, 1.0),)
+    ends = ((1.0, 4.0), (2.0, 3.0), (2.0, 6.0))
+    moves = tuple(Transfer(0, 1, Direction.FORWARD, 0, "x", *span, 4) for span in ends)
+    text = gantt_svg(Timeline(8.0, work, moves), NAMES, width=800)
+    boxes = [r for r in ElementTree.fromstring(text).iter() if r.get("fill") == "#8c6d31"]
+    thin = [box.get("width") for box in boxes if box.get("height") == "5"]
+    assert thin == ["300", "200"] * 2

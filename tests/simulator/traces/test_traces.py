@@ -174,6 +174,9 @@ def test_a_time_that_was_measured_as_0_has_no_error():
     nothing = replace(timeline(), iteration_s=0.0)
     found = compare_traces(Trace(timeline(), NAMES, None), Trace(nothing, NAMES, None))
     assert trace_tables(found)[0].rows[0][-1] == "-"
+    heads = [shown.heads for shown in trace_tables(found)]
+    assert heads[0] == ("", "count", "predicted", "measured", "error")
+    assert heads[-1] == ("", "predicted", "measured", "error")
 
 
 def test_traces_of_different_strategies_are_refused():
