@@ -1,7 +1,5 @@
 """Every solver on small problems."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import strategies as st
 
@@ -58,11 +56,10 @@ def test_every_solver_says_why_nothing_fits(solver):
 
 @often(20, 100, problems(max_nodes=5, max_devices=3), st.integers(0, 4000))
 def test_what_fits_on_one_device_is_never_called_infeasible(problem, spare):
-    options = {"recompute": Recompute.NONE}
-    roomy = changed(problem, **options)
+    roomy = changed(problem, recompute=Recompute.NONE)
     alone = SOLVERS["single"](roomy, 10.0).strategy
     (peak,) = (parts.total_bytes for parts in evaluate(roomy, alone).memory.values())
-    tight = changed(roomy, **replace(options, device_memory=peak + spare))
+    tight = changed(roomy, device_memory=peak + spare)
     comparison = compare(tight)
     assert comparison.best is not None
     assert SOLVERS["antichain"](tight, 10.0).status is not Status.INFEASIBLE
