@@ -69,15 +69,15 @@ def profile(
     comparing: Comparing,
     as_json: bool,
 ) -> None:
-    """Times every operator of an ONNX MODEL, forward and backward, and what it keeps in memory.
+    """Measures every operator of an ONNX MODEL: forward and backward time, and memory.
 
     \b
     planner profile resnet50.onnx --batch 8
     planner profile resnet50.onnx --batch 4,8,16
     planner profile gpt2.onnx --batch 4 --dim seq=128 --threads 1
 
-    Profiles of devices that are not here are computed: for a type of device in the planner's
-    table, or, where MODEL is a measured profile, by rescaling it to another type.
+    The profile of a device that is not here is computed: for a type of device in the planner's
+    table or, where MODEL is a measured profile, by rescaling that profile to another type.
 
     \b
     planner profile gpt2.onnx --batch 4 --dim seq=512 --device A100-SXM4-80GB
