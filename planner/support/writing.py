@@ -15,7 +15,8 @@ from typing import BinaryIO
 
 from planner.support.errors import FileError
 
-# Files without a name exist on Linux, on most file systems, and get one through /proc.
+# Files without a name exist on Linux, on most file systems, and get one through /proc. A process
+# that is killed leaves nothing of them.
 _UNNAMED = getattr(os, "O_TMPFILE", 0) if Path("/proc/self/fd").is_dir() else 0
 _NO_UNNAMED = frozenset({EINVAL, EISDIR, ENOENT, ENOTSUP})
 # Names of the streams of a process, which may lead to files.
