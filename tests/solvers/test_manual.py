@@ -125,4 +125,7 @@ def test_solve_and_compare_judge_the_cuts_like_the_rest(tmp_path, monkeypatch):
     assert mine["iteration_s"] == rows["compared"][1]["iteration_s"]
     assert [stage["devices"] for stage in mine["stages"]] == [[0, 1], [2]]
     assert "needs --cuts" in run("solve", *arguments[:4], "--solver", "manual", code=1).output
-    assert "expected numbers" in run("solve", *arguments[:6], "--replicas", "a", code=2).output
+    assert (
+        "expected a whole number of at least 1"
+        in run("solve", *arguments[:6], "--replicas", "a", code=2).output
+    )
