@@ -120,6 +120,11 @@ def test_sentences_say_output_function_and_classes():
     assert loss_json([loss]) == [
         {"output": "y", "shape": [], "function": "own", "class_dim": None, "automatic": False}
     ]
+    own = [with_loss(one_output("MatMul", shape), "mine:f") for shape in ((2,), (2, 3))]
+    assert [line for graph in own for line in loss_lines(losses(graph))] == [
+        "loss: mine:f of 'y' [2], targets of the same shape",
+        "loss: mine:f of 'y' [2, 3], targets are classes on dimension 1",
+    ]
 
 
 # ------------------------------------------------------------------------------ outputs of a model
