@@ -5,13 +5,7 @@ PipeDream's graph.txt with the stage of every node.
 from pathlib import Path
 
 from planner.api.lookup import newest_profile, profile_of
-from planner.artefacts.files import (
-    PROFILE_FILE,
-    STRATEGY_FORMAT,
-    read_plan,
-    read_text,
-    write_profiles,
-)
+from planner.artefacts.files import PROFILE_FILE, STRATEGY_FORMAT, read_plan, write_profiles
 from planner.artefacts.formats.any import detect, read_any_profiles
 from planner.artefacts.formats.graph_txt import (
     ADVICE,
@@ -31,6 +25,7 @@ from planner.resharding.checks import check_fits
 from planner.support.caches import LOGGER
 from planner.support.errors import OptionError
 from planner.support.outputs import check_outputs, same_file
+from planner.support.reading import read_text
 from planner.support.writing import write_atomically, write_together
 
 PIPEDREAM, PLANNER = "pipedream", "planner"

@@ -92,18 +92,14 @@ def read_inputs(
         notes = (f"profile {profile}, the newest in profiles/",)
     profiles, profile_path = given_profiles(profile)
     place, topology_path = given_topology(topology, gpus)
-    known = given_calibration(calibration, profile_path, profiles)
+    paths = {"profile": profile_path, "topology": topology_path}
     name = "the profile" if profile_path is None else str(profile_path)
     return Inputs(
         profiles=profiles,
         topology=place,
-        calibration=known,
+        paths=_there(**paths, model=profiles[-1].model_path if model is None else model),
+        calibration=given_calibration(calibration, profile_path, profiles),
         model=find_model(profiles[-1], model, name=name) if with_model else None,
-        paths=_there(
-            profile=profile_path,
-            topology=topology_path,
-            model=profiles[-1].model_path if model is None else model,
-        ),
         notes=notes,
     )
 

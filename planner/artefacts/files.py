@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field, is_dataclass, replace
 from dataclasses import fields as dataclass_fields
 from functools import cache, lru_cache, partial
 from operator import eq
@@ -20,13 +20,13 @@ from pydantic_core import CoreSchema, core_schema
 from planner.artefacts.calibration import CalibrationFile
 from planner.artefacts.graph import LEFT_OUT_AS_DEFAULT
 from planner.artefacts.plan import Plan
-from planner.artefacts.profile import Profile, ProfileSet, SplitRule, without_parts
+from planner.artefacts.profile import Profile, ProfileSet, SplitRule
 from planner.artefacts.sharding import AT_REST, Sharding, rule_lines, rule_of
 from planner.artefacts.strategy import Stage, not_runnable
 from planner.support.errors import FileError, shown
 from planner.support.memo import remembered
 from planner.support.outputs import FileKind
-from planner.support.reading import MAX_TEXT_BYTES, read_bytes
+from planner.support.reading import MAX_TEXT_BYTES, read_text, without_format
 from planner.support.writing import write_atomically
 
 PROFILE_FORMAT = "planner-profile/2"
@@ -150,8 +150,10 @@ def artefact_hash(artefact: Any) -> str:
     """sha256 of an artefact's canonical JSON. Of a profile, times of parts are left out: they are
     added later, and strategies and corrections that were made before stay valid.
     """
-    if isinstance(artefact, Profile):
-        artefact = without_parts(artefact)
+    if isinstance(artefact, Profile) and any(one.parts for one in artefact.operators):
+        artefact = replace(
+            artefact, operators=tuple(replace(one, parts=()) for one in artefact.operators)
+        )
     text = json.dumps(to_plain(artefact), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -441,47 +443,6 @@ def complaint(path: Path, error: ValidationError) -> FileError:
             joint = "." if one["type"] == "value_error" and _OWN_FIELD.match(line) else ": "
             lines.append(f"{path}: {place + joint if place else ''}{line}{actual}")
     return FileError("\n".join(lines))
-
-
-def read_text(path: Path, form: str, advice: str, limit_bytes: int = MAX_TEXT_BYTES) -> str:
-    """The text of a file that should have a format.
-
-    Args:
-        limit_bytes: see `planner.support.reading`.
-
-    Raises:
-        FileError: if it is missing, a folder, too large, or no text; with the advice.
-    """
-    try:
-        content = read_bytes(path, limit_bytes)
-    except (FileNotFoundError, ValueError):  # no file has a name with a zero byte
-        raise FileError(f"{path}: there is no such file") from None
-    except IsADirectoryError:
-        raise FileError(
-            f"{path}: expected {form}, this is a folder; give a file in it, or {advice}"
-        ) from None
-    except OSError as error:
-        raise FileError(f"{path}: cannot be read: {error.strerror or error}") from None
-    if not content.strip():
-        raise FileError(f"{path}: expected {form}, the file is empty; {advice}")
-    try:
-        text = content.decode()
-    except UnicodeDecodeError:
-        text = "\0"
-    if "\0" in text:
-        raise FileError(f"{path}: expected {form}, this is a binary file; {advice}")
-    return text
-
-
-def without_format(plain: object, path: Path, form: str, advice: str) -> object:
-    """The fields of a file without its format, which is checked."""
-    if not isinstance(plain, dict):
-        raise FileError(f"{path}: expected {form}, a mapping, got {shown(plain)}; {advice}")
-    if plain.get("format") != form:
-        raise FileError(
-            f"{path}: format: expected {form!r}, got {shown(plain.get('format'))}; {advice}"
-        )
-    return {name: value for name, value in plain.items() if name != "format"}
 
 
 @lru_cache(maxsize=MAX_FILES)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from planner.artefacts.graph import (
@@ -551,13 +551,6 @@ def is_computed(profile: Profile) -> bool:
 def has_rules(profile: Profile) -> bool:
     """Whether it is known of any operator how to split it."""
     return any(one.rules for one in profile.operators)
-
-
-def without_parts(profile: Profile) -> Profile:
-    """A profile as it was before times of parts were measured."""
-    if not any(one.parts for one in profile.operators):
-        return profile
-    return replace(profile, operators=tuple(replace(one, parts=()) for one in profile.operators))
 
 
 @remembered

@@ -24,8 +24,7 @@ from planner.artefacts.topology import (
 )
 from planner.clusters.places import homes, joint, neighbours, without_dead_ends
 from planner.clusters.routes import routes
-from planner.clusters.yaml.build import extended, renamed, vertex_names
-from planner.clusters.yaml.levels import changed_level
+from planner.clusters.yaml.build import changed_level, extended, renamed, vertex_names
 from planner.clusters.yaml.schema import (
     BodySchema,
     Bytes,

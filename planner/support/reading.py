@@ -11,9 +11,11 @@ import os
 import select
 import stat
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from planner.support.errors import FileError
+from planner.support.errors import FileError, shown
 from planner.support.units import format_bytes, format_seconds
 
 File = str | os.PathLike[str]
@@ -78,6 +80,68 @@ def read_bytes(path: Path, limit_bytes: int) -> bytes:
         os.close(handle)
     _kept[status.st_dev, status.st_ino] = content
     return content
+
+
+def read_text(path: Path, form: str, advice: str, limit_bytes: int = MAX_TEXT_BYTES) -> str:
+    """The text of a file that should have a format.
+
+    Args:
+        limit_bytes: the most that a file of its kind may have.
+
+    Raises:
+        FileError: if it is missing, a folder, too large, or no text; with the advice.
+    """
+    try:
+        content = read_bytes(path, limit_bytes)
+    except (FileNotFoundError, ValueError):  # no file has a name with a zero byte
+        raise FileError(f"{path}: there is no such file") from None
+    except IsADirectoryError:
+        raise FileError(
+            f"{path}: expected {form}, this is a folder; give a file in it, or {advice}"
+        ) from None
+    except OSError as error:
+        raise FileError(f"{path}: cannot be read: {error.strerror or error}") from None
+    if not content.strip():
+        raise FileError(f"{path}: expected {form}, the file is empty; {advice}")
+    try:
+        text = content.decode()
+    except UnicodeDecodeError:
+        text = "\0"
+    if "\0" in text:
+        raise FileError(f"{path}: expected {form}, this is a binary file; {advice}")
+    return text
+
+
+def without_format(plain: object, path: Path, form: str, advice: str) -> dict[str, Any]:
+    """The fields of a file without its format, which is checked."""
+    if not isinstance(plain, dict):
+        raise FileError(f"{path}: expected {form}, a mapping, got {shown(plain)}; {advice}")
+    if plain.get("format") != form:
+        raise FileError(
+            f"{path}: format: expected {form!r}, got {shown(plain.get('format'))}; {advice}"
+        )
+    return {name: value for name, value in plain.items() if name != "format"}
+
+
+def read_document(
+    path: Path,
+    form: str,
+    advice: str,
+    parse: Callable[[str, Path], object],
+    limit_bytes: int = MAX_TEXT_BYTES,
+) -> dict[str, Any]:
+    """The fields of a file without its format.
+
+    Args:
+        form: the format that the file should have.
+        parse: the value of the text; gets the path for its messages.
+        limit_bytes: the most that a file of its kind may have.
+
+    Raises:
+        FileError: if it is missing, too large, no text, or of another format; with the advice.
+    """
+    text = read_text(path, form, advice, limit_bytes)
+    return without_format(parse(text, path), path, form, advice)
 
 
 def check_mapped(path: Path) -> None:

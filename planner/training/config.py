@@ -18,13 +18,12 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from planner.artefacts.files import read_text
 from planner.artefacts.options import LossOptions
 from planner.clusters.yaml.schema import key_lines, yaml_of
 from planner.launcher.options import Loop
 from planner.support.errors import FileError, shown
 from planner.support.options import Option, checked, declared
-from planner.support.reading import MAX_OPTIONS_BYTES
+from planner.support.reading import MAX_OPTIONS_BYTES, read_text
 from planner.training.options import Checkpoints, Launching
 
 HASH_DIGITS = 12

@@ -20,7 +20,7 @@ from planner.artefacts.topology import (
 )
 from planner.clusters.formats import astra_sim, hostfile, nvidia_smi
 from planner.clusters.routes import routes
-from planner.clusters.yaml.levels import from_levels, too_many_levels
+from planner.clusters.yaml.build import from_levels, too_many_levels
 from planner.clusters.yaml.read import device_table, read_topology
 from planner.clusters.yaml.write import topology_yaml, write_topology
 from planner.support.errors import FileError

@@ -8,14 +8,12 @@ from pathlib import Path
 
 from planner.artefacts.files import (
     PROFILE_FORMAT,
-    PROFILE_SET_FORMAT,
     PROFILE_SET_FORMATS,
     STRATEGY_FORMAT,
     STRATEGY_FORMATS,
     json_of,
     read_profile,
     read_profile_set,
-    read_text,
 )
 from planner.artefacts.formats.dnn_partitioning import (
     DnnGraph,
@@ -26,6 +24,7 @@ from planner.artefacts.formats.graph_txt import GRAPH_TXT, is_graph_txt, parse, 
 from planner.artefacts.formats.piper import PiperGraph, piper_profile, read_piper
 from planner.artefacts.profile import Profile
 from planner.support.errors import FileError
+from planner.support.reading import read_text
 
 DNN_PARTITIONING, PIPER = "dnn-partitioning's JSON", "Piper's JSON"
 # Keys that only files of one format have.
@@ -37,9 +36,17 @@ _KEYS: Mapping[str, frozenset[str]] = {
 ForeignGraph = DnnGraph | PiperGraph
 """A graph with devices of its own, which two other planners plan for."""
 
-READERS: Mapping[str, Callable[[Path, str], Profile | ForeignGraph]] = {
-    PROFILE_FORMAT: read_profile,
-    GRAPH_TXT: lambda path, text: to_profile(parse(text, path), path),
+
+def _own(path: Path, text: str) -> tuple[Profile, ...]:
+    """The profiles in the planner's own JSON, which has one or several."""
+    if json_of(text)["format"] in PROFILE_SET_FORMATS:
+        return read_profile_set(path, text).profiles
+    return (read_profile(path, text),)
+
+
+READERS: Mapping[str, Callable[[Path, str], tuple[Profile, ...] | ForeignGraph]] = {
+    PROFILE_FORMAT: _own,
+    GRAPH_TXT: lambda path, text: (to_profile(parse(text, path), path),),
     DNN_PARTITIONING: read_dnn_partitioning,
     PIPER: read_piper,
 }
@@ -47,8 +54,7 @@ _ADVICE = f"known formats: {', '.join(READERS)}"
 
 
 def detect(path: Path) -> str:
-    """The format of a file, a key of `READERS`, `PROFILE_SET_FORMAT` or `STRATEGY_FORMAT`, by its
-    content.
+    """The format of a file, a key of `READERS` or `STRATEGY_FORMAT`, by its content.
 
     Raises:
         FileError: if it is missing, no text, or of no known format.
@@ -73,9 +79,7 @@ def format_of(text: str, path: Path) -> str:
     if isinstance(plain, dict):
         if "format" in plain:
             # The reader of the format complains about a wrong version.
-            if plain["format"] in STRATEGY_FORMATS:
-                return STRATEGY_FORMAT
-            return PROFILE_SET_FORMAT if plain["format"] in PROFILE_SET_FORMATS else PROFILE_FORMAT
+            return STRATEGY_FORMAT if plain["format"] in STRATEGY_FORMATS else PROFILE_FORMAT
         for name, keys in _KEYS.items():
             if keys <= plain.keys():
                 return name
@@ -92,14 +96,11 @@ def read_any(path: Path) -> tuple[Profile, ...] | ForeignGraph:
     form = format_of(text, path)
     if form == STRATEGY_FORMAT:
         raise FileError(f"{path}: expected a profile, this is a strategy; {_ADVICE}")
-    if form == PROFILE_SET_FORMAT:
-        return read_profile_set(path, text).profiles
     try:
-        content = READERS[form](path, text)
+        return READERS[form](path, text)
     except ValueError as error:
         # The fields are sound one by one, and make no profile.
         raise FileError(f"{path}: {error}") from None
-    return (content,) if isinstance(content, Profile) else content
 
 
 def read_any_profiles(path: Path) -> tuple[Profile, ...]:
@@ -109,7 +110,8 @@ def read_any_profiles(path: Path) -> tuple[Profile, ...]:
     Raises:
         FileError: if it is missing, malformed, or no profile.
     """
-    return as_profiles(read_any(path), path)
+    content = read_any(path)
+    return as_profiles(content, path)
 
 
 def as_profiles(content: tuple[Profile, ...] | ForeignGraph, path: Path) -> tuple[Profile, ...]:

@@ -24,7 +24,6 @@ from itertools import pairwise
 from math import ceil, isfinite
 from pathlib import Path
 
-from planner.artefacts.files import read_text
 from planner.artefacts.formats.dnn_partitioning import imported_profile
 from planner.artefacts.graph import (
     MAX_BYTES,
@@ -41,6 +40,7 @@ from planner.artefacts.profile import OperatorCost, Profile
 from planner.support.errors import FileError
 from planner.support.outputs import FileKind, head_of
 from planner.support.printable import printable
+from planner.support.reading import read_text
 
 GRAPH_TXT = "PipeDream's graph.txt"
 ADVICE = "a line is NODE -- DESCRIPTION -- forward_compute_time=..., or <tab>NODE -- NODE"

@@ -7,8 +7,9 @@ from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from planner.artefacts.files import complaint, read_text
+from planner.artefacts.files import complaint
 from planner.support.errors import FileError
+from planner.support.reading import read_text
 
 STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 

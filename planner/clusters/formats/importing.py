@@ -3,14 +3,13 @@
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from planner.artefacts.files import read_text
 from planner.artefacts.topology import DeviceType, Topology, problems
 from planner.clusters.formats import astra_sim, hostfile, nvidia_smi
 from planner.clusters.routes import routes
 from planner.clusters.yaml.read import device_table
 from planner.support.errors import FileError, OptionError, TopologyError
 from planner.support.printable import printable
-from planner.support.reading import MAX_CLUSTER_BYTES
+from planner.support.reading import MAX_CLUSTER_BYTES, read_text
 
 NVIDIA_SMI, ASTRA_SIM, HOSTFILE = "nvidia-smi", "astra-sim", "hostfile"
 LOOKS_LIKE: Mapping[str, Callable[[str], bool]] = {

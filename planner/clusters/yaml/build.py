@@ -1,5 +1,5 @@
 """The fields of a topology file -> `Topology`: `extends`, templates of hosts, numbered names,
-patterns and measured times; with everything that contradicts itself.
+patterns, levels and measured times; with everything that contradicts itself.
 
 A topology is put together in a draft: first the topology that it extends, then copies of templates,
 then its own hosts, devices, switches and links. Mistakes are noted with the path of their field and
@@ -7,10 +7,12 @@ left out.
 """
 
 from collections import ChainMap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from itertools import product
+from itertools import accumulate, product
+from operator import mul
+from typing import Any
 
 from planner.artefacts.topology import (
     CollectiveKind,
@@ -18,25 +20,53 @@ from planner.artefacts.topology import (
     Device,
     DeviceType,
     Host,
+    Level,
     Link,
+    Sharing,
     Topology,
     is_name,
     parts_of,
+    tables_among,
     too_many,
     wrong_name,
 )
-from planner.clusters.yaml.levels import EITHER, EMPTY, BodyContext, regular_topology, unknown_type
 from planner.clusters.yaml.schema import (
     BodySchema,
     DeviceSchema,
     HostSchema,
+    LevelSchema,
     LinkSchema,
     TableSchema,
+    available_bytes,
+    available_cores,
 )
 
 # Sections that `levels` makes up, so that a file with levels may not have them.
 _EXPLICIT_ONLY = ("hosts", "devices", "switches", "links")
 _ENDS = "expected `between: [a, b]` for both directions, or `from: a` with `to: b`"
+_EITHER = "expected either `levels` with `device`, or `devices` with `links`"
+MAX_LEVELS = 64
+_EMPTY = Topology("", (), (), (), (), ())
+
+
+@dataclass(frozen=True, slots=True)
+class BodyContext:
+    """The things that a body may refer to, and the mistakes in it.
+
+    Attributes:
+        types: the device types that it may name.
+        own_types: names of the types that its file defines; they replace others of the same name.
+        other: gives another topology, by the path of the field and the name of a template, a preset
+            or a file; None if it is not sound, after its mistakes are noted.
+        num_devices: the value of `count: auto` in levels.
+        wrong: a line "path of the field: mistake" for each mistake; grows.
+    """
+
+    types: Mapping[str, DeviceType]
+    own_types: Set[str]
+    other: Callable[[str, str], Topology | None]
+    num_devices: int | None
+    wrong: list[str]
 
 
 def build(body: BodySchema, where: str, context: BodyContext) -> Topology:
@@ -50,28 +80,26 @@ def build(body: BodySchema, where: str, context: BodyContext) -> Topology:
     if body.extends is not None:
         base = context.other(f"{where}extends", body.extends)
         if base is None:
-            return EMPTY
+            return _EMPTY
     given = body.model_fields_set
     regular = bool(body.levels or (base and base.levels and not given & set(_EXPLICIT_ONLY)))
     against = _EXPLICIT_ONLY if regular else ("device", "host")
     clashing = [name for name in against if name in given]
     if not (body.levels or body.devices or body.hosts or base):
-        context.wrong.append(f"{where}{EITHER}, got neither")
+        context.wrong.append(f"{where}{_EITHER}, got neither")
     elif clashing:
         ruler = "levels" if regular else "devices"
         context.wrong.append(
-            f"{where}{', '.join(clashing)}: {EITHER}, got {ruler}; leave out what is not meant"
+            f"{where}{', '.join(clashing)}: {_EITHER}, got {ruler}; leave out what is not meant"
         )
     elif regular:
-        return _with_tables(
-            regular_topology(body, base, where, context), body.tables, where, context
-        )
+        return _with_tables(_regular(body, base, where, context), body.tables, where, context)
     else:
         draft = _Draft(where, context)
-        draft.extend(base or EMPTY)
+        draft.extend(base or _EMPTY)
         draft.add(body)
         return _with_tables(draft.topology(), body.tables, where, context)
-    return EMPTY
+    return _EMPTY
 
 
 def extended(base: Topology, body: BodySchema, types: Mapping[str, DeviceType]) -> Topology:
@@ -272,7 +300,7 @@ class _Draft:
             if not old and not self.partial:
                 self.complain(f"{place}.name", f"no host to change matches {stem!r}")
             for name in old:
-                new, host = given.resolved(name), self.hosts[name]
+                new, host = _host(given, name), self.hosts[name]
                 if "cores" in given.model_fields_set:
                     host = replace(host, cores=new.cores)
                 if "memory" in given.model_fields_set:
@@ -281,7 +309,7 @@ class _Draft:
             return
         if self._has_room(place, switches=given.count or 1):
             for name in self._new(f"{place}.name", stem, given.count):
-                self.hosts[name] = given.resolved(name)
+                self.hosts[name] = _host(given, name)
 
     def _has_room(self, place: str, devices: int = 0, switches: int = 0, links: int = 0) -> bool:
         """Whether there may be so many more parts, hosts counted as switches. If not, that is a
@@ -318,17 +346,16 @@ class _Draft:
     def _add_devices(self, place: str, given: DeviceSchema) -> None:
         types = self._types()
         if given.type is not None and given.type not in types:
-            self.complain(f"{place}.type", unknown_type(given.type, types))
+            self.complain(f"{place}.type", _unknown_type(given.type, types))
         if given.host is not None and given.host not in self.hosts and not self.partial:
             self.complain(f"{place}.host", f"unknown host {given.host!r}")
         old = [n for n in _matching(given.name, self.devices) if n not in self.own]
         if given.count is None and (old or _pattern(given.name)):
             if not old and not self.partial:
                 self.complain(f"{place}.name", f"no device to change matches {given.name!r}")
-            changes = {"type": given.type, "host": given.host}
+            changes = _given(type=given.type, host=given.host)
             for name in old:
-                new = {key: value for key, value in changes.items() if value is not None}
-                self.devices[name] = replace(self.devices[name], **new)
+                self.devices[name] = replace(self.devices[name], **changes)
             return
         for key, value in (("type", given.type), ("host", given.host)):
             if value is None:
@@ -372,7 +399,7 @@ class _Draft:
         that are all there already.
         """
         missing = [name for name in ("bandwidth", "latency") if getattr(given, name) is None]
-        changes = given.changes()
+        changes = _link_changes(given)
         if missing and changes and ways and all(way in self.links for way in ways):
             self.links |= {way: replace(self.links[way], **changes) for way in ways}
             return
@@ -404,7 +431,7 @@ class _Draft:
             )
         else:
             self.links |= {
-                ends: replace(link, **given.changes())
+                ends: replace(link, **_link_changes(given))
                 for ends, link in self.links.items()
                 if link.name == given.name
             }
@@ -414,6 +441,159 @@ def _split(name: str) -> tuple[str, str]:
     """A name's part before its number, and the number: ("gpu", "12")."""
     stem = name.rstrip("0123456789")
     return stem, name[len(stem) :]
+
+
+def _host(given: HostSchema, name: str) -> Host:
+    """The host of this name; `auto` asks the machine."""
+    return Host(
+        name,
+        available_cores() if given.cores == "auto" else given.cores,  # type: ignore[arg-type]
+        available_bytes() if given.memory == "auto" else given.memory,  # type: ignore[arg-type]
+    )
+
+
+def _link_changes(given: LinkSchema) -> dict[str, Any]:
+    """The fields of a `Link` that are given, without its ends."""
+    return _given(
+        bandwidth_bytes_per_s=given.bandwidth,
+        latency_s=given.latency,
+        name=given.name or None,
+        sharing=None if given.sharing is None else Sharing(given.sharing),
+    )
+
+
+def _given(**fields: Any) -> dict[str, Any]:
+    """The fields that are not None."""
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+# ---------------------------------------------------------------------------------------- levels
+
+
+def _unknown_type(name: str, known: Iterable[str]) -> str:
+    """The message on an unknown device type."""
+    return (
+        f"unknown device type {name!r}; known: {', '.join(sorted(known))};"
+        " define others under `device_types`"
+    )
+
+
+def _regular(body: BodySchema, base: Topology | None, where: str, context: BodyContext) -> Topology:
+    """A regular hierarchy. Where it extends another one, levels of the same name are changed."""
+    levels = list(base.levels) if base else []
+    if base is not None and not levels:
+        context.wrong.append(f"{where}levels: {_EITHER}; the extended topology has devices")
+        return _EMPTY
+    old = {level.name: i for i, level in enumerate(levels)}
+    for i, given in enumerate(body.levels):
+        before = levels[old[given.name]] if given.name in old else None
+        level = changed_level(given, before, context.num_devices)
+        if level is None:
+            missing = (n for n in ("count", "bandwidth", "latency") if getattr(given, n) is None)
+            context.wrong.extend(f"{where}levels[{i}].{name}: missing" for name in missing)
+        elif given.name in old:
+            levels[old[given.name]] = level
+        else:
+            levels.append(level)
+    device = body.device or (base.devices[0].type if base else None)
+    host = body.host
+    if host is not None and host.model_fields_set - {"cores", "memory"}:
+        field_name = min(host.model_fields_set - {"cores", "memory"})
+        context.wrong.append(
+            f"{where}host.{field_name}: unknown field; `levels` names its hosts itself"
+        )
+    if device is None:
+        context.wrong.append(f"{where}device: missing; `levels` needs the type of all devices")
+        return _EMPTY
+    types = {**context.types, **({t.name: t for t in base.device_types} if base else {})}
+    if device not in types:
+        context.wrong.append(f"{where}device: {_unknown_type(device, types)}")
+        return _EMPTY
+    kept = _host(host, "") if host else (base.hosts[0] if base else Host(""))
+    if not levels:
+        return _EMPTY
+    size = too_many_levels(levels)
+    if size is not None:
+        context.wrong.append(f"{where}levels: {size}")
+        return _EMPTY
+    made = from_levels(tuple(levels), types[device], kept)
+    names = {one.name for one in made.devices}
+    return replace(made, tables=tables_among(base.tables, names) if base else ())
+
+
+def too_many_levels(levels: Sequence[Level]) -> str | None:
+    """Why there is no hierarchy of these levels, before it is written out; None if there is one."""
+    if len(levels) > MAX_LEVELS:
+        return f"expected at most {MAX_LEVELS} levels, got {len(levels)}"
+    # Members of each level, the outermost first; each has a link, and all but the devices a switch.
+    members = list(accumulate((level.count for level in reversed(levels)), mul))
+    return too_many(members[-1], 1 + sum(members[:-1]), 2 * sum(members))
+
+
+def changed_level(given: LevelSchema, old: Level | None, num_devices: int | None) -> Level | None:
+    """The old level with the fields that are given, or a new level; None where a new one misses a
+    field.
+
+    Args:
+        num_devices: the value of `count: auto`; None takes the cores of this machine.
+    """
+    auto = given.count == "auto"
+    changes: dict[str, Any] = _given(
+        count=(num_devices or available_cores()) if auto else given.count,
+        bandwidth_bytes_per_s=given.bandwidth,
+        latency_s=given.latency,
+    )
+    if old is not None:
+        return replace(old, **changes)
+    return Level(given.name, **changes) if len(changes) == 3 else None
+
+
+def from_levels(levels: tuple[Level, ...], kind: DeviceType, host: Host) -> Topology:
+    """A regular hierarchy: members of a level hang on a switch of that level, each by a link with
+    half of the level's latency, so that two members are one latency apart.
+
+    Args:
+        levels: at least one, innermost first; their names are those of their links.
+        kind: the type of all devices.
+        host: cores and memory of all hosts.
+    """
+    # Devices are named after the innermost level.
+    host_name = "machine" if levels[0].name == "host" else "host"
+    hosts: list[Host] = []
+    devices: list[Device] = []
+    switches: list[str] = []
+    links: list[Link] = []
+
+    def grow(depth: int, prefix: str) -> str:
+        """The vertex that stands for one member of level `depth`."""
+        if depth < 0:
+            devices.append(Device(f"{levels[0].name}{len(devices)}", kind.name, hosts[-1].name))
+            return devices[-1].name
+        if depth == 0:
+            hosts.append(replace(host, name=f"{host_name}{len(hosts)}"))
+            vertex = hosts[-1].name
+        else:
+            vertex = f"switch{prefix}"
+            switches.append(vertex)
+        level = levels[depth]
+        for i in range(level.count):
+            member = grow(depth - 1, f"{prefix}.{i}")
+            for a, b in ((member, vertex), (vertex, member)):
+                links.append(
+                    Link(a, b, level.bandwidth_bytes_per_s, level.latency_s / 2, level.name)
+                )
+        return vertex
+
+    grow(len(levels) - 1, "")
+    return Topology(
+        name="",
+        device_types=(kind,),
+        hosts=tuple(hosts),
+        devices=tuple(devices),
+        switches=tuple(switches),
+        links=tuple(links),
+        levels=levels,
+    )
 
 
 # -------------------------------------------------------------------------------- measured times
@@ -441,7 +621,7 @@ def _with_tables(
             if key in tables:
                 context.wrong.append(f"{place}: these devices have a table of {kind} already")
                 continue
-            tables[key] = CollectiveTable(devices, count, one.points(count), kind)
+            tables[key] = CollectiveTable(devices, count, _points(one, count), kind)
     return replace(topology, tables=(*tables.values(), *topology.tables))
 
 
@@ -468,3 +648,17 @@ def _group(
         sound = sound and bool(some) and not some & chosen
         chosen |= some
     return tuple(name for name in devices if name in chosen) if sound else None
+
+
+def _points(given: TableSchema, num_devices: int) -> tuple[tuple[int, float], ...]:
+    """(bytes, time in s), ascending by bytes. The bandwidth of the bus is that of nccl-tests: what
+    a ring sends of each byte, over the time.
+    """
+    n = num_devices
+    times = dict(given.times or {})
+    sent = (1 + (given.collective == "all-reduce")) * (n - 1) / n
+    times |= {size: sent * size / rate for size, rate in (given.busbw or {}).items()}
+    times |= {size: size / rate for size, rate in (given.algbw or {}).items()}
+    if given.latency is not None:
+        times[0] = given.latency
+    return tuple(sorted(times.items()))

@@ -6,25 +6,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
 from planner.artefacts.files import complaint, shipped
 from planner.artefacts.topology import DeviceType, Topology, is_connected, problems
 from planner.clusters.routes import routes, unlike_pairs
-from planner.clusters.yaml.build import build
-from planner.clusters.yaml.levels import BodyContext
+from planner.clusters.yaml.build import BodyContext, build
 from planner.clusters.yaml.schema import (
     BodySchema,
     DeviceTableSchema,
     TopologySchema,
     checked_topology,
-    plain_yaml,
+    yaml_of,
 )
 from planner.support.errors import FileError, OptionError, TopologyError
+from planner.support.reading import MAX_CLUSTER_BYTES, read_document
 
 TOPOLOGY_FORMAT = "planner-topology/1"
 DEVICES_FORMAT = "planner-devices/1"
+_ADVICE = "see the presets in topologies/ for examples"
 
 
 @cache
@@ -32,10 +34,14 @@ def device_table() -> dict[str, DeviceType]:
     """The device types that ship with the planner, by name."""
     path = shipped("topologies") / "devices.yaml"
     try:
-        table = DeviceTableSchema.model_validate(plain_yaml(path, DEVICES_FORMAT))
+        table = DeviceTableSchema.model_validate(_fields(path, DEVICES_FORMAT))
     except ValidationError as error:
         raise complaint(path, error) from None
     return {name: one.named(name) for name, one in table.device_types.items()}
+
+
+def _fields(path: Path, form: str) -> dict[str, Any]:
+    return read_document(path, form, _ADVICE, yaml_of, MAX_CLUSTER_BYTES)
 
 
 def shipped_device_type(name: str) -> DeviceType:
@@ -106,7 +112,8 @@ def read_topology(path: Path, num_devices: int | None = None) -> Topology:
 
 def _read(path: Path, num_devices: int | None, users: tuple[Path, ...]) -> Topology:
     """A topology that some files extend or use as a template, the outermost first."""
-    schema, wrong = checked_topology(plain_yaml(path, TOPOLOGY_FORMAT), path)
+    fields = _fields(path, TOPOLOGY_FORMAT)
+    schema, wrong = checked_topology(fields, path)
     file = _File(path, schema, num_devices, users)
     topology = replace(build(schema, "", file.context(file.types)), name=schema.name)
     topology = replace(topology, notes=tuple(dict.fromkeys((*file.notes, *schema.notes))))

@@ -18,11 +18,10 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode
 
-from planner.artefacts.files import complaint, read_text, without_format
-from planner.artefacts.topology import DeviceType, Host, Sharing
+from planner.artefacts.files import complaint
+from planner.artefacts.topology import DeviceType
 from planner.support import units
 from planner.support.errors import FileError, UnitError, shown
-from planner.support.reading import MAX_CLUSTER_BYTES
 
 # The largest number of anything in a file: nobody has more, and all members are written out.
 MAX_NUMBER = 100_000
@@ -102,14 +101,6 @@ class HostSchema(_Schema):
     cores: Annotated[int | str | None, _or_auto(_number_of("cores or auto"))] = None
     memory: Annotated[int | str | None, _or_auto(_above_0(units.parse_bytes))] = None
 
-    def resolved(self, name: str) -> Host:
-        """The host of this name; `auto` asks the machine."""
-        return Host(
-            name,
-            available_cores() if self.cores == "auto" else self.cores,  # type: ignore[arg-type]
-            available_bytes() if self.memory == "auto" else self.memory,  # type: ignore[arg-type]
-        )
-
 
 class DeviceSchema(_Schema):
     """A device, or several with numbered names."""
@@ -141,16 +132,6 @@ class LinkSchema(_Schema):
             )
         return self
 
-    def changes(self) -> dict[str, Any]:
-        """The fields of a `Link` that are given, without its ends."""
-        fields = {
-            "bandwidth_bytes_per_s": self.bandwidth,
-            "latency_s": self.latency,
-            "name": self.name or None,
-            "sharing": None if self.sharing is None else Sharing(self.sharing),
-        }
-        return {name: value for name, value in fields.items() if value is not None}
-
 
 class LevelSchema(_Schema):
     """A level of a regular hierarchy."""
@@ -159,20 +140,6 @@ class LevelSchema(_Schema):
     count: CountOrAuto | None = None
     bandwidth: Rate | None = None
     latency: Seconds | None = None
-
-    def changes(self, num_devices: int | None) -> dict[str, Any]:
-        """The fields of a `Level` that are given, without its name.
-
-        Args:
-            num_devices: the value of `count: auto`; None takes the cores of this machine.
-        """
-        auto = self.count == "auto"
-        fields = {
-            "count": (num_devices or available_cores()) if auto else self.count,
-            "bandwidth_bytes_per_s": self.bandwidth,
-            "latency_s": self.latency,
-        }
-        return {name: value for name, value in fields.items() if value is not None}
 
 
 class TableSchema(_Schema):
@@ -195,19 +162,6 @@ class TableSchema(_Schema):
                 "expected one of `times`, `busbw` and `algbw`, such as `busbw: {1 GB: 22.6 GB/s}`"
             )
         return self
-
-    def points(self, num_devices: int) -> tuple[tuple[int, float], ...]:
-        """(bytes, time in s), ascending by bytes. The bandwidth of the bus is that of nccl-tests:
-        what a ring sends of each byte, over the time.
-        """
-        n = num_devices
-        times = dict(self.times or {})
-        sent = (1 + (self.collective == "all-reduce")) * (n - 1) / n
-        times |= {size: sent * size / rate for size, rate in (self.busbw or {}).items()}
-        times |= {size: size / rate for size, rate in (self.algbw or {}).items()}
-        if self.latency is not None:
-            times[0] = self.latency
-        return tuple(sorted(times.items()))
 
 
 class BodySchema(_Schema):
@@ -254,18 +208,6 @@ def available_cores() -> int:
 def available_bytes() -> int:
     """Memory of this machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def plain_yaml(path: Path, form: str) -> dict[str, Any]:
-    """The fields of a YAML file, without its format.
-
-    Raises:
-        FileError: if it is missing, no YAML, or of another format.
-    """
-    advice = "see the presets in topologies/ for examples"
-    content = read_text(path, form, advice, MAX_CLUSTER_BYTES)
-    fields: dict[str, Any] = without_format(yaml_of(content, path), path, form, advice)  # type: ignore[assignment]
-    return fields
 
 
 def yaml_of(text: str, path: Path) -> object:

@@ -11,7 +11,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from planner.artefacts.files import parsed_json, plan_from_plain, read_text, to_plain
+from planner.artefacts.files import parsed_json, plan_from_plain, to_plain
 from planner.artefacts.graph import MAX_BYTES
 from planner.artefacts.plan import Plan
 from planner.artefacts.profile import MAX_SECONDS
@@ -19,7 +19,7 @@ from planner.schedules.actions import AllReduce, Direction, parse
 from planner.simulator.timeline import Event, Timeline, Transfer
 from planner.simulator.traces.write import COMPUTE, SUMS, TRACE_FORMAT, TRANSFER
 from planner.support.errors import FileError, shown
-from planner.support.reading import MAX_TRACE_BYTES
+from planner.support.reading import MAX_TRACE_BYTES, read_text
 
 ADVICE = (
     "make one with: planner launch strategy.json --trace trace.json, or"
