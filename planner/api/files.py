@@ -271,16 +271,13 @@ def read_strategy(path: File) -> "Plan":
     return read_plan(Path(path))
 
 
-def files_of(strategy: File) -> dict[str, Path]:
-    """A strategy file, and the model and the profile that it names, there or not, by their meaning:
-    the files that must not be overwritten where it is read.
-
-    Raises:
-        FileError: if it cannot be read.
+def files_of(strategy: File, plan: "Plan") -> dict[str, Path]:
+    """A strategy file, and the model and the profile that its plan names, there or not, by their
+    meaning: the files that must not be overwritten where it is read.
     """
     from planner.api.lookup import files_named
 
-    return {"strategy": Path(strategy), **files_named(read_strategy(strategy), Path(strategy))}
+    return {"strategy": Path(strategy), **files_named(plan, Path(strategy))}
 
 
 def write_trace(simulation: Simulation, path: File) -> None:

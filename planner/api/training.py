@@ -1,17 +1,20 @@
 """Training, by the planner's loop or by the user's."""
 
 import os
-from collections.abc import Callable, Generator, Sequence
+import shlex
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from planner.api.files import read_strategy
 from planner.planning.plans import Plans
-from planner.support.errors import OptionError
+from planner.support.errors import LaunchError, OptionError
 from planner.support.reading import File
 
 if TYPE_CHECKING:
     from planner.artefacts.plan import Plan
     from planner.model.load import Model
+    from planner.training.joining import Asked
     from planner.training.own_loop import LoopTrainer
     from planner.training.report import LaunchReport
     from planner.training.trials import Trial
@@ -22,6 +25,7 @@ def launch(
     *,
     report: Callable[[str], None] = lambda line: None,
     progress: Callable[[int, int, float | None], None] = lambda done, total, loss: None,
+    check: "Callable[[Plan], None]" = lambda plan: None,
     **how: Any,
 ) -> "LaunchReport | None":
     """Trains as a strategy says. Every rank that torchrun starts calls it; a strategy for one
@@ -32,6 +36,8 @@ def launch(
         report: called with a line for people on a rank that idles.
         progress: called on rank 0 after each step with the number of steps done, that of all, and
             the loss where it is known.
+        check: called with the plan as soon as it is read; the other ranks hear of an error that it
+            raises, as of any other.
         how: the options of the command line, called after the fields of
             `planner.launcher.options.Loop` (such as `steps` and `learning_rate`),
             `planner.training.options.Launching` (`model`, `device`, `trace`, `track_memory`),
@@ -50,7 +56,7 @@ def launch(
     """
     from planner.training import run
 
-    return run.launch(Path(strategy), report=report, progress=progress, **how)
+    return run.launch(_asked("launch", strategy, how, check=check), report, progress)
 
 
 def read_config(path: File) -> dict[str, Any]:
@@ -96,26 +102,39 @@ def trainer(
         TypeError: if there is no option of that name.
     """
     from planner.training import own_loop
-    from planner.training.joining import Asked, options_of
 
     given = {**how, "model": model, "tells": True}
-    options = options_of("trainer", given, own_loop.WITHOUT)
-    plan, path = _plan_and_path(strategy, model)
-    return own_loop.begin(Asked(plan, path, *options), tuple(metrics))
+    return own_loop.begin(_asked("trainer", strategy, given, own_loop.WITHOUT), tuple(metrics))
 
 
-def _plan_and_path(strategy: "File | Plan", model: File | None) -> "tuple[Plan, Path]":
-    """A plan, and how messages call it."""
-    from planner.artefacts.files import read_plan
+def _asked(
+    function: str,
+    strategy: "File | Plan",
+    how: Mapping[str, Any],
+    without: Collection[str] = (),
+    check: "Callable[[Plan], None]" = lambda plan: None,
+) -> "Asked":
+    """What is asked of a training: the one place where a rank reads the strategy. If it cannot, the
+    other ranks are told.
+    """
+    from planner.launcher.greeting import failure_told
+    from planner.launcher.world import process_rank
+    from planner.training.joining import Asked, check_options, options_of
 
-    if isinstance(strategy, str | os.PathLike):
-        return read_plan(Path(strategy)), Path(strategy)
-    if model is None:
-        raise OptionError(
-            "trainer: expected the ONNX file of the plan, which does not say where it is; give"
-            " model, or the strategy as a file"
-        )
-    return strategy, Path("the plan")
+    with failure_told(process_rank()):
+        options = loop, _, launching, checkpoints = options_of(function, how, without)
+        check_options(loop, checkpoints)
+        if isinstance(strategy, str | os.PathLike):
+            plan, path = read_strategy(strategy), Path(strategy)
+        elif launching.model is None:
+            raise OptionError(
+                f"{function}: expected the ONNX file of the plan, which does not say where it is;"
+                " give model, or the strategy as a file"
+            )
+        else:
+            plan, path = strategy, Path("the plan")
+        check(plan)
+        return Asked(plan, path, *options)
 
 
 def measure(
@@ -155,12 +174,19 @@ def measure(
     return trials(candidates, path.absolute(), steps, progress)
 
 
-def start_launch(strategy: File, nproc: int, arguments: Sequence[str] = ()) -> int:
+def start_launch(
+    strategy: File,
+    nproc: int,
+    arguments: Sequence[str] = (),
+    *,
+    check: "Callable[[Plan], None]" = lambda plan: None,
+) -> int:
     """Runs `planner launch` in processes of this host, and waits for them.
 
     Args:
         nproc: number of processes, at least the strategy's devices.
         arguments: options of the command, as on the command line.
+        check: called with the plan before a process is started.
 
     Returns:
         The exit code: 0, or 1 if a rank failed and said why.
@@ -171,4 +197,11 @@ def start_launch(strategy: File, nproc: int, arguments: Sequence[str] = ()) -> i
     """
     from planner.launcher import processes
 
-    return processes.start_launch(Path(strategy), nproc, arguments)
+    plan, path = read_strategy(strategy), os.fspath(strategy)
+    check(plan)
+    if nproc < (needed := len(plan.ranks)):
+        raise LaunchError(
+            f"{path}: the strategy uses {needed} devices, --nproc is {nproc}; "
+            f"run: planner launch {shlex.quote(path)} --nproc {needed}"
+        )
+    return processes.start_ranks(["launch", path, *arguments], nproc)

@@ -19,7 +19,7 @@ from planner.commands.terminal import bar, say, show
 from planner.support.options import declared, given
 
 if TYPE_CHECKING:
-    from planner.api import LaunchReport
+    from planner.api import LaunchReport, Plan
 
 
 _META = "planner.config"
@@ -87,17 +87,19 @@ def launch(
     gone = [name for name in OTHER_LENGTH if is_from_file(ctx, name) and is_replaced(ctx, name)]
     changes: dict[str, Any] = {**dict.fromkeys(gone), "config": ctx.meta.get(_META)}
     loop = replace(loop, tells=sys.stderr.isatty(), **changes)
-    written = {"trace": launching.trace, "log": loop.log}
-    if any(written.values()):
-        read = {"model": launching.model, "config": config, **files_of(strategy)}
-        api.check_outputs(written, read)
+
+    def check(plan: "Plan") -> None:
+        read = {"model": launching.model, "config": config, **files_of(strategy, plan)}
+        api.check_outputs({"trace": launching.trace, "log": loop.log}, read)
+
     if nproc is not None and "RANK" not in os.environ:
-        ctx.exit(api.start_launch(strategy, nproc, forwarded()))
+        ctx.exit(api.start_launch(strategy, nproc, forwarded(), check=check))
     with one_of_several(), bar("Training") as tick:
         report = api.launch(
             strategy,
             report=lambda line: say(line, err=True),
             progress=lambda done, total, loss: tick(done, total, loss_text(loss)),
+            check=check,
             **given(loop), **given(losses), **given(launching), **given(checkpoints),
         )  # fmt: skip
     if report is not None:

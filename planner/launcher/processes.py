@@ -20,7 +20,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from planner.artefacts.files import read_plan
 from planner.launcher.ending import (
     INTERRUPTED,
     LAUNCHER,
@@ -56,33 +55,6 @@ def torchrun_command(strategy: Path, num_ranks: int) -> str:
     """The command that starts the ranks of a strategy, to be shown to the user."""
     path = shlex.quote(str(strategy))
     return f"torchrun --nproc-per-node {num_ranks} --no-python planner launch {path}"
-
-
-def start_launch(
-    strategy: Path, nproc: int, arguments: Sequence[str] = (), streams: Streams = INHERITED
-) -> int:
-    """Runs `planner launch STRATEGY ARGUMENTS` in N processes, and waits for them.
-
-    Args:
-        strategy: path of strategy.json.
-        nproc: N, at least the number of the strategy's devices.
-        arguments: the other options, without --nproc.
-        streams: of the ranks.
-
-    Returns:
-        The exit code: 0, or 1 if a rank has failed and printed the reason.
-
-    Raises:
-        FileError: if the strategy cannot be read.
-        LaunchError: if there are too few processes, or a rank was killed.
-    """
-    needed = len(read_plan(strategy).ranks)
-    if nproc < needed:
-        raise LaunchError(
-            f"{strategy}: the strategy uses {needed} devices, --nproc is {nproc}; "
-            f"run: planner launch {shlex.quote(str(strategy))} --nproc {needed}"
-        )
-    return start_ranks(["launch", str(strategy), *arguments], nproc, streams)
 
 
 def start_ranks(command: Sequence[str], nproc: int, streams: Streams = INHERITED) -> int:

@@ -42,7 +42,7 @@ from planner.training.checkpoints.saver import Saver, resume
 from planner.training.checkpoints.state import tensors_to_save
 from planner.training.evaluation import EvalData, Evaluator
 from planner.training.fingerprints import fingerprint
-from planner.training.joining import Asked, check_options, read_job
+from planner.training.joining import Asked, read_job
 from planner.training.rows import samples_of
 from planner.training.samples import Reader
 from planner.training.trainer import Trainer, needs_of
@@ -302,7 +302,6 @@ def begin(asked: Asked, metrics: Sequence[str]) -> LoopTrainer:
     become_a_rank()
     seat = process_rank()
     with failure_told(seat):
-        check_options(asked.loop, asked.checkpoints)
         check_schedule(asked.plan, asked.loop)
         _check_schedule(asked.loop.lr_schedule)
         for name in metrics:

@@ -1,15 +1,13 @@
-"""strategy.json -> this process's part of the training, and its measurements."""
+"""What is asked of a training -> this process's part of it, and its measurements."""
 
 import sys
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, TypedDict
+from typing import TypedDict
 
 import torch
 
-from planner.artefacts.files import read_plan
 from planner.artefacts.plan import Plan
 from planner.launcher.asynchronous.flows import flow_end
 from planner.launcher.asynchronous.rules import check_schedule
@@ -28,7 +26,7 @@ from planner.training.checkpoints.folder import Checkpoint
 from planner.training.checkpoints.keeping import check_left
 from planner.training.checkpoints.saver import Saver, resume
 from planner.training.following import Follower
-from planner.training.joining import Asked, check_options, options_of, read_job, seated
+from planner.training.joining import Asked, read_job, seated
 from planner.training.report import Evaluation, Findings, LaunchReport, make_report
 from planner.training.trainer import Trainer
 
@@ -36,21 +34,14 @@ Progress = Callable[[int, int, float | None], None]
 KEPT_STEPS = 50  # the last ones, whose actions are kept
 
 
-def launch(
-    strategy_path: Path,
-    *,
-    report: Callable[[str], None] = lambda line: None,
-    progress: Progress = lambda done, total, loss: None,
-    **how: Any,
-) -> LaunchReport | None:
-    """Trains as the strategy says; every rank that torchrun starts calls it.
+def launch(asked: Asked, report: Callable[[str], None], progress: Progress) -> LaunchReport | None:
+    """Trains as is asked; every rank that torchrun starts calls it.
 
     Args:
-        strategy_path: strategy.json.
+        asked: the plan and the options.
         report: gets a line of text from a rank that idles.
         progress: on rank 0, gets after each step the number of steps done, that of all, and the
             loss of all ranks where it is known.
-        how: see `planner.api.launch`.
 
     Returns:
         The report on rank 0, None elsewhere.
@@ -59,16 +50,12 @@ def launch(
         PlannerError: if files, options and processes do not fit each other.
         Stopped: on a rank that has lost another one; that one has a message for the user.
     """
+    plan, loop, launching = asked.plan, asked.loop, asked.launching
     seat = process_rank()
     with failure_told(seat):
-        options = options_of("launch", how)
-        loop, _, launching, checkpoints = options
-        check_options(loop, checkpoints)
-        plan = read_plan(strategy_path)
         check_schedule(plan, loop)
-        check_ranks(plan, strategy_path, seat)
+        check_ranks(plan, asked.path, seat)
     seat = seat or ProcessRank(0, 1, 0, 1)
-    asked = Asked(plan, strategy_path, *options)
     agreed = meet_others(plan, asked.options, seat)
     if seat.rank >= len(plan.ranks):
         report(f"rank {seat.rank} idles: the strategy needs {len(plan.ranks)} of the ranks")

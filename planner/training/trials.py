@@ -16,7 +16,7 @@ from typing import NamedTuple
 from planner.artefacts.files import write_plan
 from planner.artefacts.plan import Plan
 from planner.clusters.yaml.schema import available_cores
-from planner.launcher.processes import start_launch
+from planner.launcher.processes import start_ranks
 from planner.profilers.devices import gpu_names, is_of_type
 from planner.support.errors import LaunchError
 
@@ -164,7 +164,8 @@ def _run(trial: Trial, model_path: Path, steps: int, folder: Path) -> Trial:
     printed, errors = folder / "printed", folder / "errors"
     with printed.open("wb") as out, errors.open("wb") as err:
         try:
-            code = start_launch(path, len(trial.plan.ranks), arguments, (out, err))
+            command = ["launch", str(path), *arguments]
+            code = start_ranks(command, len(trial.plan.ranks), (out, err))
         except LaunchError as error:
             return replace(trial, reason=str(error))
     if code:

@@ -114,3 +114,64 @@ def test_a_strategy_is_read_with_what_it_was_made_for(folder):
     write_profile(replace(inputs.profiles[0], threads=2), Path("other.json"))
     with pytest.raises(planner.PlannerError, match=r"plans/s\.json: made for profile"):
         planner.read_plan_inputs("plans/s.json", profile="other.json")
+
+
+@pytest.mark.parametrize("written", [(), ("--trace", "trace.json"), ("--log", "log.jsonl")])
+def test_launch_reads_the_strategy_once(counted, written):
+    run(*SOLVE, "--gpus", "1")
+    for counter in counted:
+        counter.clear()
+    opened, _ = counted
+    run("launch", "strategy.json", "--steps", "1", *written)
+    assert opened == {"strategy.json": 1}
+
+
+@pytest.mark.parametrize("written", [(), ("--trace", "trace.json")])
+def test_the_parent_of_ranks_reads_the_strategy_once(counted, written, monkeypatch):
+    run(*SOLVE, "--gpus", "1")
+    for counter in counted:
+        counter.clear()
+    opened, _ = counted
+    started = []
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setattr(
+        "planner.launcher.processes.start_ranks",
+        lambda command, nproc: started.append((command[:2], nproc)) or 0,
+    )
+    run("launch", "strategy.json", "--nproc", "1", *written)
+    assert opened == {"strategy.json": 1}
+    assert started == [(["launch", "strategy.json"], 1)]
+
+
+@pytest.mark.parametrize("more", [(), ("--nproc", "1")])
+def test_launch_starts_nothing_where_it_would_overwrite_a_file(folder, more, monkeypatch):
+    run(*SOLVE, "--gpus", "1")
+    before = Path("mlp.onnx").read_bytes()
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setattr("planner.launcher.processes.start_ranks", lambda *given: pytest.fail())
+    message = run("launch", "strategy.json", "--trace", "mlp.onnx", *more, code=1).output
+    assert "mlp.onnx is the strategy's model itself, and would be overwritten" in message
+    assert Path("mlp.onnx").read_bytes() == before
+
+
+def test_ranks_on_other_hosts_hear_that_the_strategy_cannot_be_read(folder, monkeypatch):
+    told = []
+    seat = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    for name, value in {**seat, "MASTER_ADDR": "127.0.0.1"}.items():
+        monkeypatch.setenv(name, value)
+    greeting = import_module("planner.launcher.greeting")
+    monkeypatch.setattr(greeting, "common_store", lambda *seat: None)
+    monkeypatch.setattr(greeting, "say_failed", lambda store, *said: told.append(said))
+    with pytest.raises(planner.PlannerError, match="there is no such file"):
+        planner.launch("none.json")
+    with pytest.raises(planner.PlannerError, match="there is no such file"):
+        planner.trainer("none.json")
+    assert [(rank, "none.json" in said) for rank, said in told] == [(1, True), (1, True)]
+
+    def refuse(plan):
+        raise planner.PlannerError("would overwrite")
+
+    run(*SOLVE, "--gpus", "1")
+    with pytest.raises(planner.PlannerError, match="would overwrite"):
+        planner.launch("strategy.json", check=refuse)
+    assert told[2:] == [(1, "would overwrite")]

@@ -5,6 +5,7 @@ import torch
 from torch.nn import functional
 from torch.optim import AdamW
 
+from planner import launch
 from planner.artefacts.files import write_plan
 from planner.artefacts.plan import (
     Certificate,
@@ -17,7 +18,6 @@ from planner.artefacts.plan import (
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy, crossings
 from planner.model.annotated import check_agreement, write_partition
 from planner.model.load import load
-from planner.training.run import launch
 from tests.support import exports
 
 STEPS, NUM_MICROBATCHES, LEARNING_RATE = 10, 2, 1e-3

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from planner import launch, start_launch
 from planner.artefacts.files import write_plan
 from planner.artefacts.losses import losses
 from planner.artefacts.options import Optimizer
@@ -24,7 +25,6 @@ from planner.schedules.actions import Compute, Direction
 from planner.simulator.traces.read import read_trace
 from planner.support.errors import FileError, LaunchError, OptionError
 from planner.training import run
-from planner.training.run import launch
 from tests.support.launch_worker import (
     CASES,
     LENGTH,
@@ -49,7 +49,7 @@ sys.path.insert(0, {str(ROOT)!r})
 from planner.support.errors import PlannerError
 from planner.launcher import clocks, ending
 ending.enter()
-from planner.training.run import launch
+from planner import launch
 from planner.launcher.runtime import StageRunner
 from planner.operators import to_torch
 say = lambda line: print(line, file=sys.stderr)
@@ -77,11 +77,12 @@ if ending.here():
 START = """
 import sys
 from pathlib import Path
+import planner
 from planner.support.errors import PlannerError
 from planner.launcher import processes
 processes.CLI = Path("cli.py").absolute()
 try:
-    sys.exit(processes.start_launch(Path("strategy.json"), int(sys.argv[1]), sys.argv[2:]))
+    sys.exit(planner.start_launch("strategy.json", int(sys.argv[1]), sys.argv[2:]))
 except PlannerError as error:
     sys.exit(f"Error: {error}")
 """
@@ -500,7 +501,7 @@ def test_auto_runs_on_what_the_plan_was_made_for(monkeypatch):
 def test_nproc_below_the_devices_starts_nothing(tmp_path):
     path = write_case(tmp_path, Case((2, 1)))
     with pytest.raises(LaunchError, match=r"uses 3 devices, --nproc is 2; run: .* --nproc 3"):
-        processes.start_launch(path, 2)
+        start_launch(path, 2)
 
 
 def test_recomputation_keeps_no_output(tmp_path):

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from planner import launch
 from planner.artefacts.files import write_plan
 from planner.artefacts.graph import LossChoice, loss_outputs
 from planner.artefacts.losses import losses
@@ -18,7 +19,6 @@ from planner.model.load import load
 from planner.operators import synthetic
 from planner.reports.launch import launch_json, loss_lines
 from planner.support.errors import LaunchError, OptionError
-from planner.training.run import launch
 from tests.support.launch_worker import Case, make_plan
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the quick exporter

@@ -8,6 +8,7 @@ import onnx
 import pytest
 import torch
 
+from planner import launch
 from planner.artefacts.files import write_plan
 from planner.artefacts.options import Optimizer
 from planner.artefacts.problem import Problem
@@ -18,7 +19,6 @@ from planner.profilers.measured import measure
 from planner.profilers.storages import StorageTracker
 from planner.reports.launch import launch_json, launch_tables
 from planner.schedules.orders import default_warmups
-from planner.training.run import launch
 from tests.support.accuracy_plans import planned
 from tests.support.builders import asked, cluster, unit_type
 from tests.support.memory_runs import SlowLinks, peaks_of, run

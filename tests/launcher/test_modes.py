@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from planner import launch
 from planner.artefacts.files import read_plan
 from planner.artefacts.profile import BatchNorm
 from planner.reports.launch import launch_json
-from planner.training.run import launch
 from tests.support.memory_runs import peaks_of
 from tests.support.mode_runs import launched, loop, net, profile_of, run_all, write_strategy
 

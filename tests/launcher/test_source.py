@@ -5,6 +5,7 @@ from dataclasses import replace
 import onnx
 import pytest
 
+from planner import launch
 from planner.artefacts.files import read_plan, write_plan
 from planner.artefacts.options import LossOptions
 from planner.launcher.job import prepare
@@ -16,7 +17,6 @@ from planner.model.annotated import weights as carried
 from planner.model.annotated import write_partition
 from planner.model.weights import ModelFile
 from planner.support.errors import FileError, LaunchError
-from planner.training.run import launch
 from tests.support.launch_worker import Case, load_model, make_model, make_plan
 
 TWO_STAGES = Case((1, 1))

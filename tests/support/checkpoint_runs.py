@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+import planner
 from planner.commands.errors import ranks_leave_at_once
-from planner.training import run
 from planner.training.checkpoints.folder import find
 from planner.training.checkpoints.storage import fill
 
@@ -39,7 +39,7 @@ def main(folder):
     for name, case in json.loads((folder / "cases.json").read_text()).items():
         dist.init_process_group = partial(start, store=dist.PrefixStore(name, store))
         resume = case["resume"] and folder / case["resume"]
-        report = run.launch(
+        report = planner.launch(
             Path(case["strategy"]), steps=case["steps"], learning_rate=0.1,
             checkpoint=folder / case["folder"], checkpoint_every=case["every"], resume=resume,
         )  # fmt: skip

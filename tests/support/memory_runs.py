@@ -25,7 +25,7 @@ from pathlib import Path
 sys.path.insert(0, {str(ROOT)!r})
 import torch.distributed as dist
 from planner.commands.errors import ranks_leave_at_once
-from planner.training.run import launch
+from planner import launch
 from planner.reports.launch import launch_json
 from tests.support.memory_runs import SlowLinks, slow_down
 if len(sys.argv) > 2:

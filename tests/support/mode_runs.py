@@ -23,6 +23,7 @@ import torch.distributed as dist
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
+import planner
 from planner.artefacts.files import write_plan
 from planner.artefacts.losses import losses as model_losses
 from planner.artefacts.options import Optimizer as OptimizerName
@@ -34,7 +35,7 @@ from planner.model.load import load
 from planner.operators import randomness, synthetic
 from planner.profilers.measured import measure
 from planner.schedules.orders import default_warmups
-from planner.training import run, trainer
+from planner.training import trainer
 from tests.support.accuracy_plans import planned
 from tests.support.builders import asked, cluster, unit_type
 from tests.support.ranks import forked
@@ -159,7 +160,7 @@ def launched(path, steps, learning_rate=0.1, **how):
 
     trainer.make_part = remembered
     try:
-        report = run.launch(path, steps=steps, learning_rate=learning_rate, **how)
+        report = planner.launch(path, steps=steps, learning_rate=learning_rate, **how)
     finally:
         trainer.make_part = make_part
     if not parts:  # of a rank that idles

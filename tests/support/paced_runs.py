@@ -18,11 +18,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+import planner
 from planner.artefacts.files import read_plan
 from planner.commands.errors import ranks_leave_at_once
 from planner.launcher.part import Part
 from planner.reports.launch import launch_json
-from planner.training import run, trainer
+from planner.training import trainer
 from tests.support.ranks import under_torchrun
 
 ROOT = Path(__file__).parents[2]
@@ -81,7 +82,7 @@ def main(folder, steps):
         plan = read_plan(path)
         trainer.make_part = lambda *given, plan=plan: slowed(make_part(*given), plan)
         dist.init_process_group = partial(start, store=dist.PrefixStore(path.name, store))
-        report = run.launch(path, steps=steps, learning_rate=1e-3)
+        report = planner.launch(path, steps=steps, learning_rate=1e-3)
         if report is not None:
             found[path.name.partition(".")[0]] = launch_json(report)
     if os.environ["RANK"] == "0":

@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+import planner
 from planner.commands.errors import ranks_leave_at_once
-from planner.training import run
 
 EVALS = """
 import torch
@@ -38,7 +38,7 @@ def launched(folder, strategy, keep, resume=None, **options):
     resume = None if resume is None else folder / resume
     every = options.pop("every", None)
     kept = {"checkpoint": folder / keep, "checkpoint_every": every, "resume": resume}
-    report = run.launch(folder / strategy, **kept, **options)
+    report = planner.launch(folder / strategy, **kept, **options)
     if report is None:
         return None
     return {

@@ -8,8 +8,8 @@ from threading import Event
 import pytest
 import torch
 
+import planner
 from planner.support.errors import FileError, LaunchError
-from planner.training import run
 from planner.training.checkpoints import storage
 from planner.training.checkpoints.folder import find
 from planner.training.trainer import Trainer
@@ -23,7 +23,7 @@ STEPS, EVERY = 6, 2
 
 def launch(path, steps=STEPS, **options):
     data = options.pop("data", None)
-    return run.launch(path, steps=steps, learning_rate=0.1, data=data, **options)
+    return planner.launch(path, steps=steps, learning_rate=0.1, data=data, **options)
 
 
 def names(folder):
@@ -158,7 +158,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(alone, tmp_path, monkeyp
 
     monkeypatch.setattr(storage, "write", slow)
     kept = {"checkpoint": tmp_path, "checkpoint_every": 2}
-    found = run.launch(path, steps=3, learning_rate=0.1, **kept, progress=progress)
+    found = planner.launch(path, steps=3, learning_rate=0.1, **kept, progress=progress)
     assert found.loss == report.loss[:3]
     assert steps == [1, 2, 3]
     assert_same(tmp_path / "step-00000002", alone[1] / "step-00000002")

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from planner import launch
 from planner.artefacts.losses import losses as model_losses
 from planner.launcher.feed import BatchNeeds
 from planner.model.load import load
@@ -18,7 +19,6 @@ from planner.operators import randomness
 from planner.support.errors import LaunchError
 from planner.training.datasets import dataset_feed, given
 from planner.training.dealing import Deal, History
-from planner.training.run import launch
 from planner.training.samples import Reader
 from tests.support import datasets
 from tests.support.mode_runs import SEED, launched, net, profile_of, run_all, write_strategy

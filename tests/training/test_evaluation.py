@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
+from planner import launch
 from planner.reports.launch import launch_json, loss_lines
 from planner.support.errors import LaunchError
-from planner.training.run import launch
 from tests.support import datasets
 from tests.support.mode_runs import launched, net, profile_of, run_all, write_strategy
 from tests.training.test_datasets import by_torch

@@ -21,7 +21,6 @@ from planner.model.metadata import metadata_of
 from planner.model.record import WEIGHTS_KEY
 from planner.operators import parameters, randomness, to_torch
 from planner.support.errors import FileError, ModelError, OptionError
-from planner.training import run
 from planner.training.checkpoints import into_onnx as weights
 from planner.training.checkpoints.folder import find
 from tests.support import exports
@@ -34,7 +33,7 @@ def trained(folder, **options):
     """A folder with `net.onnx`, its module, and checkpoints of three steps in `kept`."""
     module = net(folder / "net.onnx", **{"dtype": "float32", "noise": False, **options})
     path = write_strategy(folder / "s.json", profile_of(folder / "net.onnx"), (1,))
-    run.launch(path, steps=3, learning_rate=0.1, checkpoint=folder / "kept")
+    planner.launch(path, steps=3, learning_rate=0.1, checkpoint=folder / "kept")
     return module
 
 
@@ -133,7 +132,7 @@ def test_what_was_tied_is_written_as_one(tmp_path):
     onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=8), tmp_path / "net.onnx")
     profile = profile_of(tmp_path / "net.onnx", tie=["first=second"])
     path = write_strategy(tmp_path / "s.json", profile, (1,))
-    run.launch(path, steps=2, learning_rate=0.1, checkpoint=tmp_path / "kept")
+    planner.launch(path, steps=2, learning_rate=0.1, checkpoint=tmp_path / "kept")
     done = planner.write_weights(tmp_path / "kept", tmp_path / "t.onnx", tmp_path / "t.pt")
     assert done.num_parameters == 1
     weight = torch.load(tmp_path / "t.pt")["first"].numpy()
@@ -151,7 +150,7 @@ def test_what_was_merged_is_written_apart(tmp_path, monkeypatch):
     assert model.sources, "nothing was repaired"
     monkeypatch.setattr("tests.support.mode_runs.BATCH", None)
     path = write_strategy(tmp_path / "s.json", profile_of(tmp_path / "net.onnx"), (1,))
-    run.launch(path, steps=3, learning_rate=0.1, checkpoint=tmp_path / "kept")
+    planner.launch(path, steps=3, learning_rate=0.1, checkpoint=tmp_path / "kept")
     done = planner.write_weights(tmp_path / "kept", tmp_path / "t.onnx", tmp_path / "t.pt")
     assert any("merged" in note for note in done.notes)
     tensors = tensors_of(tmp_path / "kept")
@@ -189,7 +188,7 @@ def test_weights_beside_the_model_are_read_from_there(tmp_path, x):
     onnx.save(proto, tmp_path / "net.onnx", save_as_external_data=True, size_threshold=0)
     profile = profile_of(tmp_path / "net.onnx", freeze=["conv1.weight"])
     path = write_strategy(tmp_path / "s.json", profile, (1,))
-    run.launch(path, steps=1, learning_rate=0.0, checkpoint=tmp_path / "kept")
+    planner.launch(path, steps=1, learning_rate=0.0, checkpoint=tmp_path / "kept")
     (tmp_path / "out").mkdir()
     planner.write_weights(tmp_path / "kept", tmp_path / "out" / "t.onnx", tmp_path / "out" / "t.pt")
     state = torch.load(tmp_path / "out" / "t.pt")
@@ -208,7 +207,7 @@ def test_statistics_that_are_constants_become_initializers(tmp_path, x):
     proto.graph.node.insert(0, constant)
     onnx.save(proto, tmp_path / "net.onnx")
     path = write_strategy(tmp_path / "s.json", profile_of(tmp_path / "net.onnx"), (1,))
-    run.launch(path, steps=2, learning_rate=0.1, checkpoint=tmp_path / "kept")
+    planner.launch(path, steps=2, learning_rate=0.1, checkpoint=tmp_path / "kept")
     planner.write_weights(tmp_path / "kept", tmp_path / "t.onnx")
     after = onnx.load(tmp_path / "t.onnx").graph
     assert "Constant" not in {node.op_type for node in after.node}
@@ -397,5 +396,5 @@ def test_a_checkpoint_names_the_user_s_own_file_and_not_the_annotated_one(tmp_pa
     write_partition(
         load(tmp_path / "net.onnx", batch=BATCH), read_plan(path), path.with_suffix(".onnx")
     )
-    run.launch(path, steps=1, checkpoint=tmp_path / "kept")
+    planner.launch(path, steps=1, checkpoint=tmp_path / "kept")
     assert find(tmp_path / "kept").record.model_path == "../net.onnx"

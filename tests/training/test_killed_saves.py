@@ -28,7 +28,7 @@ from planner.support.errors import PlannerError
 from planner.launcher import ending
 ending.enter()
 from planner.training.checkpoints import storage
-from planner.training.run import launch
+from planner import launch
 Path("pid." + os.environ["RANK"]).write_text(str(os.getpid()))
 write_data = storage.FileSystemWriter.write_data
 
@@ -48,9 +48,10 @@ except PlannerError as error:
 START = """
 import sys
 from pathlib import Path
+import planner
 from planner.launcher import processes
 processes.CLI = Path("cli.py").absolute()
-sys.exit(processes.start_launch(Path("two.json"), 2, sys.argv[1:]))
+sys.exit(planner.start_launch("two.json", 2, sys.argv[1:]))
 """
 
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
+from planner import launch
 from planner.artefacts.strategy import GradientSum
 from planner.launcher.updates import BACKOFF, FIRST_SCALE, LossScale, loss_scale, owned
 from planner.support.errors import LaunchError, OptionError
-from planner.training.run import launch
 from tests.support.mode_runs import launched, loop, net, profile_of, run_all, write_strategy
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -5,6 +5,7 @@ import re
 import torch
 
 import planner
+from planner import launch
 from planner.artefacts.files import write_plan
 from planner.artefacts.graph import losses_of
 from planner.artefacts.plan import (
@@ -19,7 +20,6 @@ from planner.artefacts.strategy import ScheduleName, Stage, Strategy, crossings,
 from planner.model.modes import batch_norm_form
 from planner.schedules.orders import default_warmups
 from planner.solvers.manual import stages_of
-from planner.training.run import launch
 from tests.support.zoo import ZOO
 from tests.support.zoo.reference import LEARNING_RATE, NUM_MICROBATCHES, STEPS, batches
 
