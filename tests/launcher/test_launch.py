@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from planner import launch, start_launch
-from planner.artefacts.files import write_plan
+from planner.artefacts.files import read_plan, write_plan
 from planner.artefacts.losses import losses
 from planner.artefacts.options import Optimizer
 from planner.artefacts.strategy import GradientSum
@@ -24,7 +24,6 @@ from planner.reports.launch import launch_json, launch_tables, loss_lines
 from planner.schedules.actions import Compute, Direction
 from planner.simulator.traces.read import read_trace
 from planner.support.errors import FileError, LaunchError, OptionError
-from planner.training import run
 from tests.support.launch_worker import (
     CASES,
     LENGTH,
@@ -335,7 +334,7 @@ def test_a_plan_without_a_model_asks_for_one(tmp_path):
 
 def test_trains_what_the_plan_says(tmp_path):
     path = write_case(tmp_path, Case((1,)), train=("w1", "frozen"))
-    plan = run.read_plan(path)
+    plan = read_plan(path)
     model = read_model(plan, path, None, hashes=True)
     assert {p.name for p in model.graph.parameters if p.trainable} == {"w1", "frozen"}
 
@@ -355,7 +354,7 @@ def test_a_schedule_that_hangs_is_refused(tmp_path, monkeypatch, alone):
 
 def test_another_type_of_device_is_not_comparable(tmp_path):
     path = write_case(tmp_path, Case((1,)))
-    plan = run.read_plan(path)
+    plan = read_plan(path)
     prediction = plan.prediction
     devices = tuple(replace(d, type="V100-SXM2-16GB") for d in prediction.devices)
     write_plan(replace(plan, prediction=replace(prediction, devices=devices)), path)
