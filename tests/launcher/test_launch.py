@@ -24,6 +24,7 @@ from planner.reports.launch import launch_json, launch_tables, loss_lines
 from planner.schedules.actions import Compute, Direction
 from planner.simulator.traces.read import read_trace
 from planner.support.errors import FileError, LaunchError, OptionError
+from planner.training import run
 from tests.support.launch_worker import (
     CASES,
     LENGTH,
