@@ -197,7 +197,7 @@ def start_launch(
     """
     from planner.launcher import processes
 
-    plan, path = read_strategy(strategy), os.fspath(strategy)
+    plan, path = read_strategy(strategy), str(Path(strategy))
     check(plan)
     if nproc < (needed := len(plan.ranks)):
         raise LaunchError(

@@ -436,7 +436,7 @@ def test_ranks_get_options_that_are_zero(folder, monkeypatch):
     [
         (["profile", "model.onnx"], "planner.model.load.load"),
         (["solve"], "planner.api.lookup.newest_profile"),
-        (["launch", "strategy.json"], "planner.training.run.launch"),
+        (["launch", "strategy.json"], "planner.artefacts.files.read_plan"),
     ],
 )
 def test_control_c_is_one_word_and_exits_with_130(folder, monkeypatch, arguments, where):

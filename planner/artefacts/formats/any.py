@@ -37,7 +37,7 @@ ForeignGraph = DnnGraph | PiperGraph
 """A graph with devices of its own, which two other planners plan for."""
 
 
-def _own(path: Path, text: str) -> tuple[Profile, ...]:
+def _planner_profiles(path: Path, text: str) -> tuple[Profile, ...]:
     """The profiles in the planner's own JSON, which has one or several."""
     if json_of(text)["format"] in PROFILE_SET_FORMATS:
         return read_profile_set(path, text).profiles
@@ -45,7 +45,7 @@ def _own(path: Path, text: str) -> tuple[Profile, ...]:
 
 
 READERS: Mapping[str, Callable[[Path, str], tuple[Profile, ...] | ForeignGraph]] = {
-    PROFILE_FORMAT: _own,
+    PROFILE_FORMAT: _planner_profiles,
     GRAPH_TXT: lambda path, text: (to_profile(parse(text, path), path),),
     DNN_PARTITIONING: read_dnn_partitioning,
     PIPER: read_piper,
