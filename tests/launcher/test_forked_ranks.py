@@ -8,6 +8,7 @@ SCRIPT = """
 import os, sys, time
 import torch.distributed as dist
 dist.init_process_group("gloo")
+dist.barrier()  # one that ended while the other connects would be an error there
 if len(sys.argv) > 1:
     if dist.get_rank() == 1:
         raise ValueError("no such " + sys.argv[1])
