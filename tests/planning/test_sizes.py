@@ -1,12 +1,13 @@
 """Microbatches with samples for all devices, for solvers that split samples."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from planner.artefacts.options import Optimizer
 from planner.planning.portfolio import portfolio
-from planner.planning.sizes import best_over_sizes
+from planner.planning.sizes import _sizes_between, best_over_sizes
 from planner.solvers.sharded.layout import NOTHING_TO_SPLIT
 from tests.costs.test_split_bounds import with_rules
 from tests.support.builders import cluster, problem_of, unit_type
@@ -95,3 +96,19 @@ def test_samples_may_be_split_over_a_part_of_the_devices_with_replicas():
     comparison, _ = compared([4], 16, 8, ("zero",))
     (stage,) = comparison.best.plan.strategy.stages
     assert (stage.sharding.mesh, stage.num_replicas) in (((4,), 2), ((2,), 4))
+
+
+def test_sizes_between_are_next_to_the_best_one():
+    profiles = [SimpleNamespace(microbatch_size=size) for size in (1, 8, 32)]
+    problems = [
+        SimpleNamespace(profile=one, num_microbatches=64 // one.microbatch_size) for one in profiles
+    ]
+
+    def between(*ranks):
+        answers = [SimpleNamespace(best_rank=rank) for rank in ranks]
+        return _sizes_between(problems, profiles, answers)
+
+    assert between((3.0,), (1.0,), (2.0,)) == [4, 16, 2]
+    assert between((1.0,), (2.0,), None) == [2, 4]
+    assert between(None, None, (1.0,)) == [16]
+    assert between(None, None, None) == []
