@@ -558,14 +558,15 @@ def test_of_thousands_of_mistakes_some_are_shown(folder):
     assert max(map(len, lines)) < 1100
 
 
-def test_ranks_get_flags_that_are_off_and_options_that_are_repeated(folder, monkeypatch):
+def test_ranks_get_flags_that_are_off_and_modules_of_operators(folder, monkeypatch):
     got = []
     monkeypatch.setattr(
         "planner.api.start_launch", lambda _, __, more, check: got.extend(more) or 0
     )
     monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setenv("PLANNER_OPERATORS", "")
     run("launch", "s.json", "--nproc", "2", "--no-shuffle", "--operators", "json")
-    assert "--no-shuffle" in got
+    assert "--no-shuffle" in got and os.environ["PLANNER_OPERATORS"] == "json"
     got.clear()
     run("launch", "s.json", "--nproc", "2")
     assert "--shuffle" in got and "--no-shuffle" not in got
