@@ -26,7 +26,6 @@ device's time only for the posting, and for copies that its processor makes for 
 """
 
 from math import nan, prod
-from typing import NamedTuple
 
 import numpy as np
 
@@ -34,9 +33,9 @@ from planner.artefacts.topology import Topology
 from planner.costs.pricing import ActionCosts
 from planner.schedules import rules
 from planner.schedules.actions import ActionKind, Code, Piece, Program
-from planner.schedules.dependencies import Dependencies, dependencies, tasks
+from planner.schedules.dependencies import dependencies, tasks
 from planner.schedules.dry_run import dry_run
-from planner.schedules.tasks import Crowds, Cuts, Paths
+from planner.schedules.tasks import Crowds, Cuts
 from planner.simulator.network import network, paths
 from planner.simulator.timeline import Timeline, Times, timeline_of, transfers
 from planner.support.arrays import Floats, Ints
@@ -56,72 +55,18 @@ def simulate(program: Program, costs: ActionCosts, topology: Topology) -> Timeli
 
 
 def run(program: Program, costs: ActionCosts, topology: Topology) -> Times:
-    """The same as times of the actions, in arrays. Arguments and errors as of `simulate`."""
-    return run_prepared(
-        program, costs, prepared(program.code, topology), workload(program.code, costs)
-    )
-
-
-class Prepared(NamedTuple):
-    """What can be known of some lists before the costs of their actions.
-
-    Attributes:
-        dependencies: which actions belong together.
-        paths: the routes of transfers.
-    """
-
-    dependencies: Dependencies
-    paths: Paths
-
-
-def prepared(code: Code, topology: Topology) -> Prepared:
-    """Finds which actions belong together, and the routes between their devices."""
-    known = dependencies(code)
-    sources, targets = code.devices[known.source], code.devices[known.target]
-    return Prepared(known, paths(topology, network(topology, sources, targets)))
-
-
-class Workload(NamedTuple):
-    """What the actions of some lists take; nan where it is not known.
-
-    Attributes:
-        duration_s: (n,) for which each action occupies its device; of a send or receive, its
-            posting. In a crowd, as if no other device computed.
-        size_bytes: (n,) of a receive, the bytes that move over links; 0 of other actions.
-        crowd, slowdown: as in `Crowds`.
-        first_cut, cut_at, cut_s, cut_of: as in `Tasks`.
-    """
-
-    duration_s: Floats
-    size_bytes: Floats
-    crowd: Ints
-    slowdown: Floats
-    first_cut: Ints
-    cut_at: Ints
-    cut_s: Floats
-    cut_of: Ints
-
-    @property
-    def cuts(self) -> Cuts:
-        """Moments within computations at which the gradients of all-reduces are there."""
-        return Cuts(self.first_cut, self.cut_at, self.cut_s, self.cut_of)
-
-
-def run_prepared(program: Program, costs: ActionCosts, known: Prepared, work: Workload) -> Times:
-    """The same as `run`.
-
-    Args:
-        known: `prepared` of these lists, or of ones that differ in the names of tensors only.
-        work: `workload` of these lists.
+    """The same as times of the actions, in arrays. Arguments and errors as of `simulate`.
 
     Raises:
-        ValueError: if the lists block each other, or the costs lack an action.
+        ValueError: also if the costs lack an action.
     """
     code = program.code
-    job = tasks(
-        code, known.dependencies, program.members, work.duration_s, work.size_bytes, work.cuts
-    )
-    result = rules.run(job, known.paths, Crowds(work.crowd, work.slowdown))
+    known, duration_s = dependencies(code), _durations_s(code, costs)
+    sources, targets = code.devices[known.source], code.devices[known.target]
+    ways = paths(topology, network(topology, sources, targets))
+    cuts = _cuts(code, costs, duration_s)
+    job = tasks(code, known, program.members, duration_s, _sizes_bytes(code, costs), cuts)
+    result = rules.run(job, ways, _crowds(code.devices, costs))
     if not result.ended:
         raise ValueError(f"the schedule blocks: {dry_run(program)}")
     if np.isnan(result.end_s).any():
@@ -134,19 +79,9 @@ def run_prepared(program: Program, costs: ActionCosts, known: Prepared, work: Wo
         iteration_s=float(max(result.end_s.max(initial=0.0), result.posted_s.max(initial=0.0))),
         post_s=result.post_s,
         posted_s=result.posted_s,
-        cut_at=work.cut_at,
-        cut_of=work.cut_of,
+        cut_at=cuts.cut_at,
+        cut_of=cuts.cut_of,
     )
-
-
-def workload(code: Code, costs: ActionCosts) -> Workload:
-    """What the actions of some lists take."""
-    duration_s, crowds = _durations_s(code, costs), _crowds(code.devices, costs)
-    cuts = _cuts(code, costs, duration_s)
-    return Workload(
-        duration_s, _sizes_bytes(code, costs), crowds.crowd, crowds.slowdown,
-        cuts.first_cut, cuts.cut_at, cuts.cut_s, cuts.cut_of,
-    )  # fmt: skip
 
 
 def _cuts(code: Code, costs: ActionCosts, duration_s: Floats) -> Cuts:

@@ -17,9 +17,18 @@ from planner.simulator.critical_path import Reason, critical_path
 from planner.simulator.events import run, simulate
 from planner.simulator.idle import Cause, Wait, idle_by_cause, idle_times
 from planner.simulator.timeline import Event, Timeline, communication_s, compute_s, idle_s
-from tests.simulator.test_delta import example, problems_and_strategies
 from tests.simulator.test_events import ALONE, costs, or_error, timed_cases
-from tests.support.programs import chain, mesh, split, split_graphs, star, with_sharing, written
+from tests.support.programs import (
+    chain,
+    mesh,
+    problems_and_strategies,
+    split,
+    split_graphs,
+    star,
+    three_stages,
+    with_sharing,
+    written,
+)
 
 # Critical path, by hand.
 
@@ -177,7 +186,7 @@ def test_computation_communication_and_the_causes_make_up_the_iteration(case, ex
 
 
 def test_a_device_with_several_stages_is_accounted_for_too():
-    problem, strategy = example()
+    problem, strategy = three_stages()
     devices = ((0,), (1,), (0,))
     depths = default_warmups((1, 1, 1), 4, devices=devices)
     stages = zip(strategy.stages, devices, depths, strict=True)
