@@ -98,7 +98,7 @@ def exposed_sum_s(
         sum_s: S, of all gradients at once.
         size_bytes: of the same.
         backward_s: b, without a forward that is run again.
-        beside: whether sums run beside computations (`overlap.runs_beside`).
+        beside: whether sums run beside computations (`overlap.sums_overlap_compute`).
 
     >>> exposed_sum_s(4.0, 100 * 2**20, 2.0, True), exposed_sum_s(4.0, 2**20, 2.0, True)
     (2.5, 4.0)

@@ -21,8 +21,8 @@ from planner.artefacts.strategy import (
     stages_by_device,
     used_devices,
 )
+from planner.costs.actions import ActionCosts, action_costs, sum_factor, with_full_contention
 from planner.costs.closed_form import StageCost, exposed_sum_s, objective_s
-from planner.costs.collectives import gradient_sum_s, slowest_link
 from planner.costs.memory import (
     StageMemory,
     device_memory,
@@ -30,9 +30,9 @@ from planner.costs.memory import (
     peak_memory,
     stage_memory,
 )
-from planner.costs.overlap import runs_beside
-from planner.costs.pricing import ActionCosts, action_costs, all_busy, stage_price, sum_factor
 from planner.costs.shared import shared_stage_costs, stage_transfers
+from planner.costs.stage_pass import sums_overlap_compute
+from planner.costs.transfers import gradient_sum_s, slowest_link
 from planner.resharding import Piece, pieces
 from planner.resharding.checks import all_violations
 from planner.resharding.sums import gradient_sums
@@ -145,11 +145,8 @@ def _priced(
     """All that needs no action lists: costs of the actions, and of each stage time and memory."""
     graph = problem.profile.graph
     sums, needs = gradient_sums(strategy, graph), _needs(problem, strategy)
-    prices = [
-        stage_price(problem, stage, needs[s].state_bytes) for s, stage in enumerate(strategy.stages)
-    ]
-    costs = action_costs(problem, strategy, prices, crossings(strategy, graph), sums)
-    stages = _stage_costs(problem, strategy, sums, all_busy(costs))
+    costs = action_costs(problem, strategy, sums, [need.state_bytes for need in needs])
+    stages = _stage_costs(problem, strategy, sums, with_full_contention(costs))
     return costs, stages, needs
 
 
@@ -233,7 +230,7 @@ def _own_sum_s(
     of_device = {d: sum(t for (some, _), t in whole_s.items() if d in some) for d in there}
     slowest = max(there, key=lambda d: (of_device[d], -d))
     size_bytes = sum(n for (some, _), n in sizes.items() if slowest in some)
-    beside = all(runs_beside(problem, used, some) for some, _ in sizes)
+    beside = all(sums_overlap_compute(problem, used, some) for some, _ in sizes)
     return exposed_sum_s(of_device[slowest], size_bytes, backward_s, beside)
 
 

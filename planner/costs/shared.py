@@ -20,9 +20,9 @@ from planner.artefacts.strategy import (
     deliveries,
     stages_by_device,
 )
+from planner.costs.actions import ActionCosts
 from planner.costs.closed_form import StageCost
-from planner.costs.collectives import slowest_link
-from planner.costs.pricing import ActionCosts
+from planner.costs.transfers import slowest_link
 
 _Devices = tuple[int, ...]
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from planner.artefacts.problem import Problem
 from planner.artefacts.strategy import Strategy
 from planner.artefacts.topology import Link, Topology
-from planner.costs.collectives import allreduce_s
+from planner.costs.actions import ActionCosts
 from planner.costs.evaluate import Evaluation, evaluate
-from planner.costs.pricing import ActionCosts
+from planner.costs.transfers import allreduce_s
 from planner.simulator.steady import iterate
 from planner.support.units import format_rate, format_seconds
 
@@ -128,7 +128,7 @@ def _computing_faster(costs: ActionCosts, devices: set[int]) -> ActionCosts:
         costs,
         forward_s=shorter(costs.forward_s),
         backward_s=shorter(costs.backward_s),
-        left_s=shorter(costs.left_s),
+        backward_left_s=shorter(costs.backward_left_s),
         step_s={
             d: time_s / FASTER if d in devices else time_s for d, time_s in costs.step_s.items()
         },

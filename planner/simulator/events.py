@@ -1,17 +1,18 @@
 """Times action lists (`schedules/actions.py`) on devices and links, by discrete events.
 
 The rules are those of `schedules/rules_kernels.py`, which runs the lists. Each device runs its list
-in order. Computations and steps occupy it. Sends and receives occupy it only for the
-time that posting them takes. A computation or step on a device of a crowd (`ActionCosts.crowds`) is
-slower the more devices of the crowd compute at the time. A transfer starts when both its ends have
-posted it and the one before it of the same ordered pair of devices has ended. It waits for the
-latency of its route without taking bandwidth, then moves its bytes at a max-min fair rate, beside
-whatever the devices compute.
+in order. Computations and steps occupy it. Sends and receives occupy it only for the time that
+posting them takes. A computation or step on a device of a contention group
+(`ActionCosts.contention`) is slower the more devices of the group compute at the time. A transfer
+starts when both its ends have posted it and the one before it of the same ordered pair of devices
+has ended. It waits for the latency of its route without taking bandwidth, then moves its bytes at a
+max-min fair rate, beside whatever the devices compute.
 
 All-reduces of gradients run beside the computations of their members, one after the other on each.
 One starts when all its members have the gradients, and have ended the all-reduce before it. The
-gradients are there within the last backward before it (`ActionCosts.left_s`), or when the device
-comes to the all-reduce (`costs/overlap.py` says where). There the device waits until it has ended.
+gradients are there within the last backward before it (`ActionCosts.backward_left_s`), or when the
+device comes to the all-reduce (`costs/stage_pass.py` says where). There the device waits until it
+has ended.
 
 A route may have exclusive links. Then the transfer starts when it is its turn on all of them, and
 keeps them from then on, latency included. Turns go by the time at which transfers were ready, then
@@ -30,7 +31,7 @@ from math import nan, prod
 import numpy as np
 
 from planner.artefacts.topology import Topology
-from planner.costs.pricing import ActionCosts
+from planner.costs.actions import ActionCosts
 from planner.schedules import rules
 from planner.schedules.actions import ActionKind, Code, Piece, Program
 from planner.schedules.dependencies import dependencies, tasks
@@ -92,7 +93,7 @@ def _cuts(code: Code, costs: ActionCosts, duration_s: Floats) -> Cuts:
     sums = np.flatnonzero((code.kind == ActionKind.ALL_REDUCE) & (latest >= code.start[owner]))
     buckets = code.piece[sums] % max(len(costs.sum_s), 1)
     keys = zip(buckets.tolist(), code.devices[owner[sums]].tolist(), strict=True)
-    left_s = np.array([costs.left_s.get(key, nan) for key in keys], dtype=float)
+    left_s = np.array([costs.backward_left_s.get(key, nan) for key in keys], dtype=float)
     sums, left_s = sums[~np.isnan(left_s)], left_s[~np.isnan(left_s)]
     at = latest[sums]
     cut_s = np.maximum(duration_s[at] - left_s, 0.0)
@@ -102,12 +103,12 @@ def _cuts(code: Code, costs: ActionCosts, duration_s: Floats) -> Cuts:
 
 
 def _crowds(devices: Ints, costs: ActionCosts) -> Crowds:
-    """The crowds of some devices, which are indices into the topology."""
+    """The contention groups of some devices, which are indices into the topology."""
     crowd = np.full(len(devices), -1)
     slowdown = np.ones(
-        (len(costs.crowds), max((len(one.slowdown) for one in costs.crowds), default=1))
+        (len(costs.contention), max((len(one.slowdown) for one in costs.contention), default=1))
     )
-    for number, one in enumerate(costs.crowds):
+    for number, one in enumerate(costs.contention):
         crowd[np.isin(devices, one.devices)] = number
         slowdown[number, : len(one.slowdown)] = one.slowdown
     return Crowds(crowd, slowdown)

@@ -10,7 +10,7 @@ from planner.clusters.places import homes, joint
 from planner.clusters.routes import bandwidth_bytes_per_s, latency_s
 from planner.clusters.what_if import CHANGED, drop, set_value, what_if
 from planner.clusters.yaml.read import find_topology, read_topology
-from planner.costs.collectives import allreduce_s
+from planner.costs.transfers import allreduce_s
 from planner.planning.sensitivity import ALL_LINKS, link_classes, sensitivity
 from planner.support.errors import OptionError
 from tests.support.builders import cluster, graph_of, hierarchy, problem_of, profile_of, unit_type

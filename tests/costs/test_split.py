@@ -12,7 +12,11 @@ from planner.artefacts.profile import ROOFLINE, Source
 from planner.artefacts.sharding import local_shape, rule_of
 from planner.artefacts.strategy import violations
 from planner.artefacts.topology import CollectiveKind, CollectiveTable
-from planner.costs.collectives import (
+from planner.costs.evaluate import evaluate
+from planner.costs.local_stage import local_stage, work_share
+from planner.costs.memory import stage_memory
+from planner.costs.stage_pass import stage_pass
+from planner.costs.transfers import (
     allgather_s,
     allreduce_s,
     alltoall_s,
@@ -22,10 +26,6 @@ from planner.costs.collectives import (
     lines,
     reducescatter_s,
 )
-from planner.costs.evaluate import evaluate
-from planner.costs.local_stage import local_stage, work_share
-from planner.costs.memory import stage_memory
-from planner.costs.split import local_times
 from planner.resharding import conversion
 from planner.resharding.sums import gradient_sums
 from planner.schedules.actions import Receive, Send
@@ -84,7 +84,7 @@ def test_an_einsum_keeps_permuted_copies_of_what_it_reads():
         changed = replace(profile, graph=graph, operators=tuple(costs))
         (stage,) = one_stage(changed, zero(2, 0), ((0, 1),)).stages
         local = local_stage(changed, stage)
-        assert local.profile.operators[local.whole.index(v)].stash_private_bytes == expected
+        assert local.profile.operators[local.graph_index.index(v)].stash_private_bytes == expected
 
 
 def test_what_was_measured_takes_precedence():
@@ -169,9 +169,8 @@ def test_recomputation_repeats_the_collectives_of_the_forward():
 def test_a_part_is_no_faster_than_the_fastest_operator():
     profile = mlp(forward_s=(0.5, 4.0, 0.6, 4.0))
     stage = one_stage(profile, megatron(4), [range(4)], 2).stages[0]
-    assert local_times(problem(4, profile), stage, 0).forward_s.sum() == pytest.approx(
-        0.5 + 1.0 + 0.5 + 1.0
-    )
+    compute_s = stage_pass(problem(4, profile), stage, 0).compute_s[0]
+    assert compute_s.sum() == pytest.approx(0.5 + 1.0 + 0.5 + 1.0)
 
 
 @pytest.mark.parametrize(
@@ -191,9 +190,9 @@ def test_parts_of_computed_times_follow_the_roofline_and_are_launched_each(
     profile = replace(profile, source=source, engine=ROOFLINE)
     stage = one_stage(profile, megatron(4), [range(4)], 2).stages[0]
     topology = cluster([unit_type()] * 4)
-    times = local_times(problem_of(profile, topology), stage, 0)
+    forward_s, _ = stage_pass(problem_of(profile, topology), stage, 0).compute_s
     parts_s = [floor_s + (whole_s - floor_s) / 4 for whole_s in (4e-3, 2e-3, 4e-3)]
-    assert times.forward_s.sum() == pytest.approx(fastest_s + sum(parts_s))
+    assert forward_s.sum() == pytest.approx(fastest_s + sum(parts_s))
 
 
 def test_rules_of_summands_alone_do_all_the_work():
@@ -259,7 +258,7 @@ def test_memory_of_zero_by_hand():
 def test_a_gathered_copy_is_there_only_while_a_pass_reads_it():
     stage = one_stage(mlp(), zero(2, 3), [[0, 1]], 2).stages[0]
     local = local_stage(mlp(), stage)
-    assert [local.profile.graph.operators[i].name for i in local.again] == ["up", "down"]
+    assert [local.profile.graph.operators[i].name for i in local.regathered] == ["up", "down"]
     # The most is there when `down` has run: the gradient of its weight, that of the other device
     # and the sum of a half, and the gradient of a. What the loss has kept, as large as y, and a
     # itself are gone.

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from planner.costs import closed_form, collectives, memory
+from planner.costs import closed_form, memory, transfers
 from planner.solvers.graphs.downsets import Downsets
 from planner.support.arrays import Bools, Floats, Ints, Masks
 from planner.support.jit import inlined, inner, njit
@@ -32,7 +32,7 @@ from planner.support.jit import inlined, inner, njit
 extend = inner(closed_form.extend)
 exposed_sum_s = inner(closed_form.exposed_sum_s)
 rounds_to_turn = inner(closed_form.rounds_to_turn)
-ring_allreduce_s = inner(collectives.ring_allreduce_s)
+ring_allreduce_s = inner(transfers.ring_allreduce_s)
 search_bytes = inner(memory.search_bytes)
 search_recompute_bytes = inner(memory.search_recompute_bytes)
 

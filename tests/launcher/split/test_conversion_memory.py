@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from planner.artefacts.sharding import local_shape
-from planner.costs.conversion_memory import conversion_bytes, gather_bytes, scatter_bytes
+from planner.costs.mesh_memory import conversion_bytes, gather_bytes, scatter_bytes
 from planner.launcher.split import mesh as meshes
 from planner.launcher.split.convert import converted
 from planner.launcher.split.mesh import GroupLine, Mesh, line_of
