@@ -7,7 +7,7 @@ from planner.artefacts.graph import ITEM_BYTES
 from planner.artefacts.problem import Problem
 from planner.artefacts.strategy import GradientSum, Stage, Strategy, crossings, used_devices
 from planner.artefacts.topology import device_type
-from planner.costs.operators import hosts_with_contention, slowdown, slowdowns, step_s
+from planner.costs.operators import hosts_with_contention, launch_s, slowdown, slowdowns, step_s
 from planner.costs.stage_pass import backward_left_s, gather_s, stage_pass
 from planner.costs.transfers import gradient_sum_s
 
@@ -41,8 +41,6 @@ class ActionCosts:
             all-reduce when that has made all gradients that are summed, in s; where there is no
             entry they are there when the device comes to the all-reduce.
         step_s: by device, time of the optimizer's step, in s.
-        launch_s: by device, time to start a computation, all-reduce or step, in s: none where times
-            were measured operator by operator, because those contain it.
         post_s: by device, how long posting a send or a receive keeps it from its next action, in s.
         copy_s_per_byte: by device, time that posting takes longer for each byte of the tensor, for
             copies that its own processor makes.
@@ -57,7 +55,6 @@ class ActionCosts:
     sum_s: tuple[float, ...]
     step_s: Mapping[int, float]
     backward_left_s: Mapping[tuple[int, int], float] = field(default_factory=dict)
-    launch_s: Mapping[int, float] = field(default_factory=dict)
     post_s: Mapping[int, float] = field(default_factory=dict)
     copy_s_per_byte: Mapping[int, float] = field(default_factory=dict)
     link_share: float = 1.0
@@ -91,30 +88,34 @@ def action_costs(
         for group in stage.groups:
             f, b = replica_pass_s(problem, stage, group, slow)
             gathered_s = gather_s(problem, stage, group)
+            again_s = f if stage.recompute else 0.0
+            launched_s = max(launch_s(problem, device) for device in group)
             for device in group:
                 step[device] += slow[device] * step_s(
                     problem.training.optimizer, state_bytes[s], device_type(topology, device)
                 )
                 gather[device] += gathered_s
-                forward[s, device], backward[s, device] = f, b + (f if stage.recompute else 0.0)
+                forward[s, device] = f + launched_s
+                backward[s, device] = b + again_s + launched_s
     of_sums = sum_factor(problem, slow)
     return ActionCosts(
         forward_s=forward,
         backward_s=backward,
         tensor_bytes={one.tensor: one.bytes for one in crossing},
         sum_s=tuple(
-            of_sums * gradient_sum_s(topology, one.devices, one.bytes, one.keep) for one in sums
+            of_sums * gradient_sum_s(topology, one.devices, one.bytes, one.keep)
+            + max(launch_s(problem, device) for device in one.devices)
+            for one in sums
         ),
         backward_left_s={
             (index, device): slow[device] * time_s
             for (index, device), time_s in backward_left_s(problem, strategy, sums).items()
         },
         step_s={
-            d: (calibration.steps if d in own else 1.0) * time_s + gather[d]
+            d: (calibration.steps if d in own else 1.0) * time_s + gather[d] + launch_s(problem, d)
             for d, time_s in step.items()
         },
         link_share=calibration.wire if alike else 1.0,
-        launch_s=dict.fromkeys(own, calibration.launch_s),
         post_s=dict.fromkeys(own, calibration.post_s),
         copy_s_per_byte=dict.fromkeys(own, calibration.copy_s_per_byte),
         contention=contention,

@@ -121,6 +121,14 @@ def step_s(optimizer: Optimizer, trainable_bytes: int, kind: DeviceType) -> floa
     return passes * trainable_bytes / kind.memory_bandwidth_bytes_per_s
 
 
+def launch_s(problem: Problem, device: int) -> float:
+    """Time to start a computation, a sum or a step on a device, in s: none where times were
+    measured operator by operator, because those contain it.
+    """
+    known = problem.calibration
+    return known.launch_s if problem.topology.devices[device].type == known.device_type else 0.0
+
+
 # ----------------------------------------------------------------------------- contention
 
 

@@ -133,10 +133,6 @@ def _durations_s(code: Code, costs: ActionCosts) -> Floats:
     own = np.flatnonzero(code.kind == ActionKind.STEP)
     step_s = np.array([costs.step_s.get(device, nan) for device in devices])
     duration_s[own] = step_s[owner[own]]
-    if costs.launch_s:
-        launch_s = np.array([costs.launch_s.get(device, 0.0) for device in devices])
-        own = np.flatnonzero(~transfers(code))
-        duration_s[own] += launch_s[owner[own]]
     if costs.post_s or costs.copy_s_per_byte:
         post_s = np.array([costs.post_s.get(device, 0.0) for device in devices])
         per_byte_s = np.array([costs.copy_s_per_byte.get(device, 0.0) for device in devices])

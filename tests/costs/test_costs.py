@@ -64,15 +64,15 @@ def straight(problem, **options):
 def test_a_transfer_takes_latency_and_bytes_over_bandwidth():
     topology = cluster([unit_type()] * 2, bandwidth=1000.0, latency=0.5)
     # Two links of 0.25 s and 1000 bytes/s each, in cut-through.
-    assert transfer_s(topology, 0, 1, 2000) == pytest.approx(0.5 + 2.0)
-    assert transfer_s(topology, 1, 1, 2000) == 0.0
+    assert transfer_s(topology, (0,), (1,), 2000) == pytest.approx(0.5 + 2.0)
+    assert transfer_s(topology, (1,), (1,), 2000) == 0.0
 
 
 def test_a_path_never_runs_through_another_device():
     # 0 - 1 - 2 are chained by fast links; from 0 to 2 only the slow host is allowed.
     topology = cluster([unit_type()] * 3, bandwidth=10.0, links=[(0, 1, 1e6), (1, 2, 1e6)])
-    assert transfer_s(topology, 0, 2, 1000) == pytest.approx(100.0)
-    assert transfer_s(topology, 0, 1, 1000) == pytest.approx(0.001)
+    assert transfer_s(topology, (0,), (2,), 1000) == pytest.approx(100.0)
+    assert transfer_s(topology, (0,), (1,), 1000) == pytest.approx(0.001)
 
 
 def test_a_ring_avoids_the_slow_pair():
@@ -87,8 +87,8 @@ def test_a_ring_avoids_the_slow_pair():
 def test_directions_of_a_link_may_differ():
     topology = cluster([unit_type()] * 2, bandwidth=1.0)
     topology = replace(topology, links=(*topology.links, Link("d0", "d1", 50.0, 0.0)))
-    assert transfer_s(topology, 0, 1, 100) == pytest.approx(2.0)
-    assert transfer_s(topology, 1, 0, 100) == pytest.approx(100.0)
+    assert transfer_s(topology, (0,), (1,), 100) == pytest.approx(2.0)
+    assert transfer_s(topology, (1,), (0,), 100) == pytest.approx(100.0)
 
 
 # ------------------------------------------------------------------------------ computation

@@ -124,7 +124,7 @@ def test_times_are_those_of_the_evaluator(problem):
             placement_problem.backward_s[:, p], operator_times(problem, p).backward_s
         )
         for q in range(placement_problem.num_devices):
-            known = costs_transfer_s(problem.topology, p, q, 12345)
+            known = costs_transfer_s(problem.topology, (p,), (q,), 12345)
             assert transfer_s(placement_problem, 12345, p, q) == pytest.approx(known, rel=1e-12)
 
 

@@ -174,8 +174,8 @@ class _Trial:
             )  # fmt: skip
             return (total, worst, f + b, 0.0), weight
         return (
-            extend(*value, f, b, send, back, tail, rounds, rounds if bottleneck else depth, 1,
-                   weight, weight_behind, phases, False),
+            extend(*value, f, b, 0.0, 0.0, send, back, tail, rounds,
+                   rounds if bottleneck else depth, 1, weight, weight_behind, phases, False),
             weight,
         )  # fmt: skip
 

@@ -253,17 +253,16 @@ class _Simulation:
 
     def _time_s(self, device: int, action: Action) -> float:
         """For how long an action that is not a transfer runs, if no other device computes."""
-        launch_s = self.costs.launch_s.get(device, 0.0)
         match action:
             case Compute(direction, stage):
                 forward = direction is Direction.FORWARD
                 time_s = self.costs.forward_s if forward else self.costs.backward_s
-                return time_s[stage, device] + launch_s
+                return time_s[stage, device]
             case AllReduce(index):
                 # In a flow every all-reduce comes again in each round.
-                return self.costs.sum_s[index % len(self.costs.sum_s)] + launch_s
+                return self.costs.sum_s[index % len(self.costs.sum_s)]
             case _:
-                return self.costs.step_s[device] + launch_s
+                return self.costs.step_s[device]
 
     def _compute(self, device: int, action: Compute) -> None:
         forward = action.direction is Direction.FORWARD

@@ -632,7 +632,7 @@ def _extend_labels(sweep: Sweep, stage: FrontStage, c: int, to: int, price: Fron
         progress.work += 1
         total, worst, worst_back, exposed = extend(
             value[label, TOTAL], value[label, WORST], value[label, WORST_BACK],
-            value[label, EXPOSED], price.forward, price.backward, price.send, price.back,
+            value[label, EXPOSED], price.forward, price.backward, 0.0, 0.0, price.send, price.back,
             price.tail, price.rounds, price.warmup, price.turn, moves.weight[to], moves.weight[c],
             options.phases, options.steady,
         )  # fmt: skip

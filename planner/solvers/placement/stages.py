@@ -340,7 +340,7 @@ def _edges_s(
         sent = 0 if backward and not tensors[name].gradient else tensors[name].bytes
         for other in {part_of[v] for v in read_by[name]} - {part_of[maker]}:
             a, b = (other, part_of[maker]) if backward else (part_of[maker], other)
-            sent_s = transfer_s(problem.topology, parts[a][0], parts[b][0], sent)
+            sent_s = transfer_s(problem.topology, parts[a][:1], parts[b][:1], sent)
             edges[a][b] = max(edges[a].get(b, 0.0), sent_s)
     return edges
 
