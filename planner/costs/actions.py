@@ -86,17 +86,14 @@ def action_costs(
     step, gather = dict.fromkeys(slow, 0.0), dict.fromkeys(slow, 0.0)
     for s, stage in enumerate(strategy.stages):
         for group in stage.groups:
-            f, b = replica_pass_s(problem, stage, group, slow)
+            both_s = replica_pass_s(problem, stage, group, slow)
             gathered_s = gather_s(problem, stage, group)
-            again_s = f if stage.recompute else 0.0
-            launched_s = max(launch_s(problem, device) for device in group)
             for device in group:
                 step[device] += slow[device] * step_s(
                     problem.training.optimizer, state_bytes[s], device_type(topology, device)
                 )
                 gather[device] += gathered_s
-                forward[s, device] = f + launched_s
-                backward[s, device] = b + again_s + launched_s
+                forward[s, device], backward[s, device] = both_s
     of_sums = sum_factor(problem, slow)
     return ActionCosts(
         forward_s=forward,
@@ -126,18 +123,21 @@ def action_costs(
 def replica_pass_s(
     problem: Problem, stage: Stage, group: tuple[int, ...], slow: Mapping[int, float]
 ) -> tuple[float, float]:
-    """Forward and backward of a replica of a stage, in s: of the slowest of its devices, which run
-    in step, and its collectives.
+    """Forward and backward of one microbatch on a replica of a stage, in s: of the slowest of its
+    devices, which run in step. Collectives are work for the cores of a host, too, so contention
+    slows them as it slows computation.
 
     Args:
         slow: by device, its slowdown.
     """
-    passes = [(slow[device], stage_pass(problem, stage, device)) for device in group]
-    forward_s, backward_s = (
-        max(factor * float(one.compute_s[side].sum()) for factor, one in passes)
-        + float(passes[0][1].collective_s[side].sum())
-        for side in (0, 1)
-    )
+    passes = [
+        (slow[device], launch_s(problem, device), stage_pass(problem, stage, device))
+        for device in group
+    ]
+    forward_s = max(factor * (start_s + one.forward_s) for factor, start_s, one in passes)
+    backward_s = max(factor * (start_s + one.backward_s) for factor, start_s, one in passes)
+    if stage.recompute:
+        backward_s += max(factor * one.forward_s for factor, _, one in passes)
     return forward_s, backward_s
 
 

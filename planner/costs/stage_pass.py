@@ -69,12 +69,12 @@ class StagePass:
     @property
     def forward_s(self) -> float:
         """The whole forward, in s."""
-        return float(self.compute_s[0].sum()) + float(self.collective_s[0].sum())
+        return _totals_s(self)[0]
 
     @property
     def backward_s(self) -> float:
         """The whole backward, in s."""
-        return float(self.compute_s[1].sum()) + float(self.collective_s[1].sum())
+        return _totals_s(self)[1]
 
     def by_operator_s(self) -> Floats:
         """(2, N) forward and backward of the operators alone, each with all that is in front of it,
@@ -85,14 +85,23 @@ class StagePass:
         each: Floats = np.add.reduceat(self.compute_s + self.collective_s, starts, axis=1)
         return each
 
-    def backward_left_s(self) -> Mapping[int, float]:
-        """By operator, what is left of the backward when its own has ended, in s: its gradients are
-        there then.
-        """
-        each = self.compute_s[1] + self.collective_s[1]
-        left = np.concatenate([[0.0], np.cumsum(each)[:-1]])
-        both = zip(self.operators.tolist(), left.tolist(), strict=True)
-        return {v: time_s for v, time_s in both if v >= 0}
+
+@remembered(kept=256)
+def _totals_s(one: StagePass) -> tuple[float, float]:
+    """Forward and backward."""
+    forward_s, backward_s = one.compute_s.sum(axis=1) + one.collective_s.sum(axis=1)
+    return float(forward_s), float(backward_s)
+
+
+@remembered(kept=256)
+def _backward_left_s(one: StagePass) -> Mapping[int, float]:
+    """By operator, what is left of the backward when its own has ended, in s: its gradients are
+    there then.
+    """
+    each = one.compute_s[1] + one.collective_s[1]
+    left = np.concatenate([[0.0], np.cumsum(each)[:-1]])
+    both = zip(one.operators.tolist(), left.tolist(), strict=True)
+    return {v: time_s for v, time_s in both if v >= 0}
 
 
 def stage_pass(problem: Problem, stage: Stage, device: int) -> StagePass:
@@ -329,27 +338,18 @@ def backward_left_s(
     if not sums:
         return {}
     used, users = used_devices(strategy), holders(problem.profile.graph)
-    types = [device.type for device in problem.topology.devices]
     stages = {d: mine[0] for d, mine in stages_by_device(strategy).items() if len(mine) == 1}
-    after: dict[tuple[int, str], Mapping[int, float]] = {}
-    beside: dict[tuple[int, ...], bool] = {}
+    overlaps: dict[tuple[int, ...], bool] = {}
     left: dict[tuple[int, int], float] = {}
     for index, one in enumerate(sums):
-        if one.devices not in beside:
-            beside[one.devices] = sums_overlap_compute(problem, used, one.devices)
-        if not beside[one.devices]:
+        if one.devices not in overlaps:
+            overlaps[one.devices] = sums_overlap_compute(problem, used, one.devices)
+        if not overlaps[one.devices]:
             continue
         readers = sorted({v for name in one.parameters for v in users[name]})
-        known: dict[tuple[int, str], float] = {}
-        for device in one.devices:
-            if device in stages:
-                place = stages[device], types[device]
-                if place not in after:
-                    own = stage_pass(problem, strategy.stages[place[0]], device)
-                    after[place] = own.backward_left_s()
-                if place not in known:
-                    # Readers ascend. The first of this stage runs its backward last: then the
-                    # bucket is complete.
-                    known[place] = next(after[place][v] for v in readers if v in after[place])
-                left[index, device] = known[place]
+        for device in stages.keys() & one.devices:
+            after = _backward_left_s(stage_pass(problem, strategy.stages[stages[device]], device))
+            # Readers ascend. The first one of this stage runs its backward last: then the bucket
+            # is complete.
+            left[index, device] = next(after[v] for v in readers if v in after)
     return left

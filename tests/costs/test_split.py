@@ -2,13 +2,15 @@
 
 from dataclasses import replace
 from math import prod
+from unittest import mock
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.artefacts.options import Optimizer
-from planner.artefacts.profile import ROOFLINE, Source
+from planner.artefacts.profile import ROOFLINE, Contention, Source
 from planner.artefacts.sharding import local_shape, rule_of
 from planner.artefacts.strategy import violations
 from planner.artefacts.topology import CollectiveKind, CollectiveTable
@@ -164,6 +166,38 @@ def test_recomputation_repeats_the_collectives_of_the_forward():
     plain = evaluate(problem(2), strategy).stages[0]
     again = evaluate(problem(2), with_stage(strategy, recompute=True)).stages[0]
     assert again.backward_s == pytest.approx(plain.backward_s + plain.forward_s)
+
+
+def test_contention_slows_collectives_as_it_slows_computation():
+    """By the rule of cores and where it was measured, a factor of 2 doubles the whole pass, and
+    what is left of a backward is a part of it.
+    """
+    strategy = one_stage(mlp(), megatron(4), [range(4)], 2)
+    measured = replace(mlp(), contention=Contention(2, {4: 2.0}), device_type=FAST.name)
+    passes_s = []
+    for profile, cores in ((mlp(), None), (mlp(), 2), (measured, 2)):
+        topology = cluster([FAST] * 4, 1e3, LATENCY, cores=cores)
+        given_problem = replace(problem(4), profile=profile, topology=topology)
+        (stage,) = evaluate(given_problem, strategy).stages
+        passes_s.append(np.array([stage.forward_s, stage.backward_s]))
+    alone_s, by_cores_s, measured_s = passes_s
+    assert alone_s[0] > 1.1 * (0.5 + 1.0 + 0.5 + 1.0)
+    assert by_cores_s == pytest.approx(2 * alone_s)
+    assert measured_s == pytest.approx(2 * alone_s)
+
+
+def test_what_is_left_of_a_backward_is_that_of_the_devices_own_replica():
+    # The links between devices 2 and 3 are slow, so that their collectives take longer.
+    topology = cluster([FAST] * 4, RATE, LATENCY, links=[(0, 1, 100 * RATE)])
+    given_problem = replace(problem(4), topology=topology)
+    strategy = one_stage(mlp(), megatron(2), [(0, 1), (2, 3)], 2)
+    with mock.patch("planner.artefacts.strategy.FIRST_BUCKET_BYTES", 1.0):
+        costs = evaluate(given_problem, strategy).costs
+    fast_s, slow_s = (
+        max(left_s for (_, d), left_s in costs.backward_left_s.items() if d == device)
+        for device in (0, 2)
+    )
+    assert fast_s < slow_s < costs.backward_s[0, 2]
 
 
 def test_a_part_is_no_faster_than_the_fastest_operator():
