@@ -90,7 +90,7 @@ def compare(
             " with --model FILE"
         )
     api.check_outputs({"table": csv_path}, inputs.paths)
-    with spinner(len(inputs.topology.devices)) as progress:
+    with spinner() as progress:
         plans = api.compare(
             inputs, training=training, search=search, what_if=what_if, progress=progress,
             **given(asking),

@@ -289,11 +289,11 @@ def test_a_full_disk_for_the_cache_is_said_once_and_nothing_stops(folder, small_
     (small_disk / "full").write_bytes(bytes(12 * 1024))
     cache = {"XDG_CACHE_HOME": str(small_disk)}
     code = (
-        "from planner.commands.errors import warnings_of_caches\n"
+        "from planner.commands.errors import words_of_caches\n"
         "from planner.support.jit import njit\n"
         "from planner.profilers.cache import Cache\n"
         "from planner.support.caches import cache_root\n"
-        "with warnings_of_caches():\n"
+        "with words_of_caches():\n"
         "    print(njit(lambda x: x + 1)(1))\n"
         "    cache = Cache(cache_root() / 'operators')\n"
         "    for number in range(5000):\n"
