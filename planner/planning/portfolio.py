@@ -62,8 +62,8 @@ class Answer:
         solver: its name.
         result: its answer.
         verdict: the judge's; None if there is no strategy that fits.
-        solve_s: time of the search and of the judge, by the clock on the wall, without compiling; None
-            if the solver was not asked.
+        solve_s: time of the search and of the judge, by the clock on the wall, without that of
+            compiling; None if the solver was not asked.
         work_s: their work, in seconds of an ordinary core: counted, not measured.
     """
 
