@@ -358,8 +358,9 @@ def compare_bars(comparison: SolverComparison, width: int) -> tuple[str, ...]:
         return ()
     objective, bound_s = plans[0][1].certificate.objective, comparison.lower_bound_s
     figures = [(name, objective_s(plan), format_seconds(objective_s(plan))) for name, plan in plans]
-    words = sum(max(len(figure[i]) for figure in figures) for i in (0, 2)) + len(2 * "  ")
-    drawn = bars(figures, max(MIN_BAR, min(MAX_BAR, width - words)), bound_s)
+    names, _, texts = zip(*figures, strict=True)
+    room = width - max(map(len, names)) - max(map(len, texts)) - 2 * len("  ")
+    drawn = bars(figures, max(MIN_BAR, min(MAX_BAR, room)), bound_s)
     return (f"{objective}; the mark is the lower bound, {format_seconds(bound_s)}", *drawn)
 
 
