@@ -62,6 +62,7 @@ from planner.api.outputs import check_outputs as check_outputs
 from planner.api.outputs import other_question as other_question
 from planner.api.outputs import overwrite_note as overwrite_note
 from planner.api.plans import compare as compare
+from planner.api.plans import is_compiled as is_compiled
 from planner.api.plans import pipedream_report as pipedream_report
 from planner.api.plans import sensitivity as sensitivity
 from planner.api.plans import simulate as simulate
@@ -141,7 +142,7 @@ __all__ = [
     "SOLVERS", "Inputs", "Plans", "Search", "Simulation", "Training", "WhatIf", "calibrate",
     "calibration_path", "call_factory", "check_cost_model", "check_outputs", "compare",
     "compare_engines", "compare_traces", "convert", "export", "find_checkpoint", "find_model",
-    "find_profile", "find_topology", "import_topology", "inspect", "launch",
+    "find_profile", "find_topology", "import_topology", "inspect", "is_compiled", "launch",
     "load_operators", "measure", "newest_profile", "other_question", "overwrite_note",
     "own_options", "pipedream_report", "probe", "profile", "profile_path", "read_calibration",
     "read_config", "read_inputs", "read_model", "read_plan_inputs", "read_profile", "read_profiles",

@@ -330,6 +330,15 @@ def pipedream_report(plans: Plans) -> "PipeDreamReport | None":
     return own[-1] if own else None
 
 
+def is_compiled() -> bool:
+    """Whether the search is compiled for this version; if not, the first plan takes up to a minute
+    longer.
+    """
+    from planner.support.jit import compiled_before
+
+    return compiled_before()
+
+
 def simulate(
     strategy: "File | Plan | Inputs",
     *,

@@ -143,6 +143,12 @@ class _KernelCache(caching._Cache):
         return f"{hashlib.sha256(key.encode()).hexdigest()[:32]}{_SUFFIX}"
 
 
+def compiled_before() -> bool:
+    """Whether this version's kernels were compiled on this machine already."""
+    folder = _shelf(FOLDER).folder
+    return folder is not None and any(folder.glob(f"*{_SUFFIX}"))
+
+
 @cache
 def _say_once() -> None:
     """Says why the first plan of a version takes longer, before the first kernel is compiled."""
