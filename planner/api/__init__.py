@@ -93,6 +93,8 @@ from planner.launcher import ending as ending
 from planner.launcher.options import Loop as Loop
 from planner.launcher.options import Probing as Probing
 from planner.planning.cost_models import check_cost_model as check_cost_model
+from planner.planning.cost_models import check_model as check_model
+from planner.planning.cost_models import check_solvers as check_solvers
 from planner.planning.plans import MAX_ACTIONS as MAX_ACTIONS
 from planner.planning.plans import Plans as Plans
 from planner.planning.plans import Simulation as Simulation

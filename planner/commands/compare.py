@@ -17,6 +17,7 @@ from planner.commands.options import (
     OPERATORS,
     Asking,
     InputNames,
+    check_given_solvers,
     file_option,
     names_of,
     searching,
@@ -83,6 +84,7 @@ def compare(
     Exits with 3 if no strategy fits.
     """
     steps = running.run
+    check_given_solvers(asking.solvers, api.automatic())
     inputs = names.read(quiet=as_json, model=running.model, with_model=steps is not None)
     if steps is not None and inputs.model is None:
         raise OptionError(

@@ -14,7 +14,16 @@ from planner import api
 from planner.api import SOLVERS, Search, load_operators
 from planner.commands.terminal import say
 from planner.support.errors import UnitError
-from planner.support.options import Form, Option, Options, checked, declared, given, option
+from planner.support.options import (
+    Form,
+    Option,
+    Options,
+    checked,
+    declared,
+    given,
+    option,
+    typed_as,
+)
 from planner.support.units import parse_seconds
 
 if TYPE_CHECKING:
@@ -101,9 +110,16 @@ def metavar(one: Option) -> str:
     return one.metavar or (f"[{'|'.join(one.choices)}]" if one.choices else usual)
 
 
+SEARCH_KINDS: tuple[type[Options], ...] = (
+    Search,
+    *dict.fromkeys(one.options for one in SOLVERS.values() if one.options is not None),
+)
+"""The types of options of searches: those of all solvers, and each solver's own."""
+
+
 def searching(command: Command) -> Command:
     """A decorator: the command gets a `Search`, with the own options of all solvers."""
-    kinds = [*dict.fromkeys(one.options for one in SOLVERS.values() if one.options is not None)]
+    kinds = SEARCH_KINDS[1:]
 
     @wraps(command)
     def with_search(*arguments: Any, search: Search, **given: Any) -> Any:
@@ -117,20 +133,32 @@ def searching(command: Command) -> Command:
     return cast(Command, takes(Search, "search")(decorated))
 
 
-def given_flags(*kinds: type[Options], without: Collection[str] = ()) -> list[str]:
-    """The flags of the options of some types that the user has given to this command.
+def given_flags(*kinds: type[Options], without: Collection[str] = ()) -> dict[str, str]:
+    """The options that the user has given to this command, as they are typed, by their fields.
 
     Args:
+        kinds: the types of the options.
         without: names of fields that are left out.
     """
     ctx = click.get_current_context()
-    names = {name for kind in kinds for name in declared(kind)} - {*without}
-    return [
-        "/".join([*param.opts, *param.secondary_opts])
-        for param in ctx.command.params
-        if param.name in names
-        and ctx.get_parameter_source(param.name) is not ParameterSource.DEFAULT
-    ]
+    return {
+        name: typed_as(one, ctx.params[name])
+        for kind in kinds
+        for name, one in declared(kind).items()
+        if name not in without
+        and ctx.get_parameter_source(name) not in (None, ParameterSource.DEFAULT)
+    }
+
+
+def check_given_solvers(solvers: Sequence[str], usual: Sequence[str]) -> None:
+    """Refuses options that the user has given to this command, and that are of other solvers.
+
+    Args:
+        solvers: that are named.
+        usual: that are asked where none is named, besides those with options that ask for them.
+    """
+    optional = (name for name, solver in SOLVERS.items() if solver.needs_options)
+    api.check_solvers(solvers or (*usual, *optional), given_flags(*SEARCH_KINDS))
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,7 +112,7 @@ def profile(
 def refuse_options_of_models() -> None:
     """Refuses options that say how to measure a model, where a profile is only rescaled."""
     kinds = (Sizes, ModelOptions, LossOptions, Measuring, Comparing)
-    for flag in given_flags(*kinds, without={"device"}):
+    for flag in given_flags(*kinds, without={"device"}).values():
         raise OptionError(
             f"{flag} is for an ONNX model; a profile is rescaled to another type of device as it is"
         )

@@ -107,9 +107,9 @@ def read_strategy(strategy: Path, names: InputNames) -> "Inputs":
     Raises:
         OptionError: if there are options that contradict a strategy.
     """
-    for flag in given_flags(InputNames, Training, Manual, without=FOR_A_STRATEGY):
+    for flag in given_flags(InputNames, Training, Manual, without=FOR_A_STRATEGY).values():
         raise OptionError(f"{flag} is for your own cuts; a strategy says it itself")
-    other = "--topology" in given_flags(InputNames)
+    other = "topology" in given_flags(InputNames)
     return api.read_plan_inputs(
         strategy,
         profile=names.profile,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from planner import api
 from planner.api import Search, Training, WhatIf
@@ -14,9 +15,12 @@ from planner.commands.errors import NO_PLAN
 from planner.commands.options import (
     JSON,
     OPERATORS,
+    SEARCH_KINDS,
     Asking,
     InputNames,
+    check_given_solvers,
     file_option,
+    given_flags,
     names_of,
     searching,
     solver_list,
@@ -39,6 +43,7 @@ if TYPE_CHECKING:
 
 # Cost models that plan for graphs of their own, with solvers of their own.
 FOREIGN = ("dnn-partitioning", "piper")
+OUTPUT = {"output": "-o"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +110,7 @@ def solve(
     Exits with 3 if no strategy fits.
     """
     cost_model = solving.cost_model
-    api.check_cost_model(
-        cost_model, training, search, asking.solvers, what_if=what_if, refine=solving.refine,
-        sensitivity=solving.sensitivity, bandwidth=solving.bandwidth,
-    )  # fmt: skip
+    check_given(cost_model, asking.solvers)
     if cost_model in FOREIGN:
         ctx.exit(solve_foreign(names, solving, asking, training, search, as_json))
     inputs = names.read(quiet=as_json, model=solving.model, with_model=True)
@@ -126,6 +128,16 @@ def solve(
     if plans.plan is None:
         ctx.exit(NO_PLAN)
     print_left_over(output, written, as_json)
+
+
+def check_given(cost_model: str, solvers: tuple[str, ...]) -> None:
+    """Refuses options that are given, and that neither the cost model nor a solver takes."""
+    flags = given_flags(InputNames, Solving, Asking, Training, WhatIf, *SEARCH_KINDS)
+    output = click.get_current_context().get_parameter_source("output")
+    api.check_model(cost_model, flags | ({} if output is ParameterSource.DEFAULT else OUTPUT))
+    if cost_model not in FOREIGN:
+        alone = () if cost_model == "planner" else (cost_model,)
+        check_given_solvers(solvers or alone, api.portfolio())
 
 
 def write(
