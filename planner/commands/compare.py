@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 import click
 
 from planner import api
-from planner.api import Search, Training, WhatIf
+from planner.api import Asking, Search, Training, WhatIf
 from planner.commands.errors import NO_PLAN
 from planner.commands.options import (
     JSON,
     OPERATORS,
-    Asking,
     InputNames,
     check_given_solvers,
     file_option,

@@ -24,7 +24,6 @@ from planner.support.options import (
     option,
     typed_as,
 )
-from planner.support.units import parse_seconds
 
 if TYPE_CHECKING:
     from planner.api import Inputs
@@ -162,13 +161,6 @@ def check_given_solvers(solvers: Sequence[str], usual: Sequence[str]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Devices(Options):
-    """The devices of a topology that are taken."""
-
-    gpus: int | None = option("Take only the first N devices.", least=1, shown="all")
-
-
-@dataclass(frozen=True, slots=True)
 class InputNames(Options):
     """What is planned for, as it is typed."""
 
@@ -196,21 +188,6 @@ class InputNames(Options):
         for note in inputs.notes:
             say(note, err=quiet)
         return inputs
-
-
-@dataclass(frozen=True, slots=True)
-class Asking(Options):
-    """The solvers that are asked, and the limit of their work."""
-
-    solvers: tuple[str, ...] = option(
-        "Solver to ask: NAME. May be repeated.", (), flag="--solver", metavar="NAME"
-    )
-    time_limit_s: float = option(
-        "Limit of work, in seconds of an ordinary core: of all solvers together, in compare of"
-        " each.",
-        10.0, flag="--time-limit", parse=parse_seconds, words='a time such as "30 s"', least=0,
-        metavar="TIME", shown="10s",
-    )  # fmt: skip
 
 
 def _load_operators(ctx: click.Context, parameter: object, modules: tuple[str, ...]) -> None:

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,13 +9,12 @@ import click
 from click.core import ParameterSource
 
 from planner import api
-from planner.api import Search, Training, WhatIf
+from planner.api import Asking, Search, Solving, Training, WhatIf
 from planner.commands.errors import NO_PLAN
 from planner.commands.options import (
     JSON,
     OPERATORS,
     SEARCH_KINDS,
-    Asking,
     InputNames,
     check_given_solvers,
     file_option,
@@ -27,8 +25,7 @@ from planner.commands.options import (
     takes,
 )
 from planner.commands.terminal import say, say_note, show, spinner
-from planner.support.options import Options, given, option
-from planner.support.units import parse_rate
+from planner.support.options import given
 
 if TYPE_CHECKING:
     from planner.api import (
@@ -44,28 +41,6 @@ if TYPE_CHECKING:
 # Cost models that plan for graphs of their own, with solvers of their own.
 FOREIGN = ("dnn-partitioning", "piper")
 OUTPUT = {"output": "-o"}
-
-
-@dataclass(frozen=True, slots=True)
-class Solving(Options):
-    """How plans are compared, and what else is asked of them."""
-
-    model: Path | None = option("ONNX file, if it is not where the profile says.")
-    cost_model: str = option(
-        "Cost model by which plans are compared.", "planner",
-        choices=("planner", "pipedream", *FOREIGN),
-    )  # fmt: skip
-    bandwidth: float | None = option(
-        'Bandwidth between devices for --cost-model piper, such as "25 GiB/s".',
-        parse=parse_rate, words='a rate such as "25 GiB/s"', above=0, metavar="RATE",
-        shown="the file's",
-    )  # fmt: skip
-    refine: bool = option(
-        "Measure the split operators of the best plan on this machine at their local shapes, until"
-        " no plan is better by these times. The times are added to the profile.",
-        False,
-    )
-    sensitivity: bool = option("Show which link or type of device limits the plan.", False)
 
 
 @click.command(epilog=solver_list())
