@@ -66,7 +66,7 @@ def call_factory(name: str) -> "tuple[nn.Module, object]":
 
     Args:
         name: "module:function" of a function without required arguments that returns both; the
-            module may be a .py file in the current folder.
+            module may be the path of a .py file.
 
     Raises:
         ExportError: if there is no such function, or it fails or returns something else.
@@ -80,7 +80,7 @@ def load_operators(modules: Sequence[str]) -> None:
     """Imports modules that register operators (`planner.operators.register`).
 
     Args:
-        modules: their names; each may be a .py file in the current folder.
+        modules: their names; each may be the path of a .py file.
 
     Raises:
         OptionError: if one cannot be imported.

@@ -29,6 +29,7 @@ from planner.artefacts.graph import (
 )
 from planner.artefacts.options import LossOptions
 from planner.support.errors import ModelError, OptionError
+from planner.support.named import check_named
 
 if TYPE_CHECKING:
     from onnx import NodeProto
@@ -199,6 +200,8 @@ def chosen(choices: Sequence[LossChoice], options: LossOptions) -> tuple[LossCho
     class_dims = _by_output("--class-dim", options.class_dim, choices)
     for function in functions.values():
         _check_function(function)
+        if ":" in function:
+            check_named(function, "--loss", OptionError)
     changed = []
     for one in choices:
         if one.output in functions:
