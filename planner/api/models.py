@@ -1,6 +1,7 @@
 """A PyTorch module as an ONNX file, and what the file says."""
 
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -200,7 +201,8 @@ def check_model(model: "Model", expected_hash: str | None, name: str) -> None:
     if model.hash != expected_hash:
         raise FileError(
             f"{name}: made for model {str(expected_hash)[:12]}, but {model.path} is"
-            f" {model.hash[:12]}; run: planner profile {model.path}"
+            f" {model.hash[:12]}; run: planner profile"
+            f" {shlex.quote(str(model.path))}"
         )
 
 

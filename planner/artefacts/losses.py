@@ -12,6 +12,7 @@ The rules of "auto", which every output without a chosen function has:
     anything else, such as images                       mse
 """
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -225,8 +226,8 @@ def _by_output(
         if name not in names:
             raise OptionError(
                 f"{option} {name}={given[name]}: expected an output with a loss,"
-                f" {', '.join(map(repr, names))}, got {name!r}; planner profile --output {name}"
-                " gives it one"
+                f" {', '.join(map(repr, names))}, got {name!r}; planner profile --output"
+                f" {shlex.quote(name)} gives it one"
             )
     return given
 

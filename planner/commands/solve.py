@@ -250,7 +250,9 @@ def print_written(written: Sequence[Path], num_ranks: int) -> None:
     if partition:
         say(f"wrote {strategy} and {partition[0]}")
     else:
-        say(f"wrote {strategy}; no annotated model, because the model is not at hand (--model)")
+        say(f"wrote {strategy}; no annotated model, because the model is not at hand")
+        say("to run the strategy, solve again with --model FILE.onnx, for launch reads the model")
+        return
     for line in run_lines(strategy, num_ranks):
         say(line)
 
