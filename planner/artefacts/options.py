@@ -13,7 +13,7 @@ from pathlib import Path
 from planner.artefacts.strategy import ScheduleName
 from planner.support.errors import OptionError
 from planner.support.options import Options, option
-from planner.support.units import parse_bytes, parse_rate, parse_seconds
+from planner.support.units import parse_bytes, parse_limit, parse_rate
 
 DEFAULT_RESERVE_BYTES = 1024**3
 SIZE = 'a size such as "8 GiB"'
@@ -62,12 +62,13 @@ class Asking(Options):
     """The solvers that are asked, and the limit of their work."""
 
     solvers: tuple[str, ...] = option(
-        "Solver to ask: NAME. May be repeated.", (), flag="--solver", metavar="NAME"
+        "Solver to ask. May be repeated.", (), flag="--solver", metavar="NAME"
     )
     time_limit_s: float = option(
-        "Limit of work, in seconds of an ordinary core: of all solvers together, in compare of"
-        " each.",
-        10.0, flag="--time-limit", parse=parse_seconds, words='a time such as "30 s"', least=0,
+        "Limit of work, in seconds of an ordinary core. solve gives it to all solvers together,"
+        " compare to each. Reading files and compiling the search do not count. Each solver gives"
+        " a first answer, even with 0s.",
+        10.0, flag="--time-limit", parse=parse_limit, words='a time such as "30 s"', least=0,
         metavar="TIME", shown="10s",
     )  # fmt: skip
 

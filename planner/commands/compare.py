@@ -73,8 +73,8 @@ def compare(
 
     \b
     planner compare --gpus 4 --topology p3.yaml
-    planner compare --profile profiles/gpt2.json --gpus 4 --objective latency --microbatches 1
-    planner compare --solver heft --solver netsplit --time-limit 60s --csv rows.csv
+    planner compare --profile gpt2 --gpus 4 --objective latency --microbatches 1
+    planner compare --solver heft --solver netsplit --time-limit 60s --csv r.csv
     planner compare --gpus 2 --run 20
 
     Of a profile with several sizes of the microbatch, the largest is taken, or --microbatch-size.

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
@@ -28,6 +29,8 @@ from planner.support.options import (
 if TYPE_CHECKING:
     from planner.api import Inputs
 
+HELP_WIDTH = 76
+"""Columns of a block of a help text that click does not wrap, on a terminal of 80."""
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -230,7 +233,13 @@ def names_of(default: Sequence[str]) -> str:
 
 
 def solver_list() -> str:
-    """All solvers with a line each, for the end of a help text."""
+    """All solvers with their summaries, for the end of a help text."""
     width = max(map(len, SOLVERS))
-    lines = (f"  {name:{width}}  {solver.summary}" for name, solver in SOLVERS.items())
+    lines = (
+        fill(
+            solver.summary, HELP_WIDTH, initial_indent=f"  {name:{width}}  ",
+            subsequent_indent=" " * (width + 4),
+        )
+        for name, solver in SOLVERS.items()
+    )  # fmt: skip
     return "\n".join(("\b", "Solvers:", *lines))

@@ -71,16 +71,16 @@ def solve(
 
     \b
     planner solve --gpus 8 --topology p3.yaml
-    planner solve --profile profiles/gpt2.json --gpus 2 --microbatches 8 --optimizer adam
-    planner solve --profile vgg16.txt --topology levels.yaml --cost-model pipedream
-    planner solve --profile bert.json --gpus 512 --cost-model piper --bandwidth "25 GiB/s"
+    planner solve --profile gpt2 --gpus 2 --microbatches 8 --optimizer adam
+    planner solve --profile vgg16.txt --topology four.yaml --cost-model pipedream
+    planner solve --profile bert.json --cost-model piper --bandwidth "25 GiB/s"
 
     What if the cluster were another one? The changed one is planned for, beside the present one:
 
     \b
-    planner solve --topology p3 --set links.gpu0-gpu1.bandwidth="50 GB/s" --sensitivity
+    planner solve --topology p3 --set links.gpu0-gpu1.bandwidth="50 GB/s"
     planner solve --topology p3 --set devices.gpu3.type=T4 --drop gpu7
-    planner solve --topology four.yaml --add-host host0 --set levels.host.bandwidth=200Gbps
+    planner solve --topology four.yaml --add-host host0 --sensitivity
 
     Exits with 3 if no strategy fits.
     """

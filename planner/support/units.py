@@ -73,6 +73,18 @@ def parse_seconds(text: str) -> float:
     return _parse(text, SECONDS, "a time", "5 us")
 
 
+def parse_limit(text: str) -> float:
+    """The same for a limit of seconds to minutes, such as "30 s".
+
+    Raises:
+        UnitError: if there is no unit, or one that is no time.
+
+    >>> parse_limit("2 min")
+    120.0
+    """
+    return _parse(text, SECONDS, "a time", "30 s")
+
+
 def parse_rate(text: str) -> float:
     """Bytes per s in a rate such as "300 GB/s" or "25 Gbps".
 
