@@ -47,7 +47,6 @@ WRITTEN = {
         "named_star.py",
         "named_wrong.py",
         "none.py",
-        "v2.py",
     },
     "tests/launcher/test_restarts.py": {"mine.py"},
     "tests/solvers/test_registry.py": {"toy.py"},

@@ -8,12 +8,13 @@ value is an `OptionError`. Options of one room stand there: `planner.launcher.op
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 
 from planner.artefacts.strategy import ScheduleName
 from planner.support.errors import OptionError
 from planner.support.options import Options, option
-from planner.support.units import parse_bytes, parse_limit, parse_rate
+from planner.support.units import parse_bytes, parse_rate, parse_seconds
 
 DEFAULT_RESERVE_BYTES = 1024**3
 SIZE = 'a size such as "8 GiB"'
@@ -66,9 +67,9 @@ class Asking(Options):
     )
     time_limit_s: float = option(
         "Limit of work, in seconds of an ordinary core. solve gives it to all solvers together,"
-        " compare to each. Reading files and compiling the search do not count. Each solver gives"
-        " a first answer, even with 0s.",
-        10.0, flag="--time-limit", parse=parse_limit, words='a time such as "30 s"', least=0,
+        " compare to each. Reading files and compiling the search do not count.",
+        10.0, flag="--time-limit", parse=partial(parse_seconds, example="30 s"),
+        words='a time such as "30 s"', least=0,
         metavar="TIME", shown="10s",
     )  # fmt: skip
 
