@@ -6,6 +6,7 @@ Every problem of a file is reported at once, with the path of the field.
 import hashlib
 import json
 import re
+import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from dataclasses import fields as dataclass_fields
@@ -583,7 +584,7 @@ def read_calibration(profile_path: Path, profiles: Sequence[Profile]) -> Calibra
     path = calibration_path(profile_path)
     if not path.exists():
         return None
-    advice = f"planner calibrate TRACE --profile {profile_path}"
+    advice = f"planner calibrate TRACE --profile {shlex.quote(str(profile_path))}"
     calibration: CalibrationFile = _read(CalibrationFile, CALIBRATION_FORMAT, path, advice)
     if calibration.profiles != tuple(map(artefact_hash, profiles)):
         raise FileError(

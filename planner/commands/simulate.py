@@ -59,8 +59,8 @@ def simulate(
 
     \b
     planner simulate strategy.json --gantt --trace trace.json
-    planner simulate strategy.json --microbatches 64 --set links.nic.bandwidth=200Gbps
-    planner simulate --profile profiles/gpt2.json --topology p3 --cuts node_view_46 --replicas 2,1
+    planner simulate strategy.json --set links.nic.bandwidth=200Gbps
+    planner simulate --profile gpt2 --topology p3 --cuts node_view_46
 
     The profile of a strategy is the file that it was made from, else the newest in ./profiles;
     --profile gives another file. Its topology is found by its name; --topology gives another one.
@@ -106,9 +106,9 @@ def read_strategy(strategy: Path, names: InputNames) -> "Inputs":
     Raises:
         OptionError: if there are options that contradict a strategy.
     """
-    for flag in given_flags(InputNames, Training, Manual, without=FOR_A_STRATEGY):
+    for flag in given_flags(InputNames, Training, Manual, without=FOR_A_STRATEGY).values():
         raise OptionError(f"{flag} is for your own cuts; a strategy says it itself")
-    other = "--topology" in given_flags(InputNames)
+    other = "topology" in given_flags(InputNames)
     return api.read_plan_inputs(
         strategy,
         profile=names.profile,

@@ -61,8 +61,11 @@ def parse_bytes(text: str) -> int:
     return round(_parse(text, BYTES, "a size", "80 GiB"))
 
 
-def parse_seconds(text: str) -> float:
+def parse_seconds(text: str, example: str = "5 us") -> float:
     """Seconds in a time such as "3 ms".
+
+    Args:
+        example: of a time, for messages.
 
     Raises:
         UnitError: if there is no unit, or one that is no time.
@@ -70,7 +73,7 @@ def parse_seconds(text: str) -> float:
     >>> parse_seconds("3 ms")
     0.003
     """
-    return _parse(text, SECONDS, "a time", "5 us")
+    return _parse(text, SECONDS, "a time", example)
 
 
 def parse_rate(text: str) -> float:

@@ -119,7 +119,9 @@ def test_solve_and_compare_judge_the_cuts_like_the_rest(tmp_path, monkeypatch):
     )
     cut = given.profile.graph.operators[2].name
     arguments = ["--profile", "p.json", "--topology", "t.yaml", "--cuts", cut, "--replicas", "2,1"]
-    rows = json.loads(run("compare", *arguments, "--solver", "single", "--json").stdout)
+    rows = json.loads(
+        run("compare", *arguments, "--solver", "single", "--solver", "manual", "--json").stdout
+    )
     assert [row["solver"] for row in rows["compared"]] == ["single", "manual"]
     mine = json.loads(run("solve", *arguments, "--solver", "manual", "--json").stdout)
     assert mine["iteration_s"] == rows["compared"][1]["iteration_s"]
