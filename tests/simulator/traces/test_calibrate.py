@@ -353,7 +353,7 @@ def test_a_calibration_is_for_the_profile_beside_it(tmp_path):
     known = CalibrationFile((artefact_hash(profile),), TRUE, 0.2, 0.05, "model")
     write_calibration(known, calibration_path(path))
     assert read_calibration(path, [profile]) == known
-    assert newest_profile(path.parent) == path
+    assert newest_profile(path.parent).path == path
     with pytest.raises(FileError, match=r"made for another profile .* or give --no-calibration"):
         read_calibration(path, [replace(profile, threads=2)])
     plain = json.loads(calibration_path(path).read_text())
