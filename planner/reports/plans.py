@@ -309,10 +309,12 @@ def shortage(comparison: SolverComparison) -> str:
 
 
 def reason_lines(comparison: SolverComparison) -> tuple[str, ...]:
-    """Why some solvers have no plan; each reason once, after the solvers that gave it."""
+    """Why some solvers have no plan, or one that leaves devices idle; each reason once, after the
+    solvers that gave it.
+    """
     solvers: dict[str, dict[str, None]] = {}
     for row in comparison.rows:
-        if row.plan is None:
+        if row.plan is None or row.reason is not None:
             solvers.setdefault(row.reason or row.status.value, {})[row.solver] = None
     return tuple(f"{', '.join(names)}: {reason}" for reason, names in solvers.items())
 
