@@ -279,7 +279,8 @@ def profile_of(
 def topology_of(
     plan: Plan, strategy_name: str, whole: Topology, where: str, *, is_given: bool
 ) -> Topology:
-    """The topology that a plan was made for, of as many devices, or another one that is given.
+    """The topology that a plan was made for, of as many devices, or another one that is given,
+    which may have too few devices before it is changed.
 
     Args:
         strategy_name: the plan's, for messages.
@@ -288,7 +289,7 @@ def topology_of(
         is_given: whether it may be another one.
 
     Raises:
-        FileError: if it is another one though none was given, or is too small.
+        FileError: if it is another one though none was given.
     """
     needed, there = max(plan.ranks) + 1, len(whole.devices)
     # A plan is for all devices or, nearly always, for as many as it uses.
@@ -297,11 +298,16 @@ def topology_of(
             part = whole if count == there else take(whole, count)
             if artefact_hash(part) == plan.topology_hash:
                 return part
+    if not is_given and plan.what_if:
+        options = f"--topology {shlex.quote(plan.topology)} {' '.join(plan.what_if)}"
+        raise FileError(
+            f"{strategy_name}: made for a topology {plan.topology} that was changed; give the same"
+            f" options, {options}, or another topology"
+        )
     if not is_given:
         raise FileError(
             f"{strategy_name}: made for a topology {plan.topology} {plan.topology_hash[:12]}, which"
-            f" {where} is not; give it, or another one, with --topology"
+            f" {where} is not; give it, or another one, with --topology, and the --set, --drop and"
+            " --add-host that it was planned with, if any"
         )
-    if there < needed:
-        raise FileError(f"{where}: has {there} devices, the strategy's need {needed}")
     return whole
