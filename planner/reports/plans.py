@@ -11,7 +11,7 @@ from planner.artefacts.plan import Plan, said_times
 from planner.artefacts.problem import Problem, Status
 from planner.artefacts.profile import Source
 from planner.artefacts.strategy import Stage
-from planner.planning.judge import comparable_s, objective_s
+from planner.planning.judge import calibration_note, comparable_s, objective_s
 from planner.planning.portfolio import SolverComparison, SolverRow
 from planner.reports.tables import (
     MAX_ROWS,
@@ -324,6 +324,13 @@ def reason_lines(comparison: SolverComparison) -> tuple[str, ...]:
         if row.plan is None or row.reason is not None:
             solvers.setdefault(row.reason or row.status.value, {})[row.solver] = None
     return tuple(f"{', '.join(names)}: {reason}" for reason, names in solvers.items())
+
+
+def calibration_lines(comparison: SolverComparison) -> tuple[str, ...]:
+    """The calibration that all plans were judged with, if there is one."""
+    problem = comparison.rows[0].problem
+    types = {device.type for device in problem.topology.devices}
+    return tuple(filter(None, [calibration_note(problem, types)]))
 
 
 def unfit_lines(comparison: SolverComparison) -> tuple[str, ...]:

@@ -379,3 +379,10 @@ def test_calibrate_writes_what_solve_then_uses(folder):
     used, unused = (read_plan(path / name).notes for name in ("with.json", "without.json"))
     assert "calibrated from 2 runs of 1 model" in used
     assert not any("calibrated" in note for note in unused)
+    run(*arguments[:2], *arguments[3:])
+    one = (
+        "note: calibrated from 1 run of 1 model, whose chance errors are in all times: give planner"
+    )
+    for using in (solving, ("compare", *solving[1:])):
+        assert one in run(*using).output
+        assert "calibrated" not in run(*using, "--no-calibration").output
