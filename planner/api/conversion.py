@@ -126,7 +126,7 @@ def _own_profile(target: Path, plan: Plan) -> Path:
     """The graph.txt that is there already, else the newest profile of the plan's model."""
     if target.is_file() and detect(target) == GRAPH_TXT:
         return target
-    return newest_profile(Path("profiles"), plan.model_hash, {plan.profiled_on}).path
+    return newest_profile(Path("profiles"), plan.model_hash, (plan.profiled_on,)).path
 
 
 def _with_stages(profile: Profile, text: str | None, plan: Plan) -> str:

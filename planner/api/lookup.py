@@ -238,7 +238,7 @@ def profiles_of(plan: Plan, strategy: Path | None) -> tuple[tuple[Profile, ...],
             profiles = read_any_profiles(path)
             profile_of(plan, str(strategy), profiles, str(path))
             return profiles, path
-    newest = newest_profile(Path("profiles"), plan.model_hash, {plan.profiled_on})
+    newest = newest_profile(Path("profiles"), plan.model_hash, (plan.profiled_on,))
     return read_any_profiles(newest.path, newest.text), newest.path
 
 

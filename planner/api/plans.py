@@ -386,7 +386,7 @@ def simulate(
     needed, there = max(plan.ranks) + 1, len(place.devices)
     if there < needed:
         with_changes = f"; it was planned with {' '.join(plan.what_if)}" if plan.what_if else ""
-        where = inputs.paths.get("topology", place.name)
+        where = inputs.paths.get("topology", f"the topology {place.name}")
         raise FileError(f"{where}: has {there} devices, the strategy's need {needed}{with_changes}")
     sizes: dict[str, Any] = {"device_memory": device_memory, "reserve": reserve}
     training = Training(microbatches=microbatches, **sizes)

@@ -373,12 +373,10 @@ def _memory_savings(problems: Sequence[Problem]) -> Iterator[str]:
     if training.recompute is Recompute.NONE:
         yield f"--recompute {Recompute.AUTO}"
     if (size := profile.microbatch_size) > 1:
-        free = size in profile.dimensions.values()
-        yield (
-            f"a smaller --batch than {size} when profiling"
-            if free
-            else (f"a model exported with a smaller batch than {size}")
-        )
+        if size in profile.dimensions.values():
+            yield f"a smaller --batch than {size} when profiling"
+        else:  # the file has the size of the batch written into it
+            yield f"a model exported with a smaller batch than {size}"
     yield "more devices"
 
 
