@@ -172,7 +172,12 @@ def solve(
     changed = changed_cluster(present[-1].topology, what_if)
     before = planned(present)
     after = planned(tuple(replace(one, topology=changed.topology) for one in present))
-    return replace(after, changes=changed.changes, before=before)
+    rows = tuple(
+        row if row.plan is None else replace(row, plan=replace(row.plan, what_if=what_if.words))
+        for row in after.comparison.rows
+    )
+    comparison = replace(after.comparison, rows=rows)
+    return replace(after, comparison=comparison, changes=changed.changes, before=before)
 
 
 def _measuring(
@@ -396,11 +401,18 @@ def simulate(
     plan, (own,), place = inputs.plan, inputs.profiles, inputs.topology
     if plan is None:
         raise ValueError("expected the inputs of a strategy, got those of a search for one")
+    if what_if != WhatIf():
+        place = changed_cluster(place, what_if).topology
+    needed, there = max(plan.ranks) + 1, len(place.devices)
+    if there < needed:
+        with_changes = f"; it was planned with {' '.join(plan.what_if)}" if plan.what_if else ""
+        where = inputs.paths.get("topology", f"the topology {place.name}")
+        raise FileError(f"{where}: has {there} devices, the strategy's need {needed}{with_changes}")
     sizes: dict[str, Any] = {"device_memory": device_memory, "reserve": reserve}
     training = Training(microbatches=microbatches, **sizes)
     kind = type_of(own, place)
     problem, result = problem_of_plan(plan, own, place, training, inputs.calibration, kind)
-    return simulated(_changed(problem, what_if), plan.solver, result)
+    return simulated(problem, plan.solver, result)
 
 
 def simulate_stages(

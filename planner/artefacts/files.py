@@ -331,7 +331,7 @@ def write_calibration(calibration: CalibrationFile, path: Path) -> None:
 
 
 # The fields in which profiles or plans differ, in words.
-_PROFILE_FIELDS = {
+PROFILE_FIELDS = {
     "model_hash": "model", "dimensions": "dimensions", "microbatch_size": "microbatch size",
     "dtype": "type", "device_type": "device", "engine": "engine", "threads": "number of threads",
     "batch_norm": "form of batch normalizations",
@@ -355,7 +355,7 @@ def overwrite_note(
     """
     is_plan = isinstance(artefacts, Plan)
     kind = STRATEGY_FILE if is_plan else PROFILE_FILE
-    fields = _PLAN_FIELDS if is_plan else _PROFILE_FIELDS
+    fields = _PLAN_FIELDS if is_plan else PROFILE_FIELDS
     new = [artefacts] if isinstance(artefacts, Plan) else artefacts
     before = older.get("profiles", [older])
     if not isinstance(before, list) or not all(isinstance(one, dict) for one in before):

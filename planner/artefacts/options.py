@@ -5,6 +5,7 @@ value is an `OptionError`. Options of one room stand there: `planner.launcher.op
 `planner.training.options`, `planner.profilers.options`, and the options of each solver.
 """
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -164,6 +165,16 @@ class WhatIf(Options):
         "What if: add a copy of a host, or all hosts of another topology. May be repeated.",
         (), metavar="NAME",
     )  # fmt: skip
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The options as they are typed.
+
+        >>> WhatIf(set=("levels.host.latency=5 us",), drop=("gpu7",)).words
+        ("--set 'levels.host.latency=5 us'", '--drop gpu7')
+        """
+        options = (("--add-host", self.add_host), ("--set", self.set), ("--drop", self.drop))
+        return tuple(f"{flag} {shlex.quote(one)}" for flag, values in options for one in values)
 
 
 def pin(text: str) -> tuple[str, str]:

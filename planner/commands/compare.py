@@ -108,6 +108,7 @@ def compare(
 def print_plans(plans: "Plans") -> None:
     """The table, bars and the winner."""
     from planner.reports.plans import (
+        calibration_lines,
         compare_bars,
         comparison_table,
         reason_lines,
@@ -117,9 +118,12 @@ def print_plans(plans: "Plans") -> None:
 
     comparison = plans.comparison
     show(comparison_table(comparison))
+    notes = (
+        *calibration_lines(comparison), *reason_lines(comparison), *unfit_lines(comparison),
+    )  # fmt: skip
     for line in (
         *compare_bars(comparison, console().width),
-        *(f"note: {line}" for line in (*reason_lines(comparison), *unfit_lines(comparison))),
+        *(f"note: {line}" for line in notes),
         *filter(None, [winner_line(comparison)]),
     ):
         say(line)

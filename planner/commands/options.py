@@ -169,7 +169,7 @@ class InputNames(Options):
 
     profile: str | None = option(
         "Profile to plan for: a file, or a name in ./profiles.", metavar="FILE",
-        shown="the newest there, if all are of one model",
+        shown="the newest there for the topology's devices, if all are of one model",
     )  # fmt: skip
     gpus: int | None = option("Use the first N devices.", least=1, shown="all")
     topology: str = option(

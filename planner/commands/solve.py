@@ -285,11 +285,15 @@ def solve_foreign(
         published_table,
     )
 
+    profile: str | Path | None = names.profile
+    if profile is None:
+        profile = api.newest_profile(topology=names.topology)
+        say(f"profile {profile}", err=as_json)
     with spinner() as progress:
         progress(solving.cost_model)
         comparison = api.solve_under(
             solving.cost_model,
-            names.profile or api.newest_profile(),
+            profile,
             topology=names.topology,
             gpus=names.gpus,
             training=training,

@@ -131,3 +131,17 @@ def test_solve_and_compare_judge_the_cuts_like_the_rest(tmp_path, monkeypatch):
         "expected a whole number of at least 1"
         in run("solve", *arguments[:6], "--replicas", "a", code=2).output
     )
+
+
+def test_an_unknown_cut_is_answered_with_names_that_there_are():
+    few, many = (graph_of([[v - 1] if v else [] for v in range(n)]) for n in (3, 48))
+    with pytest.raises(OptionError, match=r"no operator zebra; the operators: op0, op1, op2$"):
+        stages_of(few, ["zebra"])
+    with pytest.raises(OptionError, match=r"did you mean .*op12.*\? planner convert .* all names"):
+        stages_of(many, ["op12x"])
+    with pytest.raises(OptionError) as error:
+        stages_of(many, ["zebra"])
+    assert "some of the 48 operators, in their order: op0, op4, op8, " in str(error.value)
+    assert str(error.value).endswith(
+        "op44; planner convert PROFILE.json graph.txt writes all names"
+    )
