@@ -13,12 +13,14 @@
     seats.py      which rank runs which device: hosts of the plan on hosts
     world.py      ranks, process groups, transfers and all-reduces between devices
     exchange.py   tensors sent with the order of their dimensions
-    runtime.py    the loop over the actions
-    gradients.py  flat gradient buffers, optimizers
+    stage.py      the forward and backward of a stage
+    executor.py   the loop over the actions
+    gradients.py  flat gradient buffers, and their sums within the backward that makes them
     rates.py      the learning rate of each step
-    updates.py    scaling, clipping and skipping, which all ranks decide together
+    updates.py    the optimizer's step: scaling, clipping and skipping
     feed.py       synthetic data and the user's own
-    sums.py       sums of gradients, started within the backward that makes them
+    versions.py   versions of weights
+    asynchronous.py  flows of an asynchronous schedule
     split/        stages whose operators are split over the devices of a mesh
     clocks.py     times of all ranks on rank 0's clock
     probe.py      measured transfers and all-reduces of the cluster itself

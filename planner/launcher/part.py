@@ -11,12 +11,12 @@ from planner.artefacts.graph import Graph, main_dtype, parameters_by_name, retyp
 from planner.artefacts.losses import Loss
 from planner.artefacts.plan import Plan
 from planner.artefacts.strategy import operator_indices
-from planner.launcher.gradients import GradientBuffers
+from planner.launcher.gradients import GradientBuckets
 from planner.launcher.job import TrainingJob
-from planner.launcher.runtime import StageRunner
 from planner.launcher.split.module import split_module
 from planner.launcher.split.part import SplitPlace, local_parameters, place_in, split_losses
 from planner.launcher.split.states import States, connect_sinks
+from planner.launcher.stage import StageModule
 from planner.operators import parameters, to_torch
 from planner.operators.losses import Criterion, criterion
 from planner.operators.running import autocast
@@ -35,7 +35,7 @@ class Part:
         states: shards of parameters, where the optimizer's state is cut further than these.
     """
 
-    stages: dict[int, StageRunner]
+    stages: dict[int, StageModule]
     values: dict[str, Tensor]
     trained: dict[str, Tensor]
     place: SplitPlace | None = None
@@ -54,14 +54,6 @@ class Part:
             return self.trained
         cut = {name: self.states.shards[name] for name in self.states.cut_gradients}
         return {**self.trained, **cut}
-
-    @property
-    def parts(self) -> dict[str, Tensor]:
-        """The shards that get their gradients from those of their parameters."""
-        if self.states is None:
-            return {}
-        made, cut = self.states.shards.items(), self.states.cut_gradients
-        return {name: shard for name, shard in made if name not in cut}
 
 
 def make_part(job: TrainingJob, device: int, scale: Callable[[], float] = lambda: 1.0) -> Part:
@@ -95,15 +87,15 @@ def make_part(job: TrainingJob, device: int, scale: Callable[[], float] = lambda
         values = local_parameters(job.model, held, place.sharding, place.mesh, job.device)
         module = split_module(job.model, place.stage, place.mesh, values, job.device)
         losses = split_losses(_made_in(job, mine[place.index]), place.sharding, place.mesh)
-        runner = StageRunner(
+        runner = StageModule(
             module, graph, place.stage.recompute, _over(losses.criteria, job), precision, scale,
-            losses.untold,
+            losses.unreported,
         )  # fmt: skip
         stages = {place.index: runner}
     else:
         values = parameters(job.model, held, job.device)
         stages = {
-            s: StageRunner(
+            s: StageModule(
                 to_torch(job.model, operators, values, job.device),
                 graph,
                 plan.strategy.stages[s].recompute,
@@ -147,7 +139,7 @@ def _over(criteria: Mapping[str, Criterion], job: TrainingJob) -> dict[str, Crit
 
 def staying(
     part: Part,
-    gradients: GradientBuffers,
+    gradients: GradientBuckets,
     optimizer: Optimizer | None,
     versions: Iterable[Tensor] = (),
 ) -> Iterator[Tensor]:

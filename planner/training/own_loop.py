@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from planner.launcher import ending
-from planner.launcher.asynchronous.rules import check_schedule
+from planner.launcher.asynchronous import check_schedule
 from planner.launcher.failures.causes import introduce, with_causes
 from planner.launcher.failures.hosts import hosts_watched
 from planner.launcher.failures.page import Phase
@@ -95,7 +95,7 @@ class LoopTrainer:
     @property
     def lr(self) -> float:
         """The learning rate of the next step, before --lr-schedule."""
-        return self._open().updates.rate
+        return self._open().optimizer_step.rate
 
     def set_lr(self, lr: float) -> None:
         """Changes the learning rate from the next step on; to the same one on every rank.
@@ -105,7 +105,7 @@ class LoopTrainer:
         """
         if not 0 <= lr < math.inf:
             raise OptionError(f"set_lr: expected a finite number of at least 0, got {lr}")
-        self._open().updates.set_rate(float(lr))
+        self._open().optimizer_step.set_rate(float(lr))
 
     def step(self, batch: object) -> float:
         """One step of the optimizer; under the schedule pipedream one for each microbatch, with an
@@ -129,7 +129,7 @@ class LoopTrainer:
         with self._told():
             self._compare(batch, where)
             trainer.step(self._dealt(batch, where))
-        loss = trainer.updates.last.loss
+        loss = trainer.optimizer_step.last.loss
         assert loss is not None, "the settings ask for it"
         return loss
 
@@ -248,7 +248,7 @@ class LoopTrainer:
         if num_ranks == 1:
             return
         own = 0 if batch is None else fingerprint(self._reader.named(batch, where))
-        rate = crc32(pack("d", trainer.updates.rate))
+        rate = crc32(pack("d", trainer.optimizer_step.rate))
         ending.page().enter(Phase.BARRIER)
         # Sums of whole numbers below 2 ** 53 are exact.
         batches, given, rates = trainer.world.add_up([own, batch is not None, rate])
@@ -260,8 +260,9 @@ class LoopTrainer:
             )
         if rates != num_ranks * rate:
             raise LaunchError(
-                f"{where}: expected the same learning rate on all ranks, got {trainer.updates.rate}"
-                " here and another one elsewhere; call set_lr with the same value on all"
+                f"{where}: expected the same learning rate on all ranks, got"
+                f" {trainer.optimizer_step.rate} here and another one elsewhere; call set_lr with"
+                " the same value on all"
             )
 
     def _dealt(self, batch: object, where: str) -> dict[int, Batch]:

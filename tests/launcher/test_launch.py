@@ -4,6 +4,7 @@ import sys
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,10 +15,11 @@ from planner.artefacts.losses import losses
 from planner.artefacts.options import Optimizer
 from planner.artefacts.strategy import GradientSum
 from planner.launcher import job, part, processes, world
-from planner.launcher.gradients import GradientBuffers, make_optimizer
+from planner.launcher.gradients import GradientBuckets
 from planner.launcher.handshake import Agreement
-from planner.launcher.runtime import StageRunner
 from planner.launcher.source import read_model
+from planner.launcher.stage import StageModule
+from planner.launcher.updates import make_optimizer
 from planner.operators import to_torch
 from planner.operators.losses import criterion
 from planner.reports.launch import launch_json, launch_tables, loss_lines
@@ -50,7 +52,7 @@ from planner.support.errors import PlannerError
 from planner.launcher import clocks, ending
 ending.enter()
 from planner import launch
-from planner.launcher.runtime import StageRunner
+from planner.launcher.stage import StageModule
 from planner.operators import to_torch
 say = lambda line: print(line, file=sys.stderr)
 rank = int(os.environ.get("RANK", 0))
@@ -472,7 +474,7 @@ def test_gradients_are_views_into_one_buffer_per_sum_and_dtype():
         GradientSum((0, 1, 2), ("tied",), 0),
         GradientSum((1, 2), ("elsewhere",), 0),
     )
-    gradients = GradientBuffers(parameters, sums, 0)
+    gradients = GradientBuckets(parameters, sums, SimpleNamespace(device=0))
     assert [(b.numel(), b.dtype) for b in gradients.buffers(0)] == [
         (10, torch.float32), (5, torch.float64),
     ]  # fmt: skip
@@ -511,9 +513,9 @@ def test_recomputation_keeps_no_output(tmp_path):
     ids, target = torch.ones(2, LENGTH).long(), torch.zeros(2, LENGTH).long()
     for recompute in (False, True):
         (chosen,) = losses(model.graph)
-        stage = StageRunner(module, model.graph, recompute, {"logits": criterion(chosen)})
+        stage = StageModule(module, model.graph, recompute, {"logits": criterion(chosen)})
         _, loss = stage.forward(0, {"ids": ids}, {"logits": target})
-        assert (stage._stash[0].made is None) == recompute
+        assert (stage._stash[0].forward_pass is None) == recompute
         stage.backward(0, {})
         assert stage._stash == {} and loss > 0
 

@@ -35,7 +35,6 @@ from planner.commands.errors import ranks_leave_at_once
 from planner.launcher import world
 from planner.launcher.job import prepare as job_of
 from planner.launcher.options import Loop
-from planner.launcher.sums import BucketSums
 from planner.launcher.world import ProcessRank
 from planner.model.load import load
 from planner.profilers.measured import measure
@@ -220,7 +219,7 @@ def run(name: str, folder: Path, rounds: int, steps: int, rank: int) -> dict[str
     contenders: dict[str, Step] = {LAUNCH: lambda: void(trainer.step()), TORCH: step}
     if max(duel.widths) > 1:
         late = ours(duel, folder / f"{name}.json", rank)
-        late.runtime._sums = BucketSums([], late.gradients, late.world)
+        late.buckets.follow([])
         contenders[BEHIND] = lambda: void(late.step())
     times_s: dict[str, list[float]] = {who: [] for who in contenders}
     for turn in range(rounds + 1):

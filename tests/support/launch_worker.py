@@ -38,11 +38,11 @@ from planner.artefacts.strategy import (
     violations,
 )
 from planner.commands.errors import ranks_leave_at_once
-from planner.launcher.gradients import GradientBuffers
+from planner.launcher.executor import Executor, TrainingStep
+from planner.launcher.gradients import GradientBuckets
 from planner.launcher.job import TrainingJob
 from planner.launcher.options import Loop
 from planner.launcher.part import as_it_crosses, make_part
-from planner.launcher.runtime import Runtime
 from planner.launcher.split.boxes import boxes_of
 from planner.launcher.store import begin_generation
 from planner.launcher.world import World
@@ -271,14 +271,15 @@ def graph_in(model, dtype):
 
 
 class Capture:
-    """Stands for an optimizer: keeps the gradients of one iteration."""
+    """Stands for an optimizer's step: keeps the gradients of one iteration."""
 
-    def __init__(self, trained):
-        self.trained = trained
+    def __init__(self, trained, buckets):
+        self.trained, self.buckets = trained, buckets
         self.found = []
 
-    def step(self):
+    def step(self, index, loss):
         self.found.append({name: p.grad.clone() for name, p in self.trained.items()})
+        self.buckets.clear()
 
 
 def whole_gradients(model, num_microbatches, seed, shorter):
@@ -311,17 +312,16 @@ def run_case(case, folder, rank):
     job = TrainingJob(plan, model, lists, losses(model.graph), "cpu")
     world = World(plan.ranks, rank, lists, "cpu")
     part = make_part(job, world.device)
-    capture = Capture(part.trained)
-    gradients = GradientBuffers(part.trained, lists.sums, world.device)
-    runtime = Runtime(
-        lists.lists[world.device],
-        boxes_of(plan.strategy, as_it_crosses(model.graph, plan), world.device), part.stages,
-        gradients, capture, world, waiting_for_sends(lists.code),
-    )  # fmt: skip
+    gradients = GradientBuckets(part.trained, lists.sums, world)
+    gradients.follow(lists.lists[world.device])
+    capture = Capture(part.trained, gradients)
+    boxes = boxes_of(plan.strategy, as_it_crosses(model.graph, plan), world.device)
+    executor = Executor(part.stages, boxes, gradients, world, waiting_for_sends(lists.code))
     feed = make_feed(job, part, Loop())
     batches = {m: feed(0, m) for m in range(case.num_microbatches)}
-    records = [runtime.iterate(batches) for _ in range(2)]
-    values = [record.loss for record in records]
+    works = [TrainingStep(0, batches, capture) for _ in range(2)]
+    records = [executor.run(lists.lists[world.device], work, step=0) for work in works]
+    values = [work.loss for work in works]
     check_overlap(case, records[-1].events)
     expected, loss = whole_gradients(model, case.num_microbatches, plan.seed, case.shorter)
     errors = {

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from planner.launcher.runtime import StageRunner
+from planner.launcher.stage import StageModule
 from planner.launcher.world import Channel, _Watcher
 from tests.support.ranks import forked
 
@@ -113,7 +113,7 @@ class _LateWatcher(_Watcher):
 
 def slow_down(rank: int, late: SlowLinks) -> None:
     """Slows the links of one rank in this process, at either end, and that rank's forwards."""
-    connect, forward = Channel.__init__, StageRunner.forward
+    connect, forward = Channel.__init__, StageModule.forward
 
     def connect_slowly(self: Channel, peer: int, group: object, sends: bool) -> None:
         connect(self, peer, group, sends)
@@ -127,7 +127,7 @@ def slow_down(rank: int, late: SlowLinks) -> None:
 
     Channel.__init__ = connect_slowly
     if rank == late.rank and late.waits:
-        StageRunner.forward = forward_late
+        StageModule.forward = forward_late
 
 
 def run(

@@ -10,10 +10,10 @@ from planner.artefacts.losses import losses
 from planner.artefacts.plan import StagePrediction
 from planner.artefacts.sharding import Sharding, local_shape, reads, rule_of, tiles
 from planner.artefacts.strategy import Stage, crossings, used_devices
-from planner.launcher.runtime import StageRunner
 from planner.launcher.split.convert import local_part
 from planner.launcher.split.module import split_module
 from planner.launcher.split.part import local_parameters, split_losses
+from planner.launcher.stage import StageModule
 from planner.operators import parameters, synthetic, to_torch
 from planner.operators.convert import input_names, output_names
 from planner.operators.losses import criterion
@@ -213,7 +213,9 @@ def local_run(model, stage, batches, mesh, recompute=False):
     values = local_parameters(model, held, sharding, mesh, "cpu")
     module = split_module(model, stage, mesh, values, "cpu")
     shares = split_losses(losses(model.graph), sharding, mesh)
-    runner = StageRunner(module, model.graph, recompute, shares.criteria, untold=shares.untold)
+    runner = StageModule(
+        module, model.graph, recompute, shares.criteria, unreported=shares.unreported
+    )
     total = 0.0
     for m, (inputs, target) in enumerate(batches):
         local = {

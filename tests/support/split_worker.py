@@ -24,11 +24,11 @@ from planner.artefacts.options import Optimizer
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy, crossings, violations
 from planner.commands.errors import ranks_leave_at_once
 from planner.costs.edges import gathered
-from planner.launcher.gradients import make_optimizer
 from planner.launcher.job import TrainingJob
 from planner.launcher.options import Loop
 from planner.launcher.split.convert import local_part
 from planner.launcher.store import begin_generation
+from planner.launcher.updates import make_optimizer
 from planner.operators import parameters, synthetic, to_torch
 from planner.operators.losses import criterion
 from planner.schedules.dry_run import dry_run, meshes_of

@@ -143,11 +143,11 @@ class SplitLosses:
 
     Attributes:
         criteria: by output, of its local part.
-        untold: outputs whose loss another device of the mesh tells.
+        unreported: outputs whose loss another device of the mesh reports.
     """
 
     criteria: dict[str, Criterion]
-    untold: frozenset[str]
+    unreported: frozenset[str]
 
 
 def split_losses(losses: Iterable[Loss], sharding: Sharding, mesh: Mesh) -> SplitLosses:
@@ -159,11 +159,11 @@ def split_losses(losses: Iterable[Loss], sharding: Sharding, mesh: Mesh) -> Spli
     Raises:
         LaunchError: if a loss cannot be computed from parts.
     """
-    criteria, untold = {}, set()
+    criteria, unreported = {}, set()
     for loss in losses:
         name = loss.output.name
         spec = spec_in(sharding.outputs, name, sharding)
         criteria[name] = split_criterion(loss, spec, mesh)
         if not tells(loss, spec, mesh):
-            untold.add(name)
-    return SplitLosses(criteria, frozenset(untold))
+            unreported.add(name)
+    return SplitLosses(criteria, frozenset(unreported))

@@ -59,6 +59,11 @@ class States:
         }
         self._gathers = gathered_together(place.stage, graph)
 
+    @property
+    def parts(self) -> dict[str, Tensor]:
+        """The shards that get their gradients from those of their parameters."""
+        return {n: one for n, one in self.shards.items() if n not in self.cut_gradients}
+
     def _scatter_key(self, name: str) -> str:
         """Gradients with the same key go together."""
         return f"{steps_key(self._steps[name].scatter)} {self._values[name].dtype}"

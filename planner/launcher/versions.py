@@ -20,7 +20,7 @@ from contextlib import contextmanager
 
 from torch import Tensor, nn
 
-from planner.launcher.gradients import GradientBuffers
+from planner.launcher.gradients import GradientBuckets
 
 Leaves = tuple[Tensor, ...]
 
@@ -38,7 +38,7 @@ class Versions:
     """
 
     def __init__(
-        self, module: nn.Module, trained: Mapping[str, Tensor], gradients: GradientBuffers
+        self, module: nn.Module, trained: Mapping[str, Tensor], gradients: GradientBuckets
     ) -> None:
         self._gradients = gradients
         self._places = _places(module, trained)
