@@ -21,12 +21,12 @@ from planner.launcher.executor import Executor, IterationRecord
 from planner.launcher.failures.page import Phase
 from planner.launcher.feed import Batch, Feed
 from planner.launcher.gradients import GradientBuckets, buckets
+from planner.launcher.groups import Groups, PendingSums
 from planner.launcher.job import TrainingJob
 from planner.launcher.options import Loop, NanRule
 from planner.launcher.stage import StageModule, Tensors
 from planner.launcher.updates import OptimizerStep, StepResult
 from planner.launcher.versions import Versions
-from planner.launcher.world import LateSums, World
 from planner.profilers.storages import MemoryWatch
 from planner.schedules.actions import Action, AllReduce, Compute, Direction, Program, Step
 from planner.schedules.flows import flow
@@ -118,25 +118,25 @@ class Flow:
 
     Args:
         job: what is trained, under an asynchronous schedule.
-        world: the other devices.
+        groups: the other devices.
         executor: runs the lists.
         gradients: of the only stage of this device.
         weights: of the same.
         optimizer: makes the steps of the same.
-        late_sums: adds up the losses of all ranks after each step; None where they are not needed.
+        pending_sums: of the losses of all ranks after each step; None where they are not needed.
     """
 
     def __init__(
-        self, job: TrainingJob, world: World, executor: Executor, gradients: GradientBuckets,
-        weights: Versions, optimizer: OptimizerStep, late_sums: LateSums | None,
+        self, job: TrainingJob, groups: Groups, executor: Executor, gradients: GradientBuckets,
+        weights: Versions, optimizer: OptimizerStep, pending_sums: PendingSums | None,
     ) -> None:  # fmt: skip
-        self.strategy, self._graph, self._device = job.plan.strategy, job.model.graph, world.device
+        self.strategy, self._graph, self._device = job.plan.strategy, job.model.graph, groups.device
         self._executor, self._gradients = executor, gradients
-        self._weights, self._optimizer, self._late_sums = weights, optimizer, late_sums
+        self._weights, self._optimizer, self._pending_sums = weights, optimizer, pending_sums
         ((self._stage, stage),) = (
-            (s, one) for s, one in enumerate(self.strategy.stages) if world.device in one.devices
+            (s, one) for s, one in enumerate(self.strategy.stages) if groups.device in one.devices
         )
-        self._num_replicas, self._replica = stage.num_replicas, stage.devices.index(world.device)
+        self._num_replicas, self._replica = stage.num_replicas, stage.devices.index(groups.device)
         self._page = ending.page()
         self._fetch: Feed
         self._known: dict[int, list[Action]] = {}  # by the number of minibatches
@@ -168,8 +168,8 @@ class Flow:
         ended: deque[tuple[int, IterationRecord]] = deque()
         for step, record in enumerate(self._steps(actions, watch), first):
             ended.append((step, record))
-            if self._late_sums is not None:
-                self._late_sums.start(record.loss)
+            if self._pending_sums is not None:
+                self._pending_sums.start(record.loss)
             yield from self._known_losses(ended, last=step == first + num_steps - 1)
 
     def _steps(self, actions: list[Action], watch: MemoryWatch | None) -> Iterator[IterationRecord]:
@@ -214,10 +214,10 @@ class Flow:
     ) -> Iterator[IterationRecord]:
         """The steps that have ended, once their losses are known, all after the last one."""
         totals: list[float | None] = [None] * len(ended)
-        if self._late_sums is not None:
+        if self._pending_sums is not None:
             if last:
                 self._page.enter(Phase.BARRIER)  # the last minibatches of other ranks still run
-            totals = [*self._late_sums.known(all_of_them=last)]
+            totals = [*self._pending_sums.finished(wait=last)]
             self._page.enter(Phase.BETWEEN)
         for total in totals:
             step, record = ended.popleft()

@@ -9,14 +9,13 @@ from typing import Protocol
 import torch
 
 from planner.launcher import clocks, ending
-from planner.launcher.exchange import Arrival, Exchange, dense
 from planner.launcher.failures.causes import here
 from planner.launcher.failures.page import Phase
 from planner.launcher.feed import Batch
 from planner.launcher.gradients import GradientBuckets
-from planner.launcher.split.boxes import Boxes
+from planner.launcher.groups import Groups
 from planner.launcher.stage import LocalHandover, StageModule, Tensors
-from planner.launcher.world import PostedTransfer, World
+from planner.launcher.transfers import Arrival, Boxes, Exchange, PostedTransfer, dense
 from planner.operators.randomness import drawing
 from planner.operators.running import REFUSALS
 from planner.profilers.storages import MemoryWatch
@@ -152,18 +151,18 @@ class Executor:
         stages: by index, those that this device runs.
         boxes: describes the tensors that it sends and receives.
         buckets: of the gradients of its trainable parameters.
-        world: the other devices.
+        groups: the other devices.
         waiting: directions of computations that wait for sends.
         seed: of the numbers that operators draw.
     """
 
     def __init__(
         self, stages: Mapping[int, StageModule], boxes: Boxes, buckets: GradientBuckets,
-        world: World, waiting: Collection[Direction] = (), seed: int = 0,
+        groups: Groups, waiting: Collection[Direction] = (), seed: int = 0,
     ) -> None:  # fmt: skip
-        self._stages, self._boxes, self._buckets, self._world = stages, boxes, buckets, world
+        self._stages, self._boxes, self._buckets, self._groups = stages, boxes, buckets, groups
         self._waiting, self._seed = waiting, seed
-        self._handover, self._exchange = LocalHandover(stages), Exchange(world)
+        self._handover, self._exchange = LocalHandover(stages), Exchange(groups)
         self.record = IterationRecord()
         self._watch: MemoryWatch | None = None
         self._start_s = 0.0
@@ -198,7 +197,7 @@ class Executor:
         self.record, self._watch = IterationRecord(), watch
         if step is not None:
             self._page.begin_step(step)
-            self._world.barrier()
+            self._groups.barrier()
         self._start_s = self.record.begun_s = clocks.now_s()
         for action in actions:
             match action:
@@ -290,7 +289,7 @@ class Executor:
 
     def _finish(self, transfers: Iterable[PostedTransfer]) -> None:
         for transfer in transfers:
-            self._world.finish(transfer)
+            self._groups.finish(transfer)
 
     def _send(self, action: Send) -> None:
         output = self._outputs[action.tensor]
@@ -303,7 +302,7 @@ class Executor:
 
     def _now_s(self) -> float:
         """Since the start of the list, with all computation done."""
-        if self._world.torch_device != "cpu":
+        if self._groups.torch_device != "cpu":
             torch.cuda.current_stream().synchronize()
         return clocks.now_s() - self._start_s
 

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from planner.artefacts.strategy import GradientSum
 from planner.launcher import clocks
-from planner.launcher.split.states import States
-from planner.launcher.world import PostedTransfer, World
+from planner.launcher.groups import Groups
+from planner.launcher.mesh.shards import OptimizerShards
+from planner.launcher.transfers import PostedTransfer
 from planner.schedules.actions import Action, AllReduce, Compute, Direction
 
 NO_SUM = -1
@@ -30,25 +31,25 @@ class GradientBuckets:
         parameters: the device's trainable parameters, by name.
         sums: the buckets of the whole program, each once (`buckets`); those of other devices are
             left out.
-        world: the other devices.
-        states: makes the gradients of the shards of a bucket out of those of its parameters.
-        silent: names of parameters whose gradients another device gives to their sums.
+        groups: the other devices.
+        shards: of its parameters; None where there are none.
+        non_contributing: parameters whose gradients another device contributes to their sums.
     """
 
     def __init__(
-        self, parameters: Mapping[str, Tensor], sums: Sequence[GradientSum], world: World,
-        states: States | None = None, silent: Collection[str] = (),
+        self, parameters: Mapping[str, Tensor], sums: Sequence[GradientSum], groups: Groups,
+        shards: OptimizerShards | None = None, non_contributing: Collection[str] = (),
     ) -> None:  # fmt: skip
-        self._sums, self._world, self._states = sums, world, states
+        self._sums, self._groups, self._shards = sums, groups, shards
         sum_of = {
             name: index
             for index, one in enumerate(sums)
-            if world.device in one.devices
+            if groups.device in one.devices
             for name in one.parameters
         }
-        self._silent: dict[int, list[Tensor]] = {}
-        for name in sorted(sum_of.keys() & {*silent}):
-            self._silent.setdefault(sum_of[name], []).append(parameters[name])
+        self._non_contributing: dict[int, list[Tensor]] = {}
+        for name in sorted(sum_of.keys() & {*non_contributing}):
+            self._non_contributing.setdefault(sum_of[name], []).append(parameters[name])
         # Also on one device. A plain loop lets autograd keep the first gradient, which saves
         # zeroing a buffer and adding to it; it was not faster on a CPU, because new memory is
         # mapped in each step.
@@ -60,9 +61,9 @@ class GradientBuckets:
         for index, some in _in_buckets(parameters, sum_of):
             self._buffers.setdefault(index, []).append(_flat(some))
             self._parameters.setdefault(index, []).extend(some)
-        self._shards: dict[int, list[Tensor]] = {}
-        for index, some in _in_buckets({} if states is None else states.parts, sum_of):
-            self._shards.setdefault(index, []).append(_flat(some))
+        self._shard_buffers: dict[int, list[Tensor]] = {}
+        for index, some in _in_buckets({} if shards is None else shards.scattered, sum_of):
+            self._shard_buffers.setdefault(index, []).append(_flat(some))
         self._closing: dict[Compute, tuple[int, ...]] = {}
         self._listeners: dict[int, Callable[[Tensor], None]] = {}
         self._due: deque[int] = deque()  # sums of the backward that runs, which are not started
@@ -76,7 +77,7 @@ class GradientBuckets:
 
     def everything(self) -> Iterator[Tensor]:
         """All buffers."""
-        for buffers in (*self._buffers.values(), *self._shards.values()):
+        for buffers in (*self._buffers.values(), *self._shard_buffers.values()):
             yield from buffers
 
     def clear(self) -> None:
@@ -127,12 +128,12 @@ class GradientBuckets:
                 self._start(self._due.popleft())
 
     def _start(self, index: int) -> None:
-        for parameter in self._silent.get(index, ()):
+        for parameter in self._non_contributing.get(index, ()):
             if parameter.grad is not None:
                 parameter.grad.zero_()
         # A reduce-scatter waits until nothing else is done.
         buffers = () if self._sums[index].keep else self._buffers[index]
-        self._started[index] = [self._world.start_sum(one, index) for one in buffers]
+        self._started[index] = [self._groups.start_sum(one, index) for one in buffers]
 
     def finish(self, index: int) -> tuple[float, float]:
         """Waits until a bucket is summed; gives start and end on this process's clock."""
@@ -145,7 +146,7 @@ class GradientBuckets:
         if self._sums[index].keep:
             return self._scattered(index)
         start_s = max(self._free_s, posted[0].posted_s)
-        self._free_s = max(self._world.finish(one) for one in posted)
+        self._free_s = max(self._groups.finish(one) for one in posted)
         return start_s, self._free_s
 
     def _scattered(self, index: int) -> tuple[float, float]:
@@ -153,12 +154,12 @@ class GradientBuckets:
         and a sum of the parts over those that keep the same.
         """
         start_s = max(self._free_s, clocks.now_s())
-        assert self._states is not None, "only meshes keep parts"
-        self._states.scatter(self._sums[index].parameters)
-        if self._world.sums_parts(index):
-            shards = self._shards.get(index, ())
-            for one in [self._world.start_sum(shard, index) for shard in shards]:
-                self._world.finish(one)
+        assert self._shards is not None, "only meshes keep parts"
+        self._shards.scatter(self._sums[index].parameters)
+        if self._groups.sums_parts(index):
+            buffers = self._shard_buffers.get(index, ())
+            for one in [self._groups.start_sum(buffer, index) for buffer in buffers]:
+                self._groups.finish(one)
         self._free_s = clocks.now_s()
         return start_s, self._free_s
 

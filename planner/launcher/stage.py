@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from planner.artefacts.graph import Graph, tensors_by_name
-from planner.launcher.split.again import function_of
+from planner.launcher.mesh.gather_again import function_of
 from planner.operators.losses import Criterion
 from planner.operators.normalization import batch_normalization, updating
 from planner.operators.running import evaluating

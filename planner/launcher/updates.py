@@ -19,9 +19,9 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from planner.artefacts.options import Optimizer as OptimizerName
 from planner.artefacts.strategy import GradientSum
 from planner.launcher.gradients import GradientBuckets
+from planner.launcher.mesh.shards import OptimizerShards
 from planner.launcher.options import NanRule
 from planner.launcher.rates import Factor
-from planner.launcher.split.states import States
 from planner.support.errors import LaunchError
 
 DEFAULT_LEARNING_RATES: Mapping[OptimizerName, float] = {
@@ -137,24 +137,23 @@ class OptimizerStep:
         optimizer: of the device's parameters; None if it trains none.
         buckets: of the gradients of the same.
         owned: those of its parameters that no device before it holds.
-        rules: how.
+        shards: of its parameters.
         weights: changes them.
+        rules: how.
         scale: of the losses.
         together: adds up numbers over all ranks, which make a step at the same time; None where
             this device decides alone.
         mean_over: the number by which all gradients are divided.
-        states: shards of its parameters; None where the optimizer steps these themselves.
     """
 
     def __init__(
         self, optimizer: Optimizer | None, buckets: GradientBuckets, owned: Sequence[Tensor],
-        rules: UpdateRules, weights: Weights, *, scale: LossScale,
+        shards: OptimizerShards, weights: Weights, *, rules: UpdateRules, scale: LossScale,
         together: Callable[[Sequence[float]], Sequence[float]] | None = None, mean_over: int = 1,
-        states: States | None = None,
     ) -> None:  # fmt: skip
         self._optimizer, self._buckets, self._owned = optimizer, buckets, owned
-        self._rules, self._weights, self.scale = rules, weights, scale
-        self._together, self._mean_over, self._states = together, mean_over, states
+        self._shards, self._weights, self._rules, self.scale = shards, weights, rules, scale
+        self._together, self._mean_over = together, mean_over
         self._measures = rules.clip is not None or rules.nan is not None or scale.is_dynamic
         self.last = StepResult(rules.learning_rate)
         self.skipped = 0
@@ -186,8 +185,7 @@ class OptimizerStep:
         if self._mean_over > 1:
             for buffer in self._buckets.everything():
                 buffer.div_(self._mean_over)
-        if self._states is not None:
-            self._states.cut()
+        self._shards.cut()
         norm, total = self._norm_and_loss(loss)
         finite = norm is None or (math.isfinite(norm) and math.isfinite(total or 0.0))
         if not finite:
@@ -207,8 +205,7 @@ class OptimizerStep:
             for group in self._optimizer.param_groups:
                 group["lr"] = self.last.rate
             self._weights.step(self._optimizer.step)
-        if self._states is not None:
-            self._states.gather()
+        self._shards.gather()
 
     def _norm_and_loss(self, share: float) -> tuple[float | None, float | None]:
         """The norm of all gradients, and the loss of all ranks, where they are needed."""

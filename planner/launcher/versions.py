@@ -106,7 +106,12 @@ class Versions:
         return leaves
 
     def _moved(self) -> Leaves:
-        """Moves the parameters to memory of no version; gives the leaves that share it."""
+        """Moves the parameters to memory of no version; gives the leaves that share it.
+
+        The parameters are the optimizer's: they are never replaced, only their memory is. Passes
+        run with leaves alone, so no autograd graph holds a parameter, and to assign its `data` is
+        safe.
+        """
         if not self._spare:
             for parameter in self._parameters:
                 parameter.data = parameter.data.clone()

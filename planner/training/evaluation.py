@@ -17,16 +17,15 @@ from planner.artefacts.graph import Graph
 from planner.artefacts.losses import Loss
 from planner.artefacts.profile import BatchNorm
 from planner.launcher import ending
+from planner.launcher.device_part import DevicePart
 from planner.launcher.executor import Executor
 from planner.launcher.failures.page import Phase
 from planner.launcher.feed import Batch
 from planner.launcher.gradients import GradientBuckets
+from planner.launcher.groups import Groups
 from planner.launcher.job import TrainingJob
-from planner.launcher.part import Part
-from planner.launcher.split.boxes import boxes_of
-from planner.launcher.split.part import place_of
 from planner.launcher.stage import StageModule, Tensors
-from planner.launcher.world import World
+from planner.launcher.transfers import boxes_of
 from planner.operators.running import REFUSALS
 from planner.schedules.actions import Compute, Direction, Receive, Send, text
 from planner.support.errors import LaunchError, words_of
@@ -120,7 +119,7 @@ class Evaluator:
         job: what is trained.
         part: of this device.
         graph: with the types of elements that tensors have where they cross stages.
-        world: the other devices.
+        groups: the other devices.
         data: the samples.
         deal: how they become microbatches.
         names: functions of the user, besides loss and accuracy.
@@ -130,23 +129,23 @@ class Evaluator:
     """
 
     def __init__(
-        self, job: TrainingJob, part: Part, graph: Graph, world: World, data: EvalData, deal: Deal,
-        names: Sequence[str] = (),
+        self, job: TrainingJob, part: DevicePart, graph: Graph, groups: Groups, data: EvalData,
+        deal: Deal, names: Sequence[str] = (),
     ) -> None:  # fmt: skip
-        self._job, self._part, self._world, self._data = job, part, world, data
+        self._job, self._part, self._groups, self._data = job, part, groups, data
         self._deal, self._metrics = deal, metrics_of(job.losses, names)
-        boxes = boxes_of(job.plan.strategy, graph, world.device)
-        no_gradients = GradientBuckets({}, (), world)
-        self._executor = Executor(part.stages, boxes, no_gradients, world, seed=deal.seed)
+        boxes = boxes_of(job.plan.strategy, graph, groups.device)
+        no_gradients = GradientBuckets({}, (), groups)
+        self._executor = Executor(part.stages, boxes, no_gradients, groups, seed=deal.seed)
         # Without backward passes, each forward still finds what it needs: that comes from forward
         # passes alone, and these keep their order.
         self._forwards = [
             one
-            for one in job.program.lists[world.device]
+            for one in job.program.lists[groups.device]
             if isinstance(one, Compute | Send | Receive) and one.direction is Direction.FORWARD
         ]
         self.notes: tuple[str, ...] = ()
-        known = {one for one in world.gather(data.num_samples) if one is not None}
+        known = {one for one in groups.gather(data.num_samples) if one is not None}
         if len(known) != 1:
             counts = " and ".join(map(str, sorted(known))) or "no"
             raise LaunchError(
@@ -163,7 +162,7 @@ class Evaluator:
 
     def __call__(self) -> dict[str, float]:
         """The figures, on all ranks."""
-        share_statistics(self._job, self._part, self._world)
+        share_statistics(self._job, self._part, self._groups)
         meter = Meter(self._metrics)
         batch_of = self._data.batches(self._num_samples)
         total = -(-self._num_samples // self._deal.size)
@@ -173,38 +172,36 @@ class Evaluator:
             self._executor.run([one for one in self._forwards if one.microbatch < count], work)
         page = ending.page()
         page.enter(Phase.BARRIER)
-        sums = self._world.add_up(meter.sums())
+        sums = self._groups.add_up(meter.sums())
         page.enter(Phase.BETWEEN)
         return meter.figures(sums)
 
-    def outputs(self, stage: StageModule, batch: Batch, tensors: Tensors) -> Tensors:
+    def outputs(
+        self, action: Compute, stage: StageModule, batch: Batch, tensors: Tensors
+    ) -> Tensors:
         """The outputs of a stage of this device, as in evaluation.
 
         Args:
             tensors: inputs of the stage that other stages have made.
         """
-        place = self._part.place
-        inputs = batch.inputs if place is None else place.inputs(batch.inputs)
-        return stage.evaluate({**inputs, **tensors})
+        return stage.evaluate({**self._part.places[action.stage].inputs(batch.inputs), **tensors})
 
-    def judge(self, index: int, batch: Batch, outputs: Tensors, meter: Meter) -> None:
+    def judge(self, index: int, stage: int, batch: Batch, outputs: Tensors, meter: Meter) -> None:
         """Adds the outputs of a stage for a microbatch to the figures."""
         size = self._deal.size
         rows = min(size, self._num_samples - index * size)
-        meter.add(_cut(self._whole(outputs), rows, size), _cut(batch.targets, rows, size))
+        meter.add(_cut(self._whole(stage, outputs), rows, size), _cut(batch.targets, rows, size))
 
     @property
     def last_stage(self) -> int:
         """The last stage of this device, behind which the data of a microbatch is not needed."""
         return max(self._part.stages)
 
-    def _whole(self, outputs: Tensors) -> Tensors:
+    def _whole(self, stage: int, outputs: Tensors) -> Tensors:
         """The outputs that have losses, whole. Of those that a mesh has in parts the first of its
         devices gets them for all, and the others none.
         """
-        place = self._part.place
-        if place is None:
-            return outputs
+        place = self._part.places[stage]
         lost = (loss.output for loss in self._job.losses if loss.output.name in outputs)
         whole = {one.name: place.whole_output(one, outputs[one.name]) for one in lost}
         return whole if place.mesh.index == 0 else {}
@@ -243,12 +240,13 @@ class EvaluationPass:
         if action.stage == self._evaluator.last_stage:
             del self._batches[action.microbatch]
         try:
-            outputs = self._evaluator.outputs(stage, batch, tensors)
+            outputs = self._evaluator.outputs(action, stage, batch, tensors)
         except REFUSALS as error:
             raise LaunchError(
                 f"--eval-data: at {text(action)}: {type(error).__name__}: {words_of(error)}"
             ) from error
-        self._evaluator.judge(self._first + action.microbatch, batch, outputs, self._meter)
+        index = self._first + action.microbatch
+        self._evaluator.judge(index, action.stage, batch, outputs, self._meter)
         return outputs
 
     def backward(self, action: Compute, stage: StageModule, gradients: Tensors) -> Tensors:
@@ -273,20 +271,20 @@ def _cut(tensors: Mapping[str, Tensor], rows: int, size: int) -> Tensors:
     }
 
 
-def share_statistics(job: TrainingJob, part: Part, world: World) -> None:
+def share_statistics(job: TrainingJob, part: DevicePart, groups: Groups) -> None:
     """Gives all replicas the running statistics of the first one; every rank calls it."""
     stages = job.plan.strategy.stages
     replicated = any(stage.num_replicas > 1 for stage in stages)
     if not replicated or job.plan.batch_norm is BatchNorm.FROZEN:
         return
-    places = {s: place_of(stages[s], world.device) for s in part.stages}
     own = {
-        (s, index): {name: one.cpu() for name, one in part.stages[s].running.items()}
-        for s, (replica, index) in places.items()
-        if stages[s].num_replicas > 1 and replica == 0
+        (s, place.mesh.index): {name: one.cpu() for name, one in part.stages[s].running.items()}
+        for s, place in part.places.items()
+        if stages[s].num_replicas > 1 and place.replica == 0
     }
-    for given_by in world.gather(own):
+    places = {(s, place.mesh.index) for s, place in part.places.items()}
+    for given_by in groups.gather(own):
         for (s, index), statistics in given_by.items():
-            if (s, index) not in own and places.get(s, (0, -1))[1] == index:
+            if (s, index) in places - own.keys():
                 for name, one in statistics.items():
                     part.stages[s].running[name].copy_(one)

@@ -11,13 +11,13 @@ import torch
 from planner.artefacts.plan import Plan
 from planner.launcher.asynchronous import check_schedule, flow_end
 from planner.launcher.clocks import Clock
+from planner.launcher.device_part import staying
 from planner.launcher.executor import IterationRecord
 from planner.launcher.failures.causes import introduce, with_causes
 from planner.launcher.failures.hosts import hosts_watched
 from planner.launcher.greeting import failure_told, meet_others
 from planner.launcher.job import TrainingJob, check_ranks
-from planner.launcher.part import staying
-from planner.launcher.world import ProcessRank, process_rank
+from planner.launcher.rendezvous import ProcessRank, process_rank
 from planner.profilers.storages import watching
 from planner.simulator.traces.read import measured_by
 from planner.simulator.traces.write import write_trace
@@ -119,7 +119,7 @@ def _trained(
 ) -> _Trained:
     """Runs the steps that are left, and what stands around them."""
     trainer = Trainer(job, asked.loop, seat.rank)
-    world = trainer.world
+    groups = trainer.groups
     if start is not None:
         check_left(start, trainer.num_steps)
         resume(trainer, job, start)
@@ -128,7 +128,7 @@ def _trained(
         saver = Saver(trainer, job, asked.checkpoints, trainer.num_steps)
     records: deque[IterationRecord] = deque(maxlen=KEPT_STEPS)
     losses, begun_s, iterations_s = [], [], []
-    before = world.read_clocks()
+    before = groups.read_clocks()
     follower = Follower(trainer, asked.loop, seat.rank)
     while trainer.next_step < trainer.num_steps:
         for record in trainer.run(_until(trainer, asked) - trainer.next_step):
@@ -145,10 +145,10 @@ def _trained(
     follower.close()
     if saver is not None:
         saver.finish()
-    clocks = [Clock(*pair) for pair in zip(before, world.read_clocks(), strict=True)]
+    clocks = [Clock(*pair) for pair in zip(before, groups.read_clocks(), strict=True)]
     flow = None if trainer.flow is None else trainer.flow.longest
     own = Findings(
-        device=world.device,
+        device=groups.device,
         ended_s=() if flow is None else flow.ended_s,
         peaks_bytes=_watched(trainer, job.device) if asked.launching.track_memory else None,
         loss=tuple(losses),
@@ -157,8 +157,8 @@ def _trained(
         records=tuple(records) if flow is None else (flow.record,),
         **_machine(job.device),
     )
-    findings = world.gather(own)
-    world.close()
+    findings = groups.gather(own)
+    groups.close()
     return _Trained(
         findings,
         clocks,

@@ -11,15 +11,16 @@ from torch import Tensor
 from planner.artefacts.options import Optimizer as OptimizerName
 from planner.artefacts.strategy import GradientSum
 from planner.launcher.asynchronous import Flow
+from planner.launcher.device_part import DevicePart, as_it_crosses, make_part, shorter_dtype
 from planner.launcher.executor import Executor, IterationRecord, TrainingStep
 from planner.launcher.feed import Batch, BatchNeeds, Copies, Feed, synthetic_feed, user_feed
 from planner.launcher.gradients import GradientBuckets, buckets
+from planner.launcher.groups import Groups
 from planner.launcher.job import TrainingJob
+from planner.launcher.mesh.lines import all_lines
 from planner.launcher.options import USUAL_STEPS, Loop
-from planner.launcher.part import Part, as_it_crosses, make_part, shorter_dtype
 from planner.launcher.rates import rate_factor
-from planner.launcher.split.boxes import boxes_of
-from planner.launcher.split.mesh import all_lines
+from planner.launcher.transfers import boxes_of
 from planner.launcher.updates import (
     DEFAULT_LEARNING_RATES,
     CurrentWeights,
@@ -32,7 +33,6 @@ from planner.launcher.updates import (
     owned_parameters,
 )
 from planner.launcher.versions import Versions
-from planner.launcher.world import World
 from planner.profilers.storages import MemoryWatch
 from planner.resharding.sums import owns, silent
 from planner.schedules.actions import Compute, waiting_for_sends
@@ -48,7 +48,7 @@ class Trainer:
     """The part of one device; every rank makes one, and all call `step` equally often.
 
     Attributes:
-        world: the other devices.
+        groups: the other devices.
         part: its stages and parameters.
         microbatches: indices of those that it runs, ascending.
         buckets: of the gradients of its trained parameters.
@@ -76,40 +76,36 @@ class Trainer:
         else:
             torch.cuda.set_device(job.device)
         scale = loss_scale(shorter_dtype(job))
+        self._losses = job.losses
         self._actions = job.program.lists[plan.ranks[rank]]
         computed = (one for one in self._actions if isinstance(one, Compute))
         self.microbatches = sorted({one.microbatch for one in computed})
-        self.part = make_part(job, plan.ranks[rank], lambda: scale.value)
+        sums, lines = buckets(job.program.sums), all_lines(plan.strategy)
+        self.groups = Groups(plan.ranks, rank, replace(job.program, sums=sums), job.device, lines)
+        self.part = make_part(job, self.groups, lambda: scale.value)
         self.deal = deal_of(job, loop)
         self.history = History(((0, self.deal.samples),))
-        # Data that does not fit is told before the ranks meet.
         self._feed = make_feed(job, self.part, loop, self.microbatches)
         eval_data = self._eval_data(job, loop.eval_data)
-        sums = buckets(job.program.sums)
-        self._losses = job.losses
-        lines = all_lines(plan.strategy)
-        self.world = World(plan.ranks, rank, replace(job.program, sums=sums), job.device, lines)
-        if self.part.place is not None:
-            self.part.place.connect(self.world)
-        self.num_steps = _num_steps(loop, self._feed, self.world)
+        self.num_steps = _num_steps(loop, self._feed, self.groups)
         crossing = as_it_crosses(job.model.graph, plan)
         self.evaluate: Evaluator | None = None
         if eval_data is not None:
             self.evaluate = Evaluator(
-                job, self.part, crossing, self.world, eval_data, self.deal, loop.metrics
+                job, self.part, crossing, self.groups, eval_data, self.deal, loop.metrics
             )
         self.optimizer = make_optimizer(
-            OptimizerName(plan.optimizer), list(self.part.stepped.values()),
+            OptimizerName(plan.optimizer), list(self.part.optimizer_parameters.values()),
             loop.learning_rate, loop.weight_decay,
         )  # fmt: skip
         self.buckets = GradientBuckets(
-            self.part.accumulating, sums, self.world, self.part.states,
-            silent(plan.strategy, job.model.graph, self.world.device),
+            self.part.gradient_accumulators, sums, self.groups, self.part.shards,
+            silent(plan.strategy, job.model.graph, self.groups.device),
         )  # fmt: skip
-        rules = _rules(job, loop, self.num_steps, self.world)
-        boxes = boxes_of(plan.strategy, crossing, self.world.device)
+        rules = _rules(job, loop, self.num_steps, self.groups)
+        boxes = boxes_of(plan.strategy, crossing, self.groups.device)
         self.executor = Executor(
-            self.part.stages, boxes, self.buckets, self.world,
+            self.part.stages, boxes, self.buckets, self.groups,
             waiting_for_sends(job.program.code), seed_of(job, loop),
         )  # fmt: skip
         self.next_step = 0
@@ -120,8 +116,8 @@ class Trainer:
             return
         self.buckets.follow(self._actions)
         self.optimizer_step = OptimizerStep(
-            self.optimizer, self.buckets, self._owned(job, sums), rules, self.weights,
-            scale=scale, together=self.world.add_up, states=self.part.states,
+            self.optimizer, self.buckets, self._owned(job, sums), self.part.shards, self.weights,
+            rules=rules, scale=scale, together=self.groups.add_up,
         )  # fmt: skip
 
     def _flow(self, job: TrainingJob, rules: UpdateRules) -> Flow:
@@ -129,21 +125,27 @@ class Trainer:
         ((s, stage),) = self.part.stages.items()
         self.weights = weights = Versions(stage.module, self.part.trained, self.buckets)
         self.optimizer_step = OptimizerStep(
-            self.optimizer, self.buckets, tuple(self.part.trained.values()),
-            replace(rules, reports_loss=False), weights,
-            scale=LossScale(), mean_over=job.plan.strategy.stages[s].num_replicas,
+            self.optimizer, self.buckets, tuple(self.part.trained.values()), self.part.shards,
+            weights, rules=replace(rules, reports_loss=False), scale=LossScale(),
+            mean_over=job.plan.strategy.stages[s].num_replicas,
         )  # fmt: skip
-        late_sums = self.world.late_sums() if rules.reports_loss else None
+        pending_sums = self.groups.pending_sums() if rules.reports_loss else None
         return Flow(
-            job, self.world, self.executor, self.buckets, weights, self.optimizer_step, late_sums
+            job,
+            self.groups,
+            self.executor,
+            self.buckets,
+            weights,
+            self.optimizer_step,
+            pending_sums,
         )
 
     def _owned(self, job: TrainingJob, sums: Sequence[GradientSum]) -> tuple[Tensor, ...]:
         """What this device steps and counts for all that have the same."""
-        strategy, graph, device = job.plan.strategy, job.model.graph, self.world.device
+        strategy, graph, device = job.plan.strategy, job.model.graph, self.groups.device
         if all(stage.sharding is None for stage in strategy.stages):
             return owned_parameters(self.part.trained, sums, device)
-        stepped = self.part.stepped.items()
+        stepped = self.part.optimizer_parameters.items()
         return tuple(one for name, one in stepped if owns(strategy, graph, device, name))
 
     def _eval_data(self, job: TrainingJob, data: object) -> EvalData | None:
@@ -221,7 +223,7 @@ class Trainer:
 
     def local(self, batch: Batch) -> Batch:
         """The part of a microbatch that this device needs, of the data that it is given."""
-        return batch if self.part.place is None else self.part.place.batch(batch, self._losses)
+        return self.part.local(batch, self._losses)
 
     def step(
         self, batches: Mapping[int, Batch] | None = None, watch: MemoryWatch | None = None
@@ -250,20 +252,22 @@ def _one_of(batches: Mapping[int, Batch], step: int, microbatch: int) -> Batch:
     return batches[microbatch]
 
 
-def _rules(job: TrainingJob, loop: Loop, num_steps: int, world: World) -> UpdateRules:
+def _rules(job: TrainingJob, loop: Loop, num_steps: int, groups: Groups) -> UpdateRules:
     rate = loop.learning_rate
     if rate is None:
         rate = DEFAULT_LEARNING_RATES[OptimizerName(job.plan.optimizer)]
     factor = rate_factor(loop.lr_schedule, num_steps)
-    reports = any(world.gather(loop.tells or loop.log is not None))
+    reports = any(groups.gather(loop.tells or loop.log is not None))
     return UpdateRules(rate, factor, loop.clip, loop.nan, reports)
 
 
-def _num_steps(loop: Loop, feed: Feed, world: World) -> int:
+def _num_steps(loop: Loop, feed: Feed, groups: Groups) -> int:
     """The steps of a training; those of its epochs are known to ranks that read data."""
     if loop.data is None:
         return loop.steps or USUAL_STEPS
-    known = [one for one in world.gather(getattr(feed, "steps_per_epoch", None)) if one is not None]
+    known = [
+        one for one in groups.gather(getattr(feed, "steps_per_epoch", None)) if one is not None
+    ]
     if len({*known}) > 1:
         raise LaunchError(
             f"{said(loop.data, '--data')}: expected the same dataset on all ranks, got epochs"
@@ -279,7 +283,7 @@ def _num_steps(loop: Loop, feed: Feed, world: World) -> int:
     return loop.epochs * int(known[0])
 
 
-def make_feed(job: TrainingJob, part: Part, loop: Loop, mine: Sequence[int] = ()) -> Feed:
+def make_feed(job: TrainingJob, part: DevicePart, loop: Loop, mine: Sequence[int] = ()) -> Feed:
     """The data of this device: the inputs of the graph that its stages read, and the targets of
     the losses that they compute.
 
@@ -312,7 +316,7 @@ def deal_of(job: TrainingJob, loop: Loop) -> Deal:
     )  # fmt: skip
 
 
-def needs_of(job: TrainingJob, part: Part) -> BatchNeeds:
+def needs_of(job: TrainingJob, part: DevicePart) -> BatchNeeds:
     """The data that a device reads."""
     read = {name for stage in part.stages.values() for name in stage.input_names}
     made = {name for stage in part.stages.values() for name in stage.output_names}

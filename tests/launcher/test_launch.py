@@ -14,7 +14,7 @@ from planner.artefacts.files import read_plan, write_plan
 from planner.artefacts.losses import losses
 from planner.artefacts.options import Optimizer
 from planner.artefacts.strategy import GradientSum
-from planner.launcher import job, part, processes, world
+from planner.launcher import job, processes, rendezvous
 from planner.launcher.gradients import GradientBuckets
 from planner.launcher.handshake import Agreement
 from planner.launcher.source import read_model
@@ -269,7 +269,7 @@ def test_commands_are_shown_as_a_shell_takes_them():
 
 def test_a_loss_that_is_not_finite_is_noted_and_null_in_json(alone, monkeypatch):
     nothing = lambda loss: lambda output, target: output.sum() * torch.nan  # noqa: E731
-    monkeypatch.setattr(part, "criterion", nothing)
+    monkeypatch.setattr("planner.launcher.mesh.losses.criterion", nothing)
     found = launch(alone, steps=2)
     said = "the loss is not finite: look for weights that are not, or lower --lr"
     assert found.notes == (said,)
@@ -491,13 +491,13 @@ def test_a_device_that_trains_nothing_has_no_optimizer():
 
 
 def test_auto_runs_on_what_the_plan_was_made_for(monkeypatch):
-    seat = world.ProcessRank(1, 2, 1, 2)
+    seat = rendezvous.ProcessRank(1, 2, 1, 2)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert world.choose_device("auto", seat, 2, frozenset({"cpu"})) == "cpu"
-    assert world.choose_device("auto", seat, 2, frozenset({"V100"})) == "cuda:1"
+    assert rendezvous.choose_device("auto", seat, 2, frozenset({"cpu"})) == "cpu"
+    assert rendezvous.choose_device("auto", seat, 2, frozenset({"V100"})) == "cuda:1"
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    assert world.choose_device("auto", seat, 2, frozenset({"V100"})) == "cpu"
+    assert rendezvous.choose_device("auto", seat, 2, frozenset({"V100"})) == "cpu"
 
 
 def test_nproc_below_the_devices_starts_nothing(tmp_path):

@@ -21,7 +21,7 @@ import torch.distributed as dist
 import planner
 from planner.artefacts.files import read_plan
 from planner.commands.errors import ranks_leave_at_once
-from planner.launcher.part import Part
+from planner.launcher.device_part import Part
 from planner.reports.launch import launch_json
 from planner.training import trainer
 from tests.support.ranks import under_torchrun

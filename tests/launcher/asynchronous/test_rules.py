@@ -12,7 +12,7 @@ from planner.artefacts.files import read_plan, write_plan
 from planner.artefacts.options import LossOptions
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy
 from planner.launcher.job import prepare
-from planner.launcher.world import ProcessRank
+from planner.launcher.rendezvous import ProcessRank
 from planner.operators import randomness
 from planner.reports.launch import launch_json, launch_tables
 from planner.schedules.actions import Compute, Direction, Step

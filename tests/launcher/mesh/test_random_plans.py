@@ -15,9 +15,9 @@ from torch.nn import functional
 
 from planner.artefacts.losses import losses
 from planner.artefacts.sharding import Sharding, rule_of
-from planner.launcher.split.convert import Conversion
-from planner.launcher.split.module import split_module
-from planner.launcher.split.part import local_parameters
+from planner.launcher.device_part import StagePlace, local_parameters
+from planner.launcher.mesh.convert import Conversion
+from planner.launcher.mesh.module import split_module
 from planner.launcher.stage import StageModule
 from planner.model.export.export import export_module
 from planner.operators import parameters
@@ -191,7 +191,7 @@ def test_running_statistics_follow_where_parameters_are_gathered_again(tmp_path)
 
     def on_one(mesh):
         held = [one.name for one in model.graph.parameters]
-        values = local_parameters(model, held, stage.sharding, mesh, "cpu")
+        values = local_parameters(model, held, StagePlace(stage, 0, mesh), "cpu")
         module = split_module(model, stage, mesh, values, "cpu")
         runner = StageModule(module, model.graph, False, {})
         for m, (inputs, _) in enumerate(batches):
@@ -276,7 +276,7 @@ def test_classes_that_are_cut_are_compared_over_the_line(small):
 
 def test_a_loss_over_cut_classes_that_are_no_scores_is_refused(small):
     (loss,) = losses(small.graph)
-    from planner.launcher.split.losses import split_criterion
+    from planner.launcher.mesh.losses import split_criterion
     from tests.support.threads import meshes
 
     mesh = meshes((2,))[0][0]

@@ -9,10 +9,15 @@ import pytest
 import torch
 
 from planner.artefacts.graph import Tensor
-from planner.launcher.exchange import Exchange, in_a_row, laid_out, order_of
 from planner.launcher.executor import Executor
-from planner.launcher.split.boxes import Boxes
-from planner.launcher.world import _Watcher
+from planner.launcher.transfers import (
+    Boxes,
+    CompletionThread,
+    Exchange,
+    in_a_row,
+    laid_out,
+    order_of,
+)
 from planner.schedules.actions import Compute, Direction, Receive, Send
 
 B, F = Direction.BACKWARD, Direction.FORWARD
@@ -215,7 +220,7 @@ def test_a_buffer_is_gone_when_its_transfer_is_over(error):
 
     tensor = torch.zeros(3)
     known = weakref.ref(tensor)
-    ended = _Watcher().watch(Work(tensor), tensor)
+    ended = CompletionThread().watch(Work(tensor), tensor)
     ended.add_done_callback(lambda _: there.append(known()))
     del tensor
     assert known() is not None
