@@ -177,20 +177,19 @@ class Flow:
         last action of it; the last step at the end of the list.
         """
         closing, ended_s = self._closing(actions), list[float]()
-        last = max(closing)
         events = self._executor.events(actions, self, step=self._first, watch=watch)
         for i, (_, _, end_s) in enumerate(events):
             if i in closing:
                 ended_s.append(end_s)
-                if i < last:
-                    yield self._step_record(closing[i], ended_s)
+                if len(ended_s) < len(closing):
+                    yield self._step_record(ended_s)
         if len(ended_s) >= len(self.longest.ended_s):
             self.longest = FlowRecord(self._executor.record, tuple(ended_s))
-        yield self._step_record(closing[last], ended_s)
+        yield self._step_record(ended_s)
 
-    def _closing(self, actions: list[Action]) -> dict[int, int]:
-        """The optimizer's steps after the last backward of each step of the training: their places
-        among the events of a list, and the index of that step.
+    def _closing(self, actions: list[Action]) -> frozenset[int]:
+        """The places among the events of a list at which a step of the training ends: the
+        optimizer's last step after a backward of it.
         """
         last: dict[int, int] = {}
         current = self._first
@@ -200,14 +199,13 @@ class Flow:
                 current, _ = self.place(action.microbatch)
             elif isinstance(action, Step):
                 last[current] = i
-        return {i: step for step, i in last.items()}
+        return frozenset(last.values())
 
-    def _step_record(self, step: int, ended_s: list[float]) -> IterationRecord:
-        """The loss and the time of a step that has ended on this device."""
-        at = step - self._first
-        begun_s = ended_s[at - 1] if at else 0.0
-        start_s, loss = self._executor.record.begun_s, self._losses.pop(step)
-        return IterationRecord(loss, start_s + begun_s, ended_s[at] - begun_s)
+    def _step_record(self, ended_s: list[float]) -> IterationRecord:
+        """The loss and the time of the step that has ended last on this device."""
+        *_, begun_s, end_s = 0.0, *ended_s
+        loss = self._losses.pop(self._first + len(ended_s) - 1)
+        return IterationRecord(loss, self._executor.record.begun_s + begun_s, end_s - begun_s)
 
     def _known_losses(
         self, ended: deque[tuple[int, IterationRecord]], *, last: bool

@@ -16,6 +16,7 @@ from planner.launcher.gradients import GradientBuckets
 from planner.launcher.groups import Groups
 from planner.launcher.stage import LocalHandover, StageModule, Tensors
 from planner.launcher.transfers import Arrival, Boxes, Exchange, PostedTransfer, dense
+from planner.launcher.updates import OptimizerStep
 from planner.operators.randomness import drawing
 from planner.operators.running import REFUSALS
 from planner.profilers.storages import MemoryWatch
@@ -89,18 +90,6 @@ class Work(Protocol):
         """The optimizer's step."""
 
 
-class OptimizerSteps(Protocol):
-    """Makes the steps of one device: an `OptimizerStep`."""
-
-    def step(self, index: int, loss: float) -> object:
-        """Changes the weights, and clears the gradients.
-
-        Args:
-            index: of the step of the training.
-            loss: this device's share.
-        """
-
-
 class TrainingStep:
     """A step of a training whose optimizer steps once, after all microbatches; a `Work`.
 
@@ -113,7 +102,7 @@ class TrainingStep:
         optimizer: makes the step.
     """
 
-    def __init__(self, index: int, batches: Mapping[int, Batch], optimizer: OptimizerSteps) -> None:
+    def __init__(self, index: int, batches: Mapping[int, Batch], optimizer: OptimizerStep) -> None:
         self._index, self._batches, self._optimizer = index, batches, optimizer
         self.loss = 0.0
 

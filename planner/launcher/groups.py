@@ -34,18 +34,15 @@ class PendingSums:
 
     def __init__(self, rank: int, group: dist.ProcessGroup | None) -> None:
         self._rank, self._group = rank, group
-        self._completion = None if group is None else CompletionThread()
-        self._waiting: deque[tuple[Tensor, PostedTransfer | None]] = deque()
+        self._waiting: deque[tuple[Tensor, dist.Work | None]] = deque()
 
     def start(self, value: float) -> None:
         """Gives this rank's part of the next sum."""
-        total, posted = torch.tensor([value], dtype=torch.float64), None
+        total, work = torch.tensor([value], dtype=torch.float64), None
         if self._group is not None:
             with peer_errors(self._rank):
                 work = dist.all_reduce(total, group=self._group, async_op=True)
-            assert work is not None
-            posted = PostedTransfer(total, work, self._completion)
-        self._waiting.append((total, posted))
+        self._waiting.append((total, work))
 
     def finished(self, *, wait: bool = False) -> Iterator[float]:
         """The sums that are there and were not given yet, in their order.
@@ -54,12 +51,12 @@ class PendingSums:
             wait: whether to wait for those that are not there.
         """
         while self._waiting:
-            total, posted = self._waiting[0]
-            if posted is not None and not wait and not posted.is_over():
-                return
-            if posted is not None:
+            total, work = self._waiting[0]
+            if work is not None:
                 with peer_errors(self._rank):
-                    posted.wait()
+                    if not wait and not work.is_completed():
+                        return
+                    work.wait()
             self._waiting.popleft()
             yield total.item()
 

@@ -8,9 +8,8 @@ asynchronous schedule each stage steps for itself, and decides alone.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -22,6 +21,7 @@ from planner.launcher.gradients import GradientBuckets
 from planner.launcher.mesh.shards import OptimizerShards
 from planner.launcher.options import NanRule
 from planner.launcher.rates import Factor
+from planner.launcher.versions import Weights
 from planner.support.errors import LaunchError
 
 DEFAULT_LEARNING_RATES: Mapping[OptimizerName, float] = {
@@ -101,28 +101,6 @@ class StepResult:
     norm: float | None = None
     skipped: bool = False
     scale: float = 1.0
-
-
-class Weights(Protocol):
-    """The weights that an optimizer changes: `CurrentWeights`, or their `Versions`."""
-
-    def step(self, change: Callable[[], object]) -> None:
-        """Changes the parameters in place."""
-
-    def tensors(self) -> Iterable[Tensor]:
-        """All memory of weights besides the parameters."""
-
-
-class CurrentWeights:
-    """Weights of which every pass meets the newest."""
-
-    def step(self, change: Callable[[], object]) -> None:
-        """As `Weights.step`."""
-        change()
-
-    def tensors(self) -> Iterable[Tensor]:
-        """None."""
-        return ()
 
 
 class OptimizerStep:

@@ -25,6 +25,18 @@ from planner.launcher.gradients import GradientBuckets
 Leaves = tuple[Tensor, ...]
 
 
+class CurrentWeights:
+    """The weights of a schedule under which every pass meets the newest."""
+
+    def step(self, change: Callable[[], object]) -> None:
+        """Changes the parameters in place."""
+        change()
+
+    def tensors(self) -> Iterator[Tensor]:
+        """All memory of weights besides the parameters: none."""
+        return iter(())
+
+
 class Versions:
     """The trained parameters of one stage on one device, in the versions that minibatches need.
 
@@ -144,3 +156,7 @@ def _places(
         for name, one in owner.named_parameters(recurse=False)
         if id(one) in known
     ]
+
+
+Weights = CurrentWeights | Versions
+"""The weights of a device's stages, which its optimizer changes."""

@@ -110,7 +110,8 @@ class EvalData:
 
 
 class Evaluator:
-    """Evaluates a model that is being trained; every rank makes one, and all call it together.
+    """Evaluates a model that is being trained; every rank makes one, and all call it together. It
+    is the `Work` of its executor, in passes of up to M microbatches.
 
     Attributes:
         notes: on what is left out.
@@ -144,6 +145,10 @@ class Evaluator:
             for one in job.program.lists[groups.device]
             if isinstance(one, Compute | Send | Receive) and one.direction is Direction.FORWARD
         ]
+        self._page = ending.page()
+        self._meter, self._first = Meter(self._metrics), 0
+        self._fetch: Callable[[int], Batch]
+        self._batches: dict[int, Batch] = {}  # of microbatches between their first and last stage
         self.notes: tuple[str, ...] = ()
         known = {one for one in groups.gather(data.num_samples) if one is not None}
         if len(known) != 1:
@@ -163,39 +168,52 @@ class Evaluator:
     def __call__(self) -> dict[str, float]:
         """The figures, on all ranks."""
         share_statistics(self._job, self._part, self._groups)
-        meter = Meter(self._metrics)
-        batch_of = self._data.batches(self._num_samples)
+        self._meter = Meter(self._metrics)
+        self._fetch = self._data.batches(self._num_samples)
         total = -(-self._num_samples // self._deal.size)
         for first in range(0, total, self._deal.count):
-            count = min(self._deal.count, total - first)
-            work = EvaluationPass(self, first, batch_of, meter)
-            self._executor.run([one for one in self._forwards if one.microbatch < count], work)
-        page = ending.page()
-        page.enter(Phase.BARRIER)
-        sums = self._groups.add_up(meter.sums())
-        page.enter(Phase.BETWEEN)
-        return meter.figures(sums)
+            self._first, count = first, min(self._deal.count, total - first)
+            self._executor.run([one for one in self._forwards if one.microbatch < count], self)
+        self._page.enter(Phase.BARRIER)
+        sums = self._groups.add_up(self._meter.sums())
+        self._page.enter(Phase.BETWEEN)
+        return self._meter.figures(sums)
 
-    def outputs(
-        self, action: Compute, stage: StageModule, batch: Batch, tensors: Tensors
-    ) -> Tensors:
-        """The outputs of a stage of this device, as in evaluation.
+    def place(self, microbatch: int) -> tuple[int, int]:
+        """As `Work.place`; every pass draws the same numbers."""
+        return 0, microbatch
 
-        Args:
-            tensors: inputs of the stage that other stages have made.
-        """
-        return stage.evaluate({**self._part.places[action.stage].inputs(batch.inputs), **tensors})
+    def begin(self, action: Compute) -> None:
+        """Fetches the data of a microbatch before its first stage here."""
+        if action.microbatch not in self._batches:
+            self._page.enter(Phase.BETWEEN)
+            self._batches[action.microbatch] = self._fetch(self._first + action.microbatch)
 
-    def judge(self, index: int, stage: int, batch: Batch, outputs: Tensors, meter: Meter) -> None:
-        """Adds the outputs of a stage for a microbatch to the figures."""
+    def forward(self, action: Compute, stage: StageModule, tensors: Tensors) -> Tensors:
+        """As `Work.forward`, in evaluation; judges the outputs."""
+        batch = self._batches[action.microbatch]
+        if action.stage == max(self._part.stages):
+            del self._batches[action.microbatch]
+        inputs = self._part.places[action.stage].inputs(batch.inputs)
+        try:
+            outputs = stage.evaluate({**inputs, **tensors})
+        except REFUSALS as error:
+            raise LaunchError(
+                f"--eval-data: at {text(action)}: {type(error).__name__}: {words_of(error)}"
+            ) from error
         size = self._deal.size
-        rows = min(size, self._num_samples - index * size)
-        meter.add(_cut(self._whole(stage, outputs), rows, size), _cut(batch.targets, rows, size))
+        rows = min(size, self._num_samples - (self._first + action.microbatch) * size)
+        whole = _cut(self._whole(action.stage, outputs), rows, size)
+        self._meter.add(whole, _cut(batch.targets, rows, size))
+        return outputs
 
-    @property
-    def last_stage(self) -> int:
-        """The last stage of this device, behind which the data of a microbatch is not needed."""
-        return max(self._part.stages)
+    def backward(self, action: Compute, stage: StageModule, gradients: Tensors) -> Tensors:
+        """Never: an evaluation has forward passes only."""
+        raise NotImplementedError
+
+    def step(self) -> None:
+        """Never."""
+        raise NotImplementedError
 
     def _whole(self, stage: int, outputs: Tensors) -> Tensors:
         """The outputs that have losses, whole. Of those that a mesh has in parts the first of its
@@ -205,57 +223,6 @@ class Evaluator:
         lost = (loss.output for loss in self._job.losses if loss.output.name in outputs)
         whole = {one.name: place.whole_output(one, outputs[one.name]) for one in lost}
         return whole if place.mesh.index == 0 else {}
-
-
-class EvaluationPass:
-    """Forward passes of up to M microbatches; the `Work` of an `Executor`.
-
-    Args:
-        evaluator: computes and judges outputs.
-        first: index of the first microbatch among all of the evaluation.
-        batch_of: gives the data of a microbatch by its index among all, once.
-        meter: adds up the figures.
-    """
-
-    def __init__(
-        self, evaluator: Evaluator, first: int, batch_of: Callable[[int], Batch], meter: Meter
-    ) -> None:
-        self._evaluator, self._first, self._batch_of = evaluator, first, batch_of
-        self._meter, self._batches = meter, dict[int, Batch]()
-        self._page = ending.page()
-
-    def place(self, microbatch: int) -> tuple[int, int]:
-        """As `Work.place`; every evaluation draws the same numbers."""
-        return 0, microbatch
-
-    def begin(self, action: Compute) -> None:
-        """Fetches the data of a microbatch before its first stage here."""
-        if action.microbatch not in self._batches:
-            self._page.enter(Phase.BETWEEN)
-            self._batches[action.microbatch] = self._batch_of(self._first + action.microbatch)
-
-    def forward(self, action: Compute, stage: StageModule, tensors: Tensors) -> Tensors:
-        """As `Work.forward`."""
-        batch = self._batches[action.microbatch]
-        if action.stage == self._evaluator.last_stage:
-            del self._batches[action.microbatch]
-        try:
-            outputs = self._evaluator.outputs(action, stage, batch, tensors)
-        except REFUSALS as error:
-            raise LaunchError(
-                f"--eval-data: at {text(action)}: {type(error).__name__}: {words_of(error)}"
-            ) from error
-        index = self._first + action.microbatch
-        self._evaluator.judge(index, action.stage, batch, outputs, self._meter)
-        return outputs
-
-    def backward(self, action: Compute, stage: StageModule, gradients: Tensors) -> Tensors:
-        """None: an evaluation has forward passes only."""
-        raise NotImplementedError
-
-    def step(self) -> None:
-        """None."""
-        raise NotImplementedError
 
 
 def _has_rows(loss: Loss, size: int) -> bool:

@@ -23,16 +23,14 @@ from planner.launcher.rates import rate_factor
 from planner.launcher.transfers import boxes_of
 from planner.launcher.updates import (
     DEFAULT_LEARNING_RATES,
-    CurrentWeights,
     LossScale,
     OptimizerStep,
     UpdateRules,
-    Weights,
     loss_scale,
     make_optimizer,
     owned_parameters,
 )
-from planner.launcher.versions import Versions
+from planner.launcher.versions import CurrentWeights, Versions, Weights
 from planner.profilers.storages import MemoryWatch
 from planner.resharding.sums import owns, silent
 from planner.schedules.actions import Compute, waiting_for_sends
