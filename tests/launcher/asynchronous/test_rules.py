@@ -180,7 +180,7 @@ def test_a_loop_of_ones_own_steps_after_each_minibatch(made):
             found.append(trainer.step((x, classes)))
             shares = []
             for m, part in enumerate(zip(x.chunk(4), classes.chunk(4), strict=True)):
-                with randomness.drawing(SEED, step, m):
+                with randomness.random_operators(SEED, step, m):
                     loss = torch.nn.functional.cross_entropy(module(part[0]), part[1])
                 optimizer.zero_grad()
                 loss.backward()
