@@ -218,8 +218,8 @@ class Executor:
         self._awaited.append(self._exchange.expect(action, shape, dtype))
 
     def _compute(self, action: Compute, work: Work) -> Event:
-        self._outputs = {}  # a transfer keeps the result that it sends
         work.begin(action)
+        self._outputs = {}  # a transfer keeps the result that it sends
         step, microbatch = work.place(action.microbatch)
         arrived = self._wait_for(action, microbatch)
         self._wait_for_sends(action)
