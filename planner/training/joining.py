@@ -12,6 +12,7 @@ from planner.launcher.handshake import Agreement
 from planner.launcher.job import TrainingJob, prepare, with_choices
 from planner.launcher.options import Loop, check
 from planner.launcher.rendezvous import ProcessRank
+from planner.support.errors import OptionError
 from planner.support.options import Options, options_from
 from planner.training.checkpoints.folder import Checkpoint
 from planner.training.checkpoints.keeping import check as check_checkpoints
@@ -71,8 +72,15 @@ def check_options(loop: Loop, checkpoints: Checkpoints) -> None:
     Raises:
         PlannerError: a message for the user.
     """
-    check(loop)
-    check_checkpoints(checkpoints)
+    try:
+        check(loop)
+        check_checkpoints(checkpoints)
+    except OptionError as error:
+        if loop.config is None:
+            raise
+        raise OptionError(
+            f"{error} (with the options of {loop.config.rpartition(' ')[0]})"
+        ) from None
 
 
 def seated(plan: Plan, agreed: Agreement) -> Plan:
