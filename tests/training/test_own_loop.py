@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import planner
 from planner.artefacts.options import Optimizer
-from planner.launcher.gradients import make_optimizer
+from planner.launcher.updates import make_optimizer
 from planner.operators import randomness
 from planner.support.errors import FileError, LaunchError, OptionError
 from planner.training.fingerprints import fingerprint
@@ -70,7 +70,7 @@ def by_torch(folder, own=lambda m: True):
             zip(x.chunk(MICROBATCHES), classes.chunk(MICROBATCHES), strict=True)
         ):
             kept = {n: one.clone() for n, one in module.named_buffers()}
-            with randomness.drawing(SEED, step, m):
+            with randomness.random_operators(SEED, step, m):
                 loss = nn.functional.cross_entropy(module(inputs), target) / MICROBATCHES
             loss.backward()
             losses[-1] += loss.item()
