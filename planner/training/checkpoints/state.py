@@ -23,9 +23,8 @@ from torch.optim import Optimizer
 from planner.artefacts.graph import Graph, parameters_by_name
 from planner.artefacts.sharding import Spec, local_shape
 from planner.artefacts.strategy import operator_indices
+from planner.launcher.device_part import DevicePart
 from planner.launcher.job import TrainingJob
-from planner.launcher.part import Part
-from planner.launcher.split.part import spec_in
 from planner.resharding.sums import lies_in
 from planner.support.errors import FileError, LaunchError
 from planner.training.checkpoints.folder import (
@@ -58,8 +57,8 @@ def tensors_to_save(trainer: Trainer, job: TrainingJob) -> dict[str, Tensor]:
     Raises:
         LaunchError: if the optimizer keeps something else than tensors.
     """
-    device, part = trainer.world.device, trainer.part
-    holders, stepped = _first_holders(job), trainer.part.stepped
+    device, part = trainer.groups.device, trainer.part
+    holders, stepped = _first_holders(job), trainer.part.optimizer_parameters
     ways = _Ways(part, job.model.graph)
     tensors: dict[str, Tensor] = {}
     for name, value in part.trained.items():
@@ -93,7 +92,7 @@ def restore(trainer: Trainer, job: TrainingJob, start: Checkpoint) -> None:
         )
     words, ways = record.optimizer_words, _Ways(part, job.model.graph)
     into: dict[str, Tensor] = {}
-    stepped, filled = part.stepped, list[Callable[[], None]]()
+    stepped, filled = part.optimizer_parameters, list[Callable[[], None]]()
     for name, value in part.trained.items():
         into[PARAMETERS + name], done = ways.to_fill(name, value.detach())
         filled.append(done)
@@ -102,19 +101,18 @@ def restore(trainer: Trainer, job: TrainingJob, start: Checkpoint) -> None:
         into |= {f"{OPTIMIZER}{name}/{word}": tensor for word, tensor in kept.items()}
         if trainer.optimizer is not None and kept:
             filled.append(partial(_keep, trainer.optimizer, stepped[name], kept, ways, name))
-    statistics = _statistics(part, record, _first_holders(job), trainer.world.device)
+    statistics = _statistics(part, record, _first_holders(job), trainer.groups.device)
     for saved, (name, value) in statistics.items():
         into[saved], done = ways.to_fill(name, value)
         filled.append(done)
-    rank = job.plan.ranks.index(trainer.world.device)
+    rank = job.plan.ranks.index(trainer.groups.device)
     states = _new_generators(record, rank) if record.num_ranks == len(job.plan.ranks) else {}
     into |= {f"{RANDOM}{rank}/{word}": state for word, state in states.items()}
     _check_shapes(start, into)
     fill(into, start.path, record.tensors)
     for done in filled:
         done()
-    if part.states is not None:
-        part.states.refresh()
+    part.shards.refresh()
     _set_generators(states, job.device)
     trainer.restore(record.extras, record.step)
 
@@ -148,15 +146,15 @@ class _Ways:
         graph: the model's.
     """
 
-    def __init__(self, part: Part, graph: Graph) -> None:
-        self._place, self._known = part.place, parameters_by_name(graph)
-        self._lies = {} if part.place is None else lies_in(part.place.stage, graph)
+    def __init__(self, part: DevicePart, graph: Graph) -> None:
+        self._known = parameters_by_name(graph)
+        self._place = next(iter(part.places.values()))  # in all, parameters lie alike
+        self._lies = lies_in(self._place.stage, graph)
 
     def _spec(self, name: str, *, of_state: bool) -> Spec:
-        assert self._place is not None
         if of_state and name in self._lies:
             return self._lies[name].state
-        return spec_in(self._place.sharding.parameters, name, self._place.sharding)
+        return self._place.spec("parameters", name)
 
     def whole(
         self, saved: str, name: str, tensor: Tensor, *, of_state: bool = False
@@ -167,22 +165,20 @@ class _Ways:
             saved: its name in a checkpoint.
             name: of the parameter.
         """
-        if self._place is None:
-            return {saved: tensor}
         shape, spec = self._known[name].shape, self._spec(name, of_state=of_state)
-        if tuple(tensor.shape) == local_shape(shape, spec, self._place.mesh.sizes):
+        if spec and tuple(tensor.shape) == local_shape(shape, spec, self._place.mesh.sizes):
             tensor = self._place.whole(shape, spec, tensor.detach()).cpu()
         return {saved: tensor} if self._place.mesh.index == 0 else {}
 
     def part(self, name: str, whole: Tensor, *, of_state: bool = False) -> Tensor:
         """The other way round, in memory of its own."""
-        if self._place is None or tuple(whole.shape) != self._known[name].shape:
+        if tuple(whole.shape) != self._known[name].shape:
             return whole
-        return self._place.part(whole, self._spec(name, of_state=of_state)).clone()
+        return self._place.part(whole, self._spec(name, of_state=of_state))
 
     def to_fill(self, name: str, value: Tensor) -> tuple[Tensor, Callable[[], None]]:
         """The tensor to fill for a parameter, and what is to be done afterwards."""
-        if self._place is None or value.shape == self._known[name].shape:
+        if value.shape == self._known[name].shape:
             return value, _nothing
         whole = value.new_empty(self._known[name].shape)
 
@@ -210,14 +206,17 @@ def _first_holders(job: TrainingJob) -> dict[str, tuple[tuple[int, ...], ...]]:
     return holders
 
 
-def _running(part: Part) -> Iterator[str]:
+def _running(part: DevicePart) -> Iterator[str]:
     """The running statistics of a device that training changes, by name."""
     changing = {id(one) for stage in part.stages.values() for one in stage.running.values()}
     return (name for name, value in part.values.items() if id(value) in changing)
 
 
 def _statistics(
-    part: Part, record: Record, holders: Mapping[str, tuple[tuple[int, ...], ...]], device: int
+    part: DevicePart,
+    record: Record,
+    holders: Mapping[str, tuple[tuple[int, ...], ...]],
+    device: int,
 ) -> dict[str, tuple[str, Tensor]]:
     """The running statistics of a device, with their names in the model, by the names of those that
     it takes over: of the same replica, else of the first one. Normalizations that are frozen now
