@@ -19,18 +19,21 @@ from typing import Self
 import torch.distributed as dist
 from torch import Tensor
 
-from planner.launcher import ending
 from planner.launcher.asynchronous import check_schedule
 from planner.launcher.device_part import as_it_crosses
-from planner.launcher.failures.causes import introduce, with_causes
+from planner.launcher.failures.errors import introduce, with_causes
 from planner.launcher.failures.hosts import hosts_watched
-from planner.launcher.failures.page import Phase
-from planner.launcher.failures.uncaught import become_a_rank, speak_last
+from planner.launcher.failures.rank import (
+    current_rank,
+    current_status,
+    enter_from_script,
+    take_error_hook,
+)
+from planner.launcher.failures.status import Phase
 from planner.launcher.feed import Batch
-from planner.launcher.greeting import failure_told, meet_others
 from planner.launcher.job import TrainingJob
 from planner.launcher.rates import KNOWN
-from planner.launcher.rendezvous import ProcessRank, process_rank
+from planner.launcher.rendezvous import ProcessRank, failure_reported, meet_others, process_rank
 from planner.support.errors import LaunchError, OptionError
 from planner.support.named import function_named
 from planner.training.checkpoints.folder import PARAMETERS, STATISTICS, Checkpoint, name_of
@@ -175,7 +178,7 @@ class LoopTrainer:
             saver.save(trainer.next_step)
             saver.finish()
             trainer.groups.barrier()
-            ending.page().enter(Phase.BETWEEN)
+            current_status().enter(Phase.BETWEEN)
         return chosen / name_of(trainer.next_step)
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -202,7 +205,7 @@ class LoopTrainer:
             trainer.groups.barrier()
         trainer.groups.close()
         self._watched.close()
-        rank = ending.here()
+        rank = current_rank()
         if rank is not None:
             rank.end_work()
         self._trainer = None
@@ -247,7 +250,7 @@ class LoopTrainer:
             return
         own = None if batch is None else fingerprint(self._reader.named(batch, where))
         rate = trainer.optimizer_step.rate
-        ending.page().enter(Phase.BARRIER)
+        current_status().enter(Phase.BARRIER)
         (first, last), (slowest, fastest) = trainer.groups.extremes([own, rate])
         if first < last:
             raise LaunchError(
@@ -296,9 +299,9 @@ def begin(asked: Asked, metrics: Sequence[str]) -> LoopTrainer:
             "planner.trainer: torch.distributed is in use already; leave init_process_group out, as"
             " the trainer calls it, and close a trainer before the next one"
         )
-    become_a_rank()
+    enter_from_script()
     seat = process_rank()
-    with failure_told(seat):
+    with failure_reported(seat):
         check_schedule(asked.plan, asked.loop)
         _check_schedule(asked.loop.lr_schedule)
         for name in metrics:
@@ -313,10 +316,10 @@ def begin(asked: Asked, metrics: Sequence[str]) -> LoopTrainer:
         with with_causes(asked.plan, mine):
             job, start = read_job(asked, agreed, seat)
             trainer = Trainer(job, asked.loop, seat.rank)
-            speak_last()
+            take_error_hook()
             if start is not None:
                 resume(trainer, job, start)
-        ending.page().enter(Phase.BETWEEN)
+        current_status().enter(Phase.BETWEEN)
         watched = failing.pop_all()
     return LoopTrainer(asked, job, trainer, start, metrics, watched)
 

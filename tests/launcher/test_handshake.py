@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed as dist
 
-from planner.launcher import handshake
+from planner.launcher import rendezvous
 from planner.launcher.failures import hosts
-from planner.launcher.failures.hosts import ENDED, LOST_S, Watched
-from planner.launcher.handshake import Hello, agree, say_failed, shake_hands
-from planner.launcher.seats import seating
+from planner.launcher.failures.hosts import ENDED, LOST_S, HostHeartbeats
+from planner.launcher.rendezvous import agree, report_failure, shake_hands
+from planner.launcher.seating import RankFacts, rank_assignment
 from planner.support.errors import LaunchError
 
 SAME = {"strategy": "3f2a", "torch": "2.9"}
@@ -39,7 +39,7 @@ def meet(store, hellos, seats=in_turn):
 
 
 def test_equal_ranks_agree(store):
-    met = meet(store, [Hello(SAME, "a 1", first=0), Hello(SAME, "b 2", first=1)])
+    met = meet(store, [RankFacts(SAME, "a 1", first=0), RankFacts(SAME, "b 2", first=1)])
     assert met[0] == met[1]
     assert met[0].ranks == (0, 1) and not met[0].restarted
     assert met[0].hosts == {0: "a", 1: "b"}
@@ -47,7 +47,7 @@ def test_equal_ranks_agree(store):
 
 def test_a_mismatch_names_rank_and_thing_on_all_ranks(store):
     other = {**SAME, "torch": "2.8"}
-    met = meet(store, [Hello(SAME, "a 1"), Hello(SAME, "a 1"), Hello(other, "b 2")])
+    met = meet(store, [RankFacts(SAME, "a 1"), RankFacts(SAME, "a 1"), RankFacts(other, "b 2")])
     assert len({*met}) == 1
     first, line = met[0].splitlines()
     assert first.startswith("the ranks do not run the same; start all with the same files")
@@ -55,36 +55,36 @@ def test_a_mismatch_names_rank_and_thing_on_all_ranks(store):
 
 
 def test_a_value_that_one_rank_lacks_is_a_difference():
-    more = Hello({**SAME, "option clip": "1.0"}, "a 1")
-    assert handshake.differences([Hello(SAME, "a 1"), more]) == [
+    more = RankFacts({**SAME, "option clip": "1.0"}, "a 1")
+    assert rendezvous.differences([RankFacts(SAME, "a 1"), more]) == [
         "option clip: rank 0 has None, rank 1 on a has '1.0'"
     ]
 
 
 def test_all_know_of_a_restart_that_one_agent_has_counted(store):
-    met = meet(store, [Hello(SAME, "a 1"), Hello(SAME, "b 2", restarts=1)])
+    met = meet(store, [RankFacts(SAME, "a 1"), RankFacts(SAME, "b 2", restarts=1)])
     assert [one.restarted for one in met] == [True, True]
 
 
 def test_hellos_of_the_start_before_are_not_taken_for_this_one(store):
     old = {**SAME, "strategy": "dead"}
-    before = meet(store, [Hello(old, "a 1"), Hello(old, "a 1")])
-    store.set("planner/hello/1", '{"number": "gone", "hello": {"values": {}, "host": "x 1"}}')
-    after = meet(store, [Hello(SAME, "a 1"), Hello(SAME, "a 1")])
+    before = meet(store, [RankFacts(old, "a 1"), RankFacts(old, "a 1")])
+    store.set("planner/hello/1", '{"number": "gone", "facts": {"values": {}, "host": "x 1"}}')
+    after = meet(store, [RankFacts(SAME, "a 1"), RankFacts(SAME, "a 1")])
     assert after[0] == after[1] and after[0].generation != before[0].generation
 
 
 def test_a_rank_that_fails_before_it_is_told_of(store, monkeypatch):
-    monkeypatch.setattr(handshake, "STALE_S", 0.1)
-    say_failed(store, 1, "none.json: no such file")
+    monkeypatch.setattr(rendezvous, "STALE_S", 0.1)
+    report_failure(store, 1, "none.json: no such file")
     with pytest.raises(LaunchError, match=r"^rank 1 has failed: none\.json: no such file$"):
-        shake_hands(store, 0, 2, Hello(SAME, "a 1"), in_turn)
+        shake_hands(store, 0, 2, RankFacts(SAME, "a 1"), in_turn)
 
 
 def test_ranks_that_do_not_come_are_named(store, monkeypatch):
-    monkeypatch.setattr(handshake, "MEET_S", 0.1)
+    monkeypatch.setattr(rendezvous, "MEET_S", 0.1)
     with pytest.raises(LaunchError, match=r"2 ranks have not come, such as 1, 2; look at"):
-        shake_hands(store, 0, 3, Hello(SAME, "a 1"), in_turn)
+        shake_hands(store, 0, 3, RankFacts(SAME, "a 1"), in_turn)
 
 
 def test_models_are_compared_after_they_are_read(store):
@@ -107,7 +107,7 @@ def plan_of(*sizes):
 
 
 def ranks_on(*names):
-    return [Hello({}, f"{name} boot-{name}") for name in names]
+    return [RankFacts({}, f"{name} boot-{name}") for name in names]
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def ranks_on(*names):
     ],
 )
 def test_devices_of_a_host_go_to_one_host(sizes, there, ranks):
-    assert seating(plan_of(*sizes), ranks_on(*there.split())) == ranks
+    assert rank_assignment(plan_of(*sizes), ranks_on(*there.split())) == ranks
 
 
 @pytest.mark.parametrize(
@@ -135,13 +135,13 @@ def test_devices_of_a_host_go_to_one_host(sizes, there, ranks):
 )
 def test_a_host_on_several_hosts_is_refused(sizes, there, message):
     with pytest.raises(LaunchError, match=message):
-        seating(plan_of(*sizes), ranks_on(*there.split()))
+        rank_assignment(plan_of(*sizes), ranks_on(*there.split()))
 
 
 def test_hosts_of_one_name_are_told_apart():
-    hellos = [Hello({}, "localhost 12"), Hello({}, "localhost 34")]
+    hellos = [RankFacts({}, "localhost 12"), RankFacts({}, "localhost 34")]
     with pytest.raises(LaunchError, match="localhost 12: 1, localhost 34: 1"):
-        seating(plan_of(2), hellos)
+        rank_assignment(plan_of(2), hellos)
 
 
 # ------------------------------------------------------------------------------- lost hosts
@@ -149,7 +149,7 @@ def test_hosts_of_one_name_are_told_apart():
 
 @pytest.fixture
 def watched(store):
-    return Watched(store, "now", 0, {4: "b"})
+    return HostHeartbeats(store, "now", 0, {4: "b"})
 
 
 def test_a_host_that_counts_no_more_is_lost(store, watched):

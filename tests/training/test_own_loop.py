@@ -291,8 +291,8 @@ trainer.close()
 
 def test_every_rank_refuses_batches_of_which_its_own_is_the_mean(made, tmp_path):
     write_strategy(made / "three.json", profile_of(made / "net.onnx"), (1, 1, 1))
-    (tmp_path / "loop.py").write_text(THREE)
-    said = sorted(forked(tmp_path / "loop.py", 3, folder=made).splitlines())
+    (tmp_path / "loop.txt").write_text(THREE)
+    said = sorted(forked(tmp_path / "loop.txt", 3, folder=made).splitlines())
     assert [line[:40] for line in said] == [
         f"{rank} step 0: expected the same batch on all ra"[:40] for rank in range(3)
     ]
