@@ -144,6 +144,17 @@ def test_ranks_that_wait_for_those_of_another_host_do_not_hang():
     assert ranks.passes(40 * T) is None
 
 
+def test_all_is_judged_by_one_look_at_each_rank():
+    ranks, looks = Ranks(3), []
+    for number, one in enumerate(ranks.files.values()):
+        knows(one, Phase.BARRIER, 0.1)
+        one.enter(Phase.BARRIER)
+        look = ranks.detector.files[number].look
+        ranks.detector.files[number].look = lambda n=number, look=look: looks.append(n) or look()
+    assert ranks.passes(3) is None
+    assert looks == 3 * [0, 1, 2]
+
+
 def test_a_stopped_rank_hangs_soon_wherever_it_is():
     ranks = Ranks(2)
     ranks.files[1].enter(Phase.BARRIER)

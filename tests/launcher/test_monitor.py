@@ -5,12 +5,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from planner.launcher.failures import monitor
-from planner.launcher.failures.monitor import Monitor, watch_ranks
-from planner.launcher.failures.rank import RankProcess
+from planner.launcher.failures.monitor import CAUSE_S, Monitor, watch_ranks
+from planner.launcher.failures.rank import LEFT, RankProcess
 from planner.launcher.failures.status import StatusFile, claim_report, status_paths
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -122,3 +123,23 @@ def test_the_monitor_ends_with_the_agent_or_the_last_rank(start, tmp_path):
     assert watch_ranks(tmp_path, os.getpid(), 1) is None
     start(2)
     assert watch_ranks(tmp_path, rank.pid, 1) is None
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock on which every wait lasts a second: the host is busy."""
+    now = SimpleNamespace(s=0.0)
+
+    def sleep(_):
+        now.s += 1.0
+
+    monkeypatch.setattr(monitor.time, "monotonic", lambda: now.s)
+    monkeypatch.setattr(monitor.time, "sleep", sleep)
+    return now
+
+
+def test_the_cause_of_a_lost_rank_is_waited_for_by_the_clock(clock, monkeypatch):
+    monkeypatch.setattr(monitor, "_exit_code", lambda code: code)
+    calm = SimpleNamespace(look=lambda now_s: None)
+    assert monitor._wait([LEFT, None], calm) == ({0: LEFT}, None)
+    assert clock.s == CAUSE_S

@@ -12,6 +12,7 @@ rank 0's. It listens on a socket that is bound to the loopback address here; tor
 all addresses of the host.
 """
 
+import math
 import os
 import shlex
 import signal
@@ -238,17 +239,18 @@ def _wait(
     Returns:
         Exit codes of the ranks that have failed, negative for signals; and the ranks that hang.
     """
-    patience, looked_s = CAUSE_S, 0.0
+    failed_s, looked_s = math.inf, 0.0
     while True:
         codes = {rank: _exit_code(process) for rank, process in enumerate(ranks)}
         failed = {rank: code for rank, code in codes.items() if code}
-        if {*failed.values()} - {LEFT} or (failed and patience <= 0):
+        now_s = time.monotonic()
+        if failed:
+            failed_s = min(failed_s, now_s)
+        if {*failed.values()} - {LEFT} or now_s - failed_s >= CAUSE_S:
             return failed, None
         if None not in codes.values():
             return failed, None
-        if failed:
-            patience -= POLL_S
-        elif (now_s := time.monotonic()) - looked_s >= LOOK_S:
+        if not failed and now_s - looked_s >= LOOK_S:
             looked_s = now_s
             if (hang := monitor.look(now_s)) is not None:
                 return {}, hang

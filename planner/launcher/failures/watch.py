@@ -149,17 +149,17 @@ class HangDetector:
         """
         passed_s = 0.0 if self._looked_s is None else min(now_s - self._looked_s, MAX_LOOK_S)
         self._looked_s = now_s
+        # Each file is read once, so that all is judged by the same moment.
         statuses = {rank: file.look() for rank, file in sorted(self.files.items())}
         for rank, status in statuses.items():
             self._note(rank, status, passed_s)
         working = {
-            rank: file for rank, file in self.files.items()
-            if file.look().action.phase is not Phase.ENDED
+            rank: status for rank, status in statuses.items()
+            if status.action.phase is not Phase.ENDED
         }  # fmt: skip
         watched = {
-            rank: status for rank, status in statuses.items()
-            if status.hang_timeout_s > 0 and status.action.phase is not Phase.ENDED
-            and self.lives(status.process)
+            rank: status for rank, status in working.items()
+            if status.hang_timeout_s > 0 and self.lives(status.process)
         }  # fmt: skip
         for rank, status in watched.items():
             why = self._stop(rank, status) or self._standing(rank, status)
