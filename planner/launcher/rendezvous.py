@@ -46,8 +46,8 @@ from planner.support.version import __version__
 TIMEOUT = timedelta(minutes=30)
 MEET_S = 600.0
 """Longest time in which all ranks have to come, in s."""
-POLL_S = 0.02
-"""Time between two looks into the store, in s."""
+POLL_S, MAX_POLL_S = 0.02, 0.5
+"""Shortest and longest time between two looks into the store, in s."""
 STALE_S = 10.0
 """Time after which the failure of a rank is of this start, and not of the one before."""
 MAX_DIFFERENCES, HASH_DIGITS = 8, 12
@@ -328,7 +328,7 @@ def shake_hands(
     if rank > 0:
         number = uuid.uuid4().hex
         _put(store, f"hello/{rank}", {"number": number, "facts": asdict(mine)})
-        begun = str(_wait_for(store, f"answer/{rank}/{number}"))
+        begun = _answer(store, rank, number)
         _put(store, f"ack/{begun}/{rank}/{number}", True)
     else:
         begun = uuid.uuid4().hex
@@ -339,6 +339,23 @@ def shake_hands(
         raise LaunchError(verdict["refused"])
     hosts = {int(first): name for first, name in verdict["hosts"].items()}
     return LaunchAgreement(begun, verdict["restarted"], tuple(verdict["ranks"]), hosts)
+
+
+def _answer(store: Store, rank: int, number: str) -> str:
+    """The generation, once rank 0 has answered.
+
+    Raises:
+        LaunchError: if rank 0 fails before it does, or does not come.
+    """
+    failures, begun_s = _Failures(store), time.monotonic()
+    while (begun := _peek(store, f"answer/{rank}/{number}")) is None:
+        failures.check(0)
+        waited_s = time.monotonic() - begun_s
+        if waited_s > MEET_S:
+            raise LaunchError(_absent({0}))
+        # The longer a rank has waited, the less a moment more matters; the store answers many.
+        time.sleep(min(max(waited_s / 50, POLL_S), MAX_POLL_S))
+    return str(begun)
 
 
 def _verdict(
@@ -392,14 +409,15 @@ def failure_reported(process: ProcessRank | None) -> Iterator[None]:
         yield
     except PlannerError as error:
         several_hosts = process is not None and process.world_size > process.local_world_size
-        if process and process.rank > 0 and several_hosts and not isinstance(error, Stopped):
+        if several_hosts and not isinstance(error, Stopped):
+            assert process is not None
             with suppress(RuntimeError):  # the store's host has ended
                 report_failure(common_store(), process.rank, str(error))
         raise
 
 
 def report_failure(store: Store, rank: int, message: str) -> None:
-    """Tells rank 0 that a rank ends before it shakes hands."""
+    """Tells the others that a rank ends before it shakes hands: rank 0, or all if it is rank 0."""
     _put(store, f"hello/{rank}", {"number": uuid.uuid4().hex, "failed": message})
 
 
@@ -511,9 +529,14 @@ def _text(value: object) -> str:
     return str(value) if plain else type(value).__name__
 
 
+def _hash(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:HASH_DIGITS]
+
+
 def _own_files() -> str:
     """A hash of the planner's sources."""
-    folder, found = Path(__file__).resolve().parents[1], hashlib.sha256()
-    for file in sorted(folder.rglob("*.py")):
-        found.update(file.relative_to(folder).as_posix().encode() + b"\0" + file.read_bytes())
-    return found.hexdigest()[:HASH_DIGITS]
+    folder = Path(__file__).resolve().parents[1]
+    files = sorted(folder.rglob("*.py"))
+    return _hash(b"".join(
+        file.relative_to(folder).as_posix().encode() + b"\0" + file.read_bytes() for file in files
+    ))  # fmt: skip

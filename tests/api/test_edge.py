@@ -156,9 +156,10 @@ def test_launch_starts_nothing_where_it_would_overwrite_a_file(folder, more, mon
     assert Path("mlp.onnx").read_bytes() == before
 
 
-def test_ranks_on_other_hosts_hear_that_the_strategy_cannot_be_read(folder, monkeypatch):
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_on_other_hosts_hear_that_the_strategy_cannot_be_read(folder, monkeypatch, rank):
     told = []
-    seat = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    seat = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     for name, value in {**seat, "MASTER_ADDR": "127.0.0.1"}.items():
         monkeypatch.setenv(name, value)
     rendezvous = import_module("planner.launcher.rendezvous")
@@ -168,7 +169,7 @@ def test_ranks_on_other_hosts_hear_that_the_strategy_cannot_be_read(folder, monk
         planner.launch("none.json")
     with pytest.raises(planner.PlannerError, match="there is no such file"):
         planner.trainer("none.json")
-    assert [(rank, "none.json" in said) for rank, said in told] == [(1, True), (1, True)]
+    assert [(rank, "none.json" in said) for rank, said in told] == [(rank, True), (rank, True)]
 
     def refuse(plan):
         raise planner.PlannerError("would overwrite")
@@ -176,4 +177,4 @@ def test_ranks_on_other_hosts_hear_that_the_strategy_cannot_be_read(folder, monk
     run(*SOLVE, "--gpus", "1")
     with pytest.raises(planner.PlannerError, match="would overwrite"):
         planner.launch("strategy.json", check=refuse)
-    assert told[2:] == [(1, "would overwrite")]
+    assert told[2:] == [(rank, "would overwrite")]

@@ -81,6 +81,26 @@ def test_a_rank_that_fails_before_it_is_told_of(store, monkeypatch):
         shake_hands(store, 0, 2, RankFacts(SAME, "a 1"), in_turn)
 
 
+def test_all_ranks_are_told_that_rank_0_fails_before_it(store, monkeypatch):
+    monkeypatch.setattr(rendezvous, "STALE_S", 0.1)
+    monkeypatch.setattr(rendezvous, "MEET_S", 5.0)
+    report_failure(store, 0, "none.json: no such file")
+    with pytest.raises(LaunchError, match=r"^rank 0 has failed: none\.json: no such file$"):
+        shake_hands(store, 1, 2, RankFacts(SAME, "b 2"), in_turn)
+
+
+def test_a_failure_of_rank_0_before_a_restart_is_not_one_of_this_start(store):
+    report_failure(store, 0, "none.json: no such file")
+    first, second = meet(store, [RankFacts(SAME, "a 1"), RankFacts(SAME, "b 2")])
+    assert first == second and first.ranks == (0, 1)
+
+
+def test_a_rank_0_that_does_not_come_is_named(store, monkeypatch):
+    monkeypatch.setattr(rendezvous, "MEET_S", 0.1)
+    with pytest.raises(LaunchError, match=r"1 ranks have not come, such as 0; look at"):
+        shake_hands(store, 1, 2, RankFacts(SAME, "b 2"), in_turn)
+
+
 def test_ranks_that_do_not_come_are_named(store, monkeypatch):
     monkeypatch.setattr(rendezvous, "MEET_S", 0.1)
     with pytest.raises(LaunchError, match=r"2 ranks have not come, such as 1, 2; look at"):
