@@ -39,6 +39,7 @@ from planner.artefacts.plan import Plan
 from planner.launcher.failures.rank import current_rank, current_status
 from planner.launcher.failures.status import Phase
 from planner.launcher.seating import RankFacts, rank_assignment
+from planner.model.definitions import FOREIGN
 from planner.support.errors import LaunchError, PlannerError, Stopped
 from planner.support.options import Options, declared
 from planner.support.version import __version__
@@ -509,6 +510,7 @@ def _values(plan: Plan, options: Sequence[Options], *, several_hosts: bool) -> d
         "planner": __version__,
         "torch": torch.__version__,
         "Python": platform.python_version(),
+        "operators": _own_operators(),
     }
     for chosen in options:
         for name, one in declared(type(chosen)).items():
@@ -527,6 +529,12 @@ def _text(value: object) -> str:
         return str(dict(sorted(value.items())))
     plain = isinstance(value, str | int | float | bool | tuple | None | Path)
     return str(value) if plain else type(value).__name__
+
+
+def _own_operators() -> str:
+    """The user's operators, and hashes of what computes them."""
+    sources = {kind: one.source for kind, one in FOREIGN.items() if one.source}
+    return ", ".join(f"{kind} {_hash(source)}" for kind, source in sorted(sources.items()))
 
 
 def _hash(content: bytes) -> str:

@@ -308,7 +308,8 @@ def begin(asked: Asked, metrics: Sequence[str]) -> LoopTrainer:
             function_named(name, "metrics", LaunchError)
         _check_ranks(asked, 1 if seat is None else seat.world_size)
     seat = seat or ProcessRank(0, 1, 0, 1)
-    agreed = meet_others(asked.plan, asked.options, seat)
+    compared = replace(asked, loop=replace(asked.loop, metrics=tuple(metrics)))
+    agreed = meet_others(asked.plan, compared.options, seat)
     mine = agreed.ranks[seat.rank]
     introduce(asked.plan, mine, asked.loop.hang_timeout)
     with ExitStack() as failing:

@@ -6,12 +6,18 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed as dist
 
+from planner.artefacts.options import LossOptions
 from planner.launcher import rendezvous
 from planner.launcher.failures import hosts
 from planner.launcher.failures.hosts import ENDED, LOST_S, HostHeartbeats
+from planner.launcher.options import Loop, function_name
 from planner.launcher.rendezvous import agree, report_failure, shake_hands
 from planner.launcher.seating import RankFacts, rank_assignment
+from planner.model.definitions import FOREIGN, Foreign
 from planner.support.errors import LaunchError
+from planner.support.options import Form, declared
+from planner.training.options import Checkpoints, Launching
+from tests.support.launch_worker import Case, load_model, make_model, make_plan
 
 SAME = {"strategy": "3f2a", "torch": "2.9"}
 
@@ -19,6 +25,13 @@ SAME = {"strategy": "3f2a", "torch": "2.9"}
 @pytest.fixture
 def store():
     return dist.HashStore()
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory):
+    path = tmp_path_factory.mktemp("handshake") / "net.onnx"
+    make_model(path, "float32")
+    return make_plan(Case((2,), 4), load_model(path))
 
 
 def in_turn(hellos):
@@ -59,6 +72,61 @@ def test_a_value_that_one_rank_lacks_is_a_difference():
     assert rendezvous.differences([RankFacts(SAME, "a 1"), more]) == [
         "option clip: rank 0 has None, rank 1 on a has '1.0'"
     ]
+
+
+def two_values(one):
+    """Two values of an option that it takes."""
+    if one.type is object or one.parse is function_name:
+        pair = "mine:first", "mine:second"
+    elif one.type is bool:
+        pair = False, True
+    elif one.choices:
+        pair = one.choices[:2]
+    elif one.type in (int, float):
+        pair = one.type(1), one.type(2)
+    else:
+        pair = "constant", "linear:1:9"
+    forms = {
+        Form.ONE: lambda value: value,
+        Form.SEVERAL: lambda value: (value,),
+        Form.BY_OUTPUT: lambda value: {"logits": value},
+    }
+    return [forms[one.form](value) for value in pair]
+
+
+COMPARED = [
+    (kind, one)
+    for kind in (Loop, LossOptions, Launching, Checkpoints)
+    for one in declared(kind).values()
+    if not one.per_rank
+]
+
+
+@pytest.mark.parametrize(("kind", "one"), COMPARED, ids=[one.name for _, one in COMPARED])
+def test_another_value_of_any_option_is_one_message_on_both_ranks(store, plan, kind, one):
+    facts = [
+        RankFacts(rendezvous._values(plan, [kind(**{one.name: value})], several_hosts=False), "a 1")
+        for value in two_values(one)
+    ]
+    met = meet(store, facts)
+    assert met[0] == met[1]
+    first, line = met[0].splitlines()
+    assert first.startswith("the ranks do not run the same; start all with the same files")
+    assert line.startswith(f"  option {one.name}: rank 0 has ")
+
+
+def test_operators_of_ones_own_are_compared(plan, monkeypatch):
+    def values():
+        return RankFacts(rendezvous._values(plan, [], several_hosts=False), "a 1")
+
+    without = values()
+    given = []
+    for source in (b"x + 1", b"x + 2"):
+        monkeypatch.setitem(FOREIGN, "mine.Swish", Foreign(lambda node: [], (), source))
+        given.append(values())
+    (line,) = rendezvous.differences([without, given[0]])
+    assert line.startswith("operators: rank 0 has '', rank 1 on a has 'mine.Swish ")
+    assert len(rendezvous.differences(given)) == 1
 
 
 def test_all_know_of_a_restart_that_one_agent_has_counted(store):

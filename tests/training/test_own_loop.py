@@ -272,6 +272,19 @@ def test_options_of_the_planners_loop_are_no_options_of_ones_own(made, name):
         planner.trainer(made / "alone.json", **{name: None})
 
 
+def test_ranks_compare_the_metrics_of_evaluations(made, monkeypatch):
+    metric, compared = "tests.support.datasets:tensors", []
+
+    def meet(plan, options, process):
+        compared.extend(options)
+        raise LaunchError("met")
+
+    monkeypatch.setattr("planner.training.own_loop.meet_others", meet)
+    with pytest.raises(LaunchError, match="met"):
+        planner.trainer(made / "alone.json", metrics=[metric], **HOW)
+    assert [one.metrics for one in compared if hasattr(one, "metrics")] == [(metric,)]
+
+
 # Checksums of which the one in the middle is the mean: their sum is three times its own.
 THREE = """
 import os
