@@ -15,6 +15,7 @@ from planner.launcher.rendezvous import (
     ProcessRank,
     compare_ranks,
 )
+from planner.support.errors import OptionError
 from planner.support.options import Options, options_from
 from planner.training.checkpoints.folder import Checkpoint
 from planner.training.checkpoints.keeping import check as check_checkpoints
@@ -74,8 +75,15 @@ def check_options(loop: Loop, checkpoints: Checkpoints) -> None:
     Raises:
         PlannerError: a message for the user.
     """
-    check(loop)
-    check_checkpoints(checkpoints)
+    try:
+        check(loop)
+        check_checkpoints(checkpoints)
+    except OptionError as error:
+        if loop.config is None:
+            raise
+        raise OptionError(
+            f"{error} (with the options of {loop.config.rpartition(' ')[0]})"
+        ) from None
 
 
 def seated(plan: Plan, agreed: LaunchAgreement) -> Plan:
