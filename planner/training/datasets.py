@@ -36,7 +36,7 @@ from torch.utils.data import (
 from planner.launcher.feed import Batch
 from planner.support.errors import LaunchError
 from planner.support.named import function_named
-from planner.training.dealing import Deal, History, Request, drawing, seed_of
+from planner.training.dealing import Deal, History, Request, seed_of, seeded_generators
 from planner.training.samples import Reader
 
 # ------------------------------------------------------------------------------ what is given
@@ -117,7 +117,7 @@ class _Requested(Dataset[Any]):
 
     def __getitems__(self, request: Request) -> list[Any]:
         seed, indices = request
-        with drawing(seed):
+        with seeded_generators(seed):
             many = getattr(self._dataset, "__getitems__", None)
             samples = [self._dataset[i] for i in indices] if many is None else many(indices)
         return list(samples)
@@ -151,7 +151,7 @@ class MapSource:
     def order(self, epoch: int) -> list[Any]:
         """The indices of the samples of an epoch."""
         if epoch not in self._orders:
-            with told(self.where), drawing(seed_of(self._deal.seed, "epoch", epoch)):
+            with told(self.where), seeded_generators(seed_of(self._deal.seed, "epoch", epoch)):
                 self._orders = {epoch: self._drawn(epoch)}
         return self._orders[epoch]
 
@@ -383,7 +383,7 @@ class StreamFeed:
         batch = self._next()
         if batch is None:
             self._epoch += 1
-            with drawing(seed_of(self._deal.seed, "epoch", self._epoch)):
+            with seeded_generators(seed_of(self._deal.seed, "epoch", self._epoch)):
                 self._items = iter(self._data)
             batch = self._next()
         if batch is None:
@@ -393,7 +393,7 @@ class StreamFeed:
     def _next(self) -> Any:
         """The samples of a step; None where there are not enough left."""
         samples = self.history.samples(self._step + 1)
-        with drawing(seed_of(self._deal.seed, self._step + 1, "stream")):
+        with seeded_generators(seed_of(self._deal.seed, self._step + 1, "stream")):
             if not self._loads:
                 batch = [one for _, one in zip(range(samples), self._items, strict=False)]
                 return batch if len(batch) == samples else None

@@ -84,7 +84,7 @@ def seed_of(*parts: object) -> int:
 
 
 @contextmanager
-def drawing(seed: int) -> Iterator[None]:
+def seeded_generators(seed: int) -> Iterator[None]:
     """A context in which Python, numpy and torch draw on the CPU from a seed; afterwards they go on
     as before.
     """

@@ -1,6 +1,7 @@
 """Evaluations during a launch, beside the module's own in evaluation mode; the log of a launch."""
 
 import json
+import weakref
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 from planner import launch
 from planner.reports.launch import launch_json, loss_lines
 from planner.support.errors import LaunchError
+from planner.training.evaluation import EvalData
 from tests.support import datasets
 from tests.support.mode_runs import launched, net, profile_of, run_all, write_strategy
 from tests.training.test_datasets import by_torch
@@ -203,3 +205,25 @@ def test_a_metric_that_fails_is_named(made, name, message):
     with pytest.raises(LaunchError) as error:
         launch(path, steps=1, eval_data=f"{HERE}:samples", metrics=(where,))
     assert str(error.value) == f"--metric {where}: {message}"
+
+
+def test_the_data_of_a_microbatch_goes_behind_its_last_stage(made, monkeypatch):
+    folder, profile = made
+    path = write_strategy(folder / "parts.json", profile, (1, 1), devices=(0, 0))
+    alive, most, batches = [], [], EvalData.batches
+
+    def remembering(self, num_samples):
+        fetch = batches(self, num_samples)
+
+        def fetched(index):
+            most.append(sum(one() is not None for one in alive))
+            batch = fetch(index)
+            alive.append(weakref.ref(batch.inputs["x"]))
+            return batch
+
+        return fetched
+
+    monkeypatch.setattr(EvalData, "batches", remembering)
+    launch(path, steps=1, eval_data=f"{HERE}:samples")
+    assert len(most) > 2
+    assert set(most) == {0}
