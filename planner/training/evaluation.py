@@ -16,10 +16,10 @@ from torch.utils.data import DataLoader, IterableDataset
 from planner.artefacts.graph import Graph
 from planner.artefacts.losses import Loss
 from planner.artefacts.profile import BatchNorm
-from planner.launcher import ending
 from planner.launcher.device_part import DevicePart
 from planner.launcher.executor import Executor
-from planner.launcher.failures.page import Phase
+from planner.launcher.failures.rank import current_status
+from planner.launcher.failures.status import Phase
 from planner.launcher.feed import Batch
 from planner.launcher.gradients import GradientBuckets
 from planner.launcher.groups import Groups
@@ -145,7 +145,7 @@ class Evaluator:
             for one in job.program.lists[groups.device]
             if isinstance(one, Compute | Send | Receive) and one.direction is Direction.FORWARD
         ]
-        self._page = ending.page()
+        self._status = current_status()
         self._meter, self._first = Meter(self._metrics), 0
         self._fetch: Callable[[int], Batch]
         self._batches: dict[int, Batch] = {}  # of microbatches between their first and last stage
@@ -174,9 +174,9 @@ class Evaluator:
         for first in range(0, total, self._deal.count):
             self._first, count = first, min(self._deal.count, total - first)
             self._executor.run([one for one in self._forwards if one.microbatch < count], self)
-        self._page.enter(Phase.BARRIER)
+        self._status.enter(Phase.BARRIER)
         sums = self._groups.add_up(self._meter.sums())
-        self._page.enter(Phase.BETWEEN)
+        self._status.enter(Phase.BETWEEN)
         return self._meter.figures(sums)
 
     def place(self, microbatch: int) -> tuple[int, int]:
@@ -186,7 +186,7 @@ class Evaluator:
     def begin(self, action: Compute) -> None:
         """Fetches the data of a microbatch before its first stage here."""
         if action.microbatch not in self._batches:
-            self._page.enter(Phase.BETWEEN)
+            self._status.enter(Phase.BETWEEN)
             self._batches[action.microbatch] = self._fetch(self._first + action.microbatch)
 
     def forward(self, action: Compute, stage: StageModule, tensors: Tensors) -> Tensors:

@@ -7,11 +7,14 @@ from typing import Any
 
 from planner.artefacts.options import LossOptions
 from planner.artefacts.plan import Plan
-from planner.launcher.greeting import compare_jobs
-from planner.launcher.handshake import Agreement
 from planner.launcher.job import TrainingJob, prepare, with_choices
 from planner.launcher.options import Loop, check
-from planner.launcher.rendezvous import ProcessRank
+from planner.launcher.rendezvous import (
+    HASH_DIGITS,
+    LaunchAgreement,
+    ProcessRank,
+    compare_ranks,
+)
 from planner.support.errors import OptionError
 from planner.support.options import Options, options_from
 from planner.training.checkpoints.folder import Checkpoint
@@ -83,13 +86,13 @@ def check_options(loop: Loop, checkpoints: Checkpoints) -> None:
         ) from None
 
 
-def seated(plan: Plan, agreed: Agreement) -> Plan:
+def seated(plan: Plan, agreed: LaunchAgreement) -> Plan:
     """The plan with the ranks that the handshake has given to its devices."""
     return replace(plan, ranks=agreed.ranks, hosts=())
 
 
 def read_job(
-    asked: Asked, agreed: Agreement, seat: ProcessRank
+    asked: Asked, agreed: LaunchAgreement, seat: ProcessRank
 ) -> tuple[TrainingJob, Checkpoint | None]:
     """What is trained, and the checkpoint to go on from; every rank with a device calls it.
 
@@ -103,6 +106,10 @@ def read_job(
     start = start_of(asked.checkpoints, restarted=agreed.restarted)
     if start is not None:
         check_fits(start, job)
-    compare_jobs(job, seat, "" if start is None else start.path.name)
+    compare_ranks(seat, len(job.plan.ranks), {
+        "model": job.model.hash[:HASH_DIGITS],
+        "checkpoint": "" if start is None else start.path.name,
+        "kind of device": job.device.partition(":")[0],
+    })  # fmt: skip
     planned = seated(asked.plan, agreed)
     return with_choices(replace(job, plan=planned), asked.loop), start

@@ -13,26 +13,27 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from struct import pack
 from types import TracebackType
 from typing import Self
-from zlib import crc32
 
 import torch.distributed as dist
 from torch import Tensor
 
-from planner.launcher import ending
 from planner.launcher.asynchronous import check_schedule
 from planner.launcher.device_part import as_it_crosses
-from planner.launcher.failures.causes import introduce, with_causes
+from planner.launcher.failures.errors import introduce, with_causes
 from planner.launcher.failures.hosts import hosts_watched
-from planner.launcher.failures.page import Phase
-from planner.launcher.failures.uncaught import become_a_rank, speak_last
+from planner.launcher.failures.rank import (
+    current_rank,
+    current_status,
+    enter_from_script,
+    take_error_hook,
+)
+from planner.launcher.failures.status import Phase
 from planner.launcher.feed import Batch
-from planner.launcher.greeting import failure_told, meet_others
 from planner.launcher.job import TrainingJob
 from planner.launcher.rates import KNOWN
-from planner.launcher.rendezvous import ProcessRank, process_rank
+from planner.launcher.rendezvous import ProcessRank, failure_reported, meet_others, process_rank
 from planner.support.errors import LaunchError, OptionError
 from planner.support.named import function_named
 from planner.training.checkpoints.folder import PARAMETERS, STATISTICS, Checkpoint, name_of
@@ -177,7 +178,7 @@ class LoopTrainer:
             saver.save(trainer.next_step)
             saver.finish()
             trainer.groups.barrier()
-            ending.page().enter(Phase.BETWEEN)
+            current_status().enter(Phase.BETWEEN)
         return chosen / name_of(trainer.next_step)
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -204,7 +205,7 @@ class LoopTrainer:
             trainer.groups.barrier()
         trainer.groups.close()
         self._watched.close()
-        rank = ending.here()
+        rank = current_rank()
         if rank is not None:
             rank.end_work()
         self._trainer = None
@@ -242,27 +243,25 @@ class LoopTrainer:
 
     def _compare(self, batch: object, where: str) -> None:
         """Refuses to train where ranks differ."""
-        trainer, num_ranks = self._open(), len(self._job.plan.ranks)
+        trainer = self._open()
         if batch is None and self._reads:
             raise LaunchError(f"{where}: expected the batch of the whole step, got None")
-        if num_ranks == 1:
+        if len(self._job.plan.ranks) == 1:
             return
-        own = 0 if batch is None else fingerprint(self._reader.named(batch, where))
-        rate = crc32(pack("d", trainer.optimizer_step.rate))
-        ending.page().enter(Phase.BARRIER)
-        # Sums of whole numbers below 2 ** 53 are exact.
-        batches, given, rates = trainer.groups.add_up([own, batch is not None, rate])
-        if batch is not None and batches != given * own:
+        own = None if batch is None else fingerprint(self._reader.named(batch, where))
+        rate = trainer.optimizer_step.rate
+        current_status().enter(Phase.BARRIER)
+        (first, last), (slowest, fastest) = trainer.groups.extremes([own, rate])
+        if first < last:
             raise LaunchError(
                 f"{where}: expected the same batch on all ranks, got different ones; give each rank"
                 " that of the whole step: without DistributedSampler, and with shuffle=True only"
                 " after the same torch.manual_seed on all ranks"
             )
-        if rates != num_ranks * rate:
+        if slowest < fastest:
             raise LaunchError(
-                f"{where}: expected the same learning rate on all ranks, got"
-                f" {trainer.optimizer_step.rate} here and another one elsewhere; call set_lr with"
-                " the same value on all"
+                f"{where}: expected the same learning rate on all ranks, got {rate} here"
+                " and another one elsewhere; call set_lr with the same value on all"
             )
 
     def _dealt(self, batch: object, where: str) -> dict[int, Batch]:
@@ -300,16 +299,17 @@ def begin(asked: Asked, metrics: Sequence[str]) -> LoopTrainer:
             "planner.trainer: torch.distributed is in use already; leave init_process_group out, as"
             " the trainer calls it, and close a trainer before the next one"
         )
-    become_a_rank()
+    enter_from_script()
     seat = process_rank()
-    with failure_told(seat):
+    with failure_reported(seat):
         check_schedule(asked.plan, asked.loop)
         _check_schedule(asked.loop.lr_schedule)
         for name in metrics:
             function_named(name, "metrics", LaunchError)
         _check_ranks(asked, 1 if seat is None else seat.world_size)
     seat = seat or ProcessRank(0, 1, 0, 1)
-    agreed = meet_others(asked.plan, asked.options, seat)
+    compared = replace(asked, loop=replace(asked.loop, metrics=tuple(metrics)))
+    agreed = meet_others(asked.plan, compared.options, seat)
     mine = agreed.ranks[seat.rank]
     introduce(asked.plan, mine, asked.loop.hang_timeout)
     with ExitStack() as failing:
@@ -317,10 +317,10 @@ def begin(asked: Asked, metrics: Sequence[str]) -> LoopTrainer:
         with with_causes(asked.plan, mine):
             job, start = read_job(asked, agreed, seat)
             trainer = Trainer(job, asked.loop, seat.rank)
-            speak_last()
+            take_error_hook()
             if start is not None:
                 resume(trainer, job, start)
-        ending.page().enter(Phase.BETWEEN)
+        current_status().enter(Phase.BETWEEN)
         watched = failing.pop_all()
     return LoopTrainer(asked, job, trainer, start, metrics, watched)
 

@@ -13,11 +13,10 @@ from planner.launcher.asynchronous import check_schedule, flow_end
 from planner.launcher.clocks import Clock
 from planner.launcher.device_part import staying
 from planner.launcher.executor import IterationRecord
-from planner.launcher.failures.causes import introduce, with_causes
+from planner.launcher.failures.errors import introduce, with_causes
 from planner.launcher.failures.hosts import hosts_watched
-from planner.launcher.greeting import failure_told, meet_others
 from planner.launcher.job import TrainingJob, check_ranks
-from planner.launcher.rendezvous import ProcessRank, process_rank
+from planner.launcher.rendezvous import ProcessRank, failure_reported, meet_others, process_rank
 from planner.profilers.storages import watching
 from planner.simulator.traces.read import measured_by
 from planner.simulator.traces.write import write_trace
@@ -51,7 +50,7 @@ def launch(asked: Asked, report: Callable[[str], None], progress: Progress) -> L
     """
     plan, loop, launching = asked.plan, asked.loop, asked.launching
     seat = process_rank()
-    with failure_told(seat):
+    with failure_reported(seat):
         check_schedule(plan, loop)
         check_ranks(plan, asked.path, seat)
     seat = seat or ProcessRank(0, 1, 0, 1)
