@@ -35,11 +35,11 @@ from planner.launcher.rates import KNOWN
 from planner.launcher.world import ProcessRank, process_rank
 from planner.support.errors import LaunchError, OptionError
 from planner.support.named import function_named
-from planner.training.checkpoints.folder import PARAMETERS, STATISTICS, Checkpoint, name_of
+from planner.training.checkpoints.content import Content, gathered
+from planner.training.checkpoints.folder import Checkpoint, name_of
 from planner.training.checkpoints.keeping import check as check_checkpoints
 from planner.training.checkpoints.keeping import check_later
 from planner.training.checkpoints.saver import Saver, resume
-from planner.training.checkpoints.state import tensors_to_save
 from planner.training.evaluation import EvalData, Evaluator
 from planner.training.fingerprints import fingerprint
 from planner.training.joining import Asked, read_job
@@ -184,16 +184,10 @@ class LoopTrainer:
         """Copies of all trained parameters and running statistics, by names of initializers, in the
         memory of every rank's CPU; all ranks call it together.
         """
-        trainer, first = self._open(), f"{STATISTICS}0/"
+        trainer = self._open()
         with self._told():
-            own = {
-                name.removeprefix(prefix): tensor.detach().cpu().clone()
-                for name, tensor in tensors_to_save(trainer, self._job).items()
-                for prefix in (PARAMETERS, first)
-                if name.startswith(prefix)
-            }
-            parts = trainer.world.gather(own)
-        return {name: tensor for part in parts for name, tensor in part.items()}
+            held = Content(trainer, self._job).learned()
+            return gathered(held, self._job, trainer.world)
 
     def close(self) -> None:
         """After the last step; all ranks call it."""

@@ -7,7 +7,13 @@ import pytest
 
 from planner.support.errors import FileError, OptionError
 from planner.training.checkpoints import folder as folders
-from planner.training.checkpoints.folder import Record, TensorPlace, find, latest
+from planner.training.checkpoints.folder import (
+    Record,
+    SavedTensor,
+    TensorPlace,
+    find,
+    latest,
+)
 from planner.training.checkpoints.keeping import RESTARTS, check, start_of
 from planner.training.options import Checkpoints
 
@@ -19,7 +25,8 @@ def make(folder, *steps, size=10, model="../net.onnx", index=b"y"):
         (part / "__0_0.distcp").write_bytes(b"x" * size)
         if index:
             (part / ".metadata").write_bytes(index)
-        places = {"parameters/w": TensorPlace((2,), "float32", "__0_0.distcp", 0, size)}
+        place = TensorPlace((0,), (2,), "__0_0.distcp", 0, size)
+        places = {"parameters/w": SavedTensor((2,), "float32", (place,))}
         needed = {"__0_0.distcp": size}
         files = folders.sizes(part, needed)
         record = Record(step, model, "ab", (), (), "SGD", 1, places, files)

@@ -9,22 +9,26 @@ The record is written last, and only then does the folder get its name. A checkp
 its record can be read and every file in it has the size that the record says.
 """
 
+import json
 import os
 import re
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from planner.artefacts.files import artefact_bytes, read_artefact
+from planner.artefacts.files import artefact_bytes, parsed_json, read_artefact
 from planner.support.errors import FileError
+from planner.support.reading import read_text
 from planner.support.writing import file_error
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    import torch
 
-FORMAT = "planner-checkpoint/1"
+FORMAT = "planner-checkpoint/2"
+_WHOLE_FORMAT = "planner-checkpoint/1"  # each tensor whole in one place
 RECORD = "checkpoint.json"
 _NAME = re.compile(r"step-(\d{8,12})")
 _PART = re.compile(r"\.step-\d{8,12}\.(part|old)")
@@ -39,27 +43,51 @@ OPTIMIZER, RANDOM = "optimizer/", "random/"
 
 @dataclass(frozen=True, slots=True)
 class TensorPlace:
-    """Where a tensor is in a checkpoint.
+    """Where a box of a tensor is in a checkpoint.
 
     Attributes:
-        shape: size of each dimension.
-        dtype: torch's name of its type, such as "float32".
+        start: of the box in the whole tensor, in each dimension.
+        shape: of the box.
         file: name of the file.
         offset: of its first byte.
         length: its bytes in the file, as torch.save writes it.
     """
 
+    start: tuple[int, ...]
     shape: tuple[int, ...]
-    dtype: str
     file: str
     offset: int
     length: int
 
-    def empty(self, device: str = "cpu") -> "Tensor":
-        """A tensor to be filled."""
+
+@dataclass(frozen=True, slots=True)
+class SavedTensor:
+    """A tensor of a checkpoint.
+
+    Attributes:
+        shape: of the whole tensor.
+        dtype: torch's name of its type, such as "float32".
+        parts: the places of boxes that have each element once.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    parts: tuple[TensorPlace, ...]
+
+    @property
+    def torch_dtype(self) -> "torch.dtype":
+        """Its type."""
         import torch
 
-        return torch.empty(self.shape, dtype=getattr(torch, self.dtype), device=device)
+        dtype = getattr(torch, self.dtype)
+        assert isinstance(dtype, torch.dtype)
+        return dtype
+
+    def empty(self) -> "torch.Tensor":
+        """A whole tensor to be filled."""
+        import torch
+
+        return torch.empty(self.shape, dtype=self.torch_dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +99,9 @@ class Record:
         model_path: the ONNX file as seen from the folder with the checkpoints.
         model_hash: content hash of the model.
         tie, untie: initializers that the user tied and untied, see `planner.model.load`.
-        optimizer: its name, see `state.optimizer_name`; None if nothing was trained.
+        optimizer: its name, see `content.optimizer_name`; None if nothing was trained.
         num_ranks: number of processes that trained.
-        tensors: the places of all tensors by name: PARAMETERS and a trained parameter; STATISTICS,
+        tensors: all tensors by name: PARAMETERS and a trained parameter; STATISTICS,
             a replica, / and a running statistic; OPTIMIZER, a parameter, / and the optimizer's word
             for that tensor; RANDOM, a rank, / and a generator.
         files: sizes of all files but the record, in bytes, by name.
@@ -88,7 +116,7 @@ class Record:
     untie: tuple[str, ...]
     optimizer: str | None
     num_ranks: int
-    tensors: dict[str, TensorPlace]
+    tensors: dict[str, SavedTensor]
     files: dict[str, int]
     versions: dict[str, str] = field(default_factory=dict)
     extras: dict[str, Any] = field(default_factory=dict)
@@ -174,7 +202,7 @@ def read(path: Path) -> Checkpoint:
     """
     if not (path / RECORD).is_file():
         raise FileError(f"{path}: cut off: expected a file {RECORD} in it, got none")
-    record: Record = read_artefact(Record, FORMAT, path / RECORD, "planner launch --checkpoint DIR")
+    record = _record(path / RECORD)
     for name, size in record.files.items():
         file = path / name
         got = file.stat().st_size if file.is_file() else None
@@ -182,6 +210,32 @@ def read(path: Path) -> Checkpoint:
             real = "no such file" if got is None else f"{got}"
             raise FileError(f"{path}: cut off: {name}: expected {size} bytes, got {real}")
     return Checkpoint(path, record)
+
+
+def _record(path: Path) -> Record:
+    """The record in a file, of this format or of the one before."""
+    made_by = "planner launch --checkpoint DIR"
+    text = read_text(path, FORMAT, f"make one with: {made_by}")
+    with suppress(ValueError, RecursionError):  # told by `read_artefact`
+        plain = parsed_json(text)
+        if isinstance(plain, dict) and plain.get("format") == _WHOLE_FORMAT:
+            text = json.dumps({**plain, "format": FORMAT, "tensors": _parted(plain.get("tensors"))})
+    record: Record = read_artefact(Record, FORMAT, path, made_by, text)
+    return record
+
+
+def _parted(tensors: Any) -> Any:
+    """The tensors of a record of the format before, with one place each."""
+    if not isinstance(tensors, dict):
+        return tensors
+    parted = {}
+    for name, plain in tensors.items():
+        if isinstance(plain, dict) and isinstance(plain.get("shape"), list):
+            place = {key: value for key, value in plain.items() if key != "dtype"}
+            whole = {**place, "start": [0] * len(plain["shape"])}
+            plain = {"shape": plain["shape"], "dtype": plain.get("dtype"), "parts": [whole]}
+        parted[name] = plain
+    return parted
 
 
 def latest(folder: Path) -> Path | None:

@@ -8,6 +8,7 @@ The plan does not count that memory.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -24,8 +25,9 @@ from planner.support.errors import LaunchError, PlannerError, Stopped
 from planner.support.reading import relative
 from planner.support.version import __version__
 from planner.training.checkpoints import folder as folders
+from planner.training.checkpoints.content import Content, optimizer_name, restore
 from planner.training.checkpoints.folder import Checkpoint, Record
-from planner.training.checkpoints.state import optimizer_name, restore, tensors_to_save
+from planner.training.checkpoints.held import Held
 from planner.training.options import Checkpoints
 from planner.training.trainer import Trainer
 
@@ -72,7 +74,7 @@ class Saver:
     def __init__(
         self, trainer: Trainer, job: TrainingJob, checkpoints: Checkpoints, last: int
     ) -> None:
-        from planner.training.checkpoints.storage import say_nothing_of_being_alone
+        from planner.training.checkpoints.files import say_nothing_of_being_alone
 
         assert checkpoints.checkpoint is not None
         self._trainer, self._job, self._folder = trainer, job, checkpoints.checkpoint
@@ -114,8 +116,8 @@ class Saver:
             Stopped: if another rank is gone.
         """
         self.finish()
-        tensors = self._copied(tensors_to_save(self._trainer, self._job))
-        arguments = (step, tensors, dict(self._trainer.extras()))
+        held = self._copied(Content(self._trainer, self._job).to_save())
+        arguments = (step, held, dict(self._trainer.extras()))
         # Not async_save: it ends before the folder has its name, and its future is not that of the
         # checkpoint.
         self._thread = Thread(target=self._run, args=arguments, daemon=True)
@@ -139,33 +141,33 @@ class Saver:
         if failed is not None:
             raise failed
 
-    def _copied(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Copies of the tensors, in memory of the CPU that is kept for them."""
-        copies = {}
-        for name, tensor in tensors.items():
+    def _copied(self, held: Mapping[str, Held]) -> dict[str, Held]:
+        """Copies of what this device writes, in memory of the CPU that is kept for them."""
+        written, copies = {name: one for name, one in held.items() if one.writes}, {}
+        for name, one in written.items():
             old = self._copies.get(name)
-            if old is None or old.shape != tensor.shape or old.dtype != tensor.dtype:
-                old = torch.empty(tensor.shape, dtype=tensor.dtype)
-            copies[name] = old.copy_(tensor.detach())
+            if old is None or old.shape != one.values.shape or old.dtype != one.values.dtype:
+                old = torch.empty(one.values.shape, dtype=one.values.dtype)
+            copies[name] = old.copy_(one.values)
         self._copies = copies
-        return copies
+        return {name: replace(one, values=copies[name]) for name, one in written.items()}
 
-    def _run(self, step: int, tensors: Mapping[str, Tensor], extras: dict[str, Any]) -> None:
+    def _run(self, step: int, held: Mapping[str, Held], extras: dict[str, Any]) -> None:
         """The thread of one checkpoint; its error is kept for the training."""
         try:
-            self._write(step, tensors, extras)
+            self._write(step, held, extras)
         except BaseException as error:  # `finish` raises it
             self._failed = error
 
-    def _write(self, step: int, tensors: Mapping[str, Tensor], extras: dict[str, Any]) -> None:
-        from planner.training.checkpoints.storage import write
+    def _write(self, step: int, held: Mapping[str, Held], extras: dict[str, Any]) -> None:
+        from planner.training.checkpoints.files import write
 
         part = self._begun(step)
-        places = write(tensors, part, self._group)
+        tensors = write(held, part, self._group)
         if self._rank > 0:
             return
         needed: dict[str, int] = {}
-        for place in places.values():
+        for place in (place for one in tensors.values() for place in one.parts):
             needed[place.file] = max(needed.get(place.file, 0), place.offset + place.length)
         model = self._job.model
         record = Record(
@@ -176,7 +178,7 @@ class Saver:
             untie=model.untie,
             optimizer=self._optimizer,
             num_ranks=len(self._job.plan.ranks),
-            tensors=places,
+            tensors=tensors,
             files=folders.sizes(part, needed),
             versions={"planner": __version__, "torch": torch.__version__},
             extras=extras,

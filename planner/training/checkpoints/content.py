@@ -1,0 +1,283 @@
+"""What one device has of a checkpoint, by name: out of a `Trainer`, and into one.
+
+A device saves the boxes of tensors that no device before it has (`resharding.sums.owns`), as they
+lie on its mesh, and reads the boxes that it needs. So no device ever has more of the model than it
+trains, and a checkpoint of one strategy is read under any other one. Running statistics are those
+of each replica's own microbatches, so each replica saves its own. Parameters that nobody trains are
+in the model's file.
+
+Which random numbers the operators of a model draw depends on the step alone
+(`operators/randomness.py`). The generators of torch, numpy and Python are for functions of the
+user. A process gets the state of its own back if there are as many processes as there were.
+"""
+
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from planner.artefacts.graph import parameters_by_name
+from planner.artefacts.sharding import Spec, local_shape, tiles
+from planner.launcher.job import TrainingJob
+from planner.launcher.split.part import place_of, spec_in
+from planner.launcher.world import World
+from planner.resharding.sums import lies_in, owns, stages_of
+from planner.support.errors import FileError, LaunchError
+from planner.training.checkpoints.folder import (
+    OPTIMIZER,
+    PARAMETERS,
+    RANDOM,
+    STATISTICS,
+    Checkpoint,
+    Record,
+)
+from planner.training.checkpoints.held import Held, whole
+from planner.training.trainer import Trainer
+
+
+def optimizer_name(optimizer: Optimizer | None) -> str | None:
+    """The kind of an optimizer, which its tensors belong to; None without one.
+
+    >>> optimizer_name(torch.optim.SGD([torch.zeros(1)], momentum=0.9))
+    'SGD with momentum'
+    """
+    if optimizer is None:
+        return None
+    momentum = any(group.get("momentum") for group in optimizer.param_groups)
+    return f"{type(optimizer).__name__}{' with momentum' if momentum else ''}"
+
+
+# torch.distributed.checkpoint.state_dict is no help: it names optimizer states by modules, and the
+# module of a stage holds parts of them.
+class Content:
+    """What a checkpoint has of one device, by the names in a checkpoint; nothing is copied.
+
+    Args:
+        trainer: of the device.
+        job: what it trains.
+    """
+
+    def __init__(self, trainer: Trainer, job: TrainingJob) -> None:
+        self._part, self._optimizer = trainer.part, trainer.optimizer
+        self._device, self._torch_device = trainer.world.device, job.device
+        self._rank = job.plan.ranks.index(self._device)
+        self._strategy, self._graph = job.plan.strategy, job.model.graph
+        self._known = parameters_by_name(self._graph)
+        self._used_in = stages_of(self._strategy, self._graph)
+
+    def to_save(self) -> dict[str, Held]:
+        """Everything.
+
+        Raises:
+            LaunchError: if the optimizer keeps something else than tensors.
+        """
+        generators = {
+            f"{RANDOM}{self._rank}/{word}": whole(state)
+            for word, state in _generators(self._torch_device).items()
+        }
+        return {**self.learned(), **self._optimizer_states(), **generators}
+
+    def learned(self) -> dict[str, Held]:
+        """The trained parameters, and the running statistics that training changes."""
+        running = {
+            id(one) for stage in self._part.stages.values() for one in stage.running.values()
+        }
+        return self._parameters() | {
+            f"{STATISTICS}{replica}/{name}": self._held(name, value, replica=replica)
+            for name, value in self._part.values.items()
+            if id(value) in running and (replica := self._replica(name)) is not None
+        }
+
+    def to_fill(self, record: Record) -> dict[str, Held]:
+        """Everything that a checkpoint has for this device; it makes the optimizer's tensors.
+
+        Running statistics are those of the same replica, else of the first one. Normalizations that
+        are frozen now take them over, too.
+        """
+        self._make_states(record)
+        filled = {**self._parameters(), **self._optimizer_states()}
+        for name, value in self._part.values.items():
+            for replica in (self._replica(name) or 0, 0):
+                if (saved := f"{STATISTICS}{replica}/{name}") in record.tensors:
+                    filled[saved] = self._held(name, value)
+                    break
+        return filled
+
+    def _parameters(self) -> dict[str, Held]:
+        return {
+            PARAMETERS + name: self._held(name, value) for name, value in self._part.trained.items()
+        }
+
+    def _optimizer_states(self) -> dict[str, Held]:
+        optimizer, found = self._optimizer, {}
+        for name, stepped in self._part.stepped.items():
+            kept = {} if optimizer is None else optimizer.state.get(stepped, {})
+            for word, value in kept.items():
+                if isinstance(value, Tensor):
+                    found[f"{OPTIMIZER}{name}/{word}"] = self._held(name, value, of_state=True)
+                elif value is not None:
+                    raise LaunchError(
+                        f"--checkpoint: the state of {type(optimizer).__name__} for {name!r} has"
+                        f" {word!r}, a {type(value).__name__}; expected tensors only: take another"
+                        " optimizer"
+                    )
+        return found
+
+    def _make_states(self, record: Record) -> None:
+        """Gives the optimizer tensors for what a checkpoint has of its state: of the size of the
+        device's part, or as they were saved if they are not of the parameter's shape.
+
+        They are where torch has them: with the parameter, but the count of steps only where steps
+        are fused.
+        """
+        if self._optimizer is None:
+            return
+        groups = self._optimizer.param_groups
+        fused = any(group.get("fused") or group.get("capturable") for group in groups)
+        words = record.optimizer_words
+        for name, stepped in self._part.stepped.items():
+            state: dict[str, Tensor] = {}
+            for word in words.get(name, ()):
+                saved = record.tensors[f"{OPTIMIZER}{name}/{word}"]
+                is_cut = saved.shape == self._known[name].shape
+                device = stepped.device if fused or word != "step" else "cpu"
+                state[word] = torch.empty(
+                    stepped.shape if is_cut else saved.shape, dtype=saved.torch_dtype, device=device
+                )
+            if state:
+                self._optimizer.state[stepped] = state
+
+    def _held(self, name: str, values: Tensor, *, of_state: bool = False, replica: int = 0) -> Held:
+        """A parameter, or a tensor of the optimizer for it: of its shape, or the same on all
+        devices.
+        """
+        stage = next(
+            stage
+            for stage in (self._strategy.stages[s] for s in self._used_in[name])
+            if self._device in stage.devices
+        )
+        shape, sharding = self._known[name].shape, stage.sharding
+        mesh: tuple[int, ...] = ()
+        spec: Spec = ()
+        if sharding is not None:
+            mesh, spec = sharding.mesh, spec_in(sharding.parameters, name, sharding)
+            lies = lies_in(stage, self._graph)
+            if of_state and name in lies:
+                spec = lies[name].state
+        if tuple(values.shape) != local_shape(shape, spec, mesh):
+            shape, spec = tuple(values.shape), ("R",) * len(mesh)
+        _, index = place_of(stage, self._device)
+        writes = owns(self._strategy, self._graph, self._device, name, spec, replica)
+        return Held(values.detach(), shape, tiles(shape, spec, mesh, index), writes)
+
+    def _replica(self, name: str) -> int | None:
+        """The replica of the device in the first stage that has a parameter."""
+        groups = self._strategy.stages[self._used_in[name][0]].groups
+        return next((r for r, group in enumerate(groups) if self._device in group), None)
+
+
+def gathered(held: Mapping[str, Held], job: TrainingJob, world: World) -> dict[str, Tensor]:
+    """Copies of trained parameters and running statistics of the first replica, whole, by names of
+    initializers, in the memory of every rank's CPU; every rank calls it.
+
+    Args:
+        held: what this device has of them, as `Content.learned` gives it.
+    """
+    own = {
+        name.removeprefix(prefix): replace(one, values=one.values.cpu().clone().contiguous())
+        for name, one in held.items()
+        for prefix in (PARAMETERS, f"{STATISTICS}0/")
+        if one.writes and name.startswith(prefix)
+    }
+    described = {name: replace(one, values=one.values.to("meta")) for name, one in own.items()}
+    wholes: dict[str, Tensor] = {}
+    for device, some in zip(job.plan.ranks, world.gather(described), strict=True):
+        devices = (device, *(one for one in job.plan.ranks if one != device))
+        for name, one in some.items():
+            mine = device == world.device
+            values = own[name].values if mine else torch.empty_like(one.values, device="cpu")
+            world.share(values, devices)
+            into = wholes.setdefault(name, torch.empty(one.shape, dtype=values.dtype))
+            for start, part in replace(one, values=values).parts().items():
+                box = zip(start, part.shape, strict=True)
+                into[tuple(slice(first, first + size) for first, size in box)] = part
+    return wholes
+
+
+def restore(trainer: Trainer, job: TrainingJob, start: Checkpoint) -> None:
+    """Gives this device everything that a checkpoint has for it.
+
+    Raises:
+        FileError: if the checkpoint is of another optimizer, or damaged.
+    """
+    from planner.training.checkpoints.files import fill
+
+    record, known = start.record, optimizer_name(trainer.optimizer)
+    if known is not None and record.optimizer != known:
+        raise FileError(
+            f"{start.path}: has the state of {record.optimizer or 'no optimizer'}, this launch"
+            f" trains with {known}; choose the same optimizer"
+        )
+    wanted = Content(trainer, job).to_fill(record)
+    rank, num_ranks = job.plan.ranks.index(trainer.world.device), len(job.plan.ranks)
+    states = _generators_to_fill(record, rank) if record.num_ranks == num_ranks else {}
+    wanted |= {f"{RANDOM}{rank}/{word}": whole(state) for word, state in states.items()}
+    for name, held in wanted.items():
+        saved = record.tensors[name].shape
+        if saved != held.shape:
+            raise FileError(
+                f"{start.path}: {name}: expected the shape {held.shape}, got {saved}; take another"
+                " checkpoint"
+            )
+    fill(wanted, start)
+    if trainer.part.states is not None:
+        trainer.part.states.refresh()
+    _set_generators(states, job.device)
+    trainer.restore(record.extras, record.step)
+
+
+# ------------------------------------------------------------------------------- generators
+
+
+def _generators(device: str) -> dict[str, Tensor]:
+    """The states of the generators of this process, as tensors."""
+    _, words, left = random.getstate()
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    assert kind == "MT19937", "what numpy's functions without a generator use"
+    states = {
+        "torch": torch.get_rng_state(),
+        "python": torch.tensor(words, dtype=torch.int64),
+        "python-left": torch.tensor([] if left is None else [left], dtype=torch.float64),
+        "numpy": torch.from_numpy(np.asarray(keys).astype(np.int64)),
+        "numpy-left": torch.tensor([float(one) for one in rest], dtype=torch.float64),
+    }
+    if device != "cpu":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def _generators_to_fill(record: Record, rank: int) -> dict[str, Tensor]:
+    """The states of the generators of a rank, to be filled."""
+    start = f"{RANDOM}{rank}/"
+    return {
+        name.removeprefix(start): saved.empty()
+        for name, saved in record.tensors.items()
+        if name.startswith(start)
+    }
+
+
+def _set_generators(states: Mapping[str, Tensor], device: str) -> None:
+    if not states:
+        return
+    torch.set_rng_state(states["torch"])
+    left = states["python-left"].tolist()
+    random.setstate((3, tuple(states["python"].tolist()), left[0] if left else None))
+    keys = states["numpy"].numpy().astype(np.uint32)
+    position, has_one, one = states["numpy-left"].tolist()
+    np.random.set_state(("MT19937", keys, int(position), int(has_one), one))
+    if device != "cpu" and "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"], device)
