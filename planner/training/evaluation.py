@@ -207,22 +207,17 @@ def _cut(tensors: Mapping[str, Tensor], rows: int, size: int) -> Tensors:
 
 
 def share_statistics(job: TrainingJob, part: Part, world: World) -> None:
-    """Gives all replicas the running statistics of the first one; every rank calls it."""
-    stages = job.plan.strategy.stages
-    replicated = any(stage.num_replicas > 1 for stage in stages)
-    if not replicated or job.plan.batch_norm is BatchNorm.FROZEN:
+    """Gives all replicas of a stage the running statistics of the first one; all ranks call it."""
+    if job.plan.batch_norm is BatchNorm.FROZEN:
         return
-    places = {s: place_of(stages[s], world.device) for s in part.stages}
-    own = {
-        (s, index): {name: one.cpu() for name, one in part.stages[s].running.items()}
-        for s, (replica, index) in places.items()
-        if stages[s].num_replicas > 1 and replica == 0
-    }
-    for given_by in world.gather(own):
-        for (s, index), statistics in given_by.items():
-            if (s, index) not in own and places.get(s, (0, -1))[1] == index:
-                for name, one in statistics.items():
-                    part.stages[s].running[name].copy_(one)
+    for s, runner in sorted(part.stages.items()):
+        stage = job.plan.strategy.stages[s]
+        _, index = place_of(stage, world.device)
+        alike = [group[index] for group in stage.groups]
+        for _, one in sorted(runner.running.items()):
+            statistic = one.cpu().contiguous()
+            world.share(statistic, alike)
+            one.copy_(statistic)
 
 
 class Forwards:

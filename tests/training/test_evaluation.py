@@ -2,14 +2,17 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
 from planner import launch
+from planner.artefacts.strategy import ScheduleName, Stage, Strategy
 from planner.reports.launch import launch_json, loss_lines
 from planner.support.errors import LaunchError
+from planner.training.evaluation import share_statistics
 from tests.support import datasets
 from tests.support.mode_runs import launched, net, profile_of, run_all, write_strategy
 from tests.training.test_datasets import by_torch
@@ -203,3 +206,28 @@ def test_a_metric_that_fails_is_named(made, name, message):
     with pytest.raises(LaunchError) as error:
         launch(path, steps=1, eval_data=f"{HERE}:samples", metrics=(where,))
     assert str(error.value) == f"--metric {where}: {message}"
+
+
+class Shared:
+    """The other devices, of which only `share` is there."""
+
+    def __init__(self, device):
+        self.device, self.given = device, []
+
+    def share(self, tensor, devices):
+        self.given.append((tensor.tolist(), devices))
+        if devices[0] != self.device:
+            tensor.fill_(7.0)
+
+
+@pytest.mark.parametrize(("device", "kept"), [(0, 1.0), (1, 7.0)])
+def test_statistics_go_to_the_replicas_of_their_stage_alone(device, kept):
+    """One small tensor each, to the device at the same place of each mesh, and no other stage's."""
+    stages = Stage.whole(("a",), (0, 1), 1, False), Stage.whole(("b",), (2,), 1, False)
+    strategy = Strategy(stages, ScheduleName.GPIPE, 2)
+    job = SimpleNamespace(plan=SimpleNamespace(strategy=strategy, batch_norm=None))
+    running = {"mean": torch.tensor([1.0, 1.0])}
+    part, world = SimpleNamespace(stages={0: SimpleNamespace(running=running)}), Shared(device)
+    share_statistics(job, part, world)
+    assert world.given == [([1.0, 1.0], [0, 1])]
+    assert running["mean"].tolist() == [kept, kept]
