@@ -118,7 +118,7 @@ def _asked(
     other ranks are told.
     """
     from planner.launcher.greeting import failure_told
-    from planner.launcher.world import process_rank
+    from planner.launcher.rendezvous import process_rank
     from planner.training.joining import Asked, check_options, options_of
 
     with failure_told(process_rank()):

@@ -15,9 +15,9 @@ from planner.artefacts.plan import Plan
 from planner.launcher.failures.system import host_key
 from planner.launcher.handshake import Agreement, Hello, agree, say_failed, shake_hands
 from planner.launcher.job import TrainingJob
+from planner.launcher.rendezvous import ProcessRank, keep_to_this_host, peer_errors
 from planner.launcher.seats import seating
 from planner.launcher.store import begin_generation, common_store, generation
-from planner.launcher.world import ProcessRank, contact, keep_to_this_host
 from planner.support.errors import PlannerError, Stopped
 from planner.support.options import Options, declared
 from planner.support.version import __version__
@@ -46,7 +46,7 @@ def meet_others(plan: Plan, options: Sequence[Options], seat: ProcessRank) -> Ag
         restarts=restarts,
     )
     keep_to_this_host()
-    with contact(seat.rank):
+    with peer_errors(seat.rank):
         store = common_store(seat.rank, seat.world_size)
         agreed = shake_hands(store, seat.rank, seat.world_size, mine, partial(seating, plan))
     begin_generation(agreed.generation)
@@ -70,7 +70,7 @@ def compare_jobs(job: TrainingJob, seat: ProcessRank, start: str) -> None:
         "checkpoint": start,
         "kind of device": job.device.partition(":")[0],
     }
-    with contact(seat.rank):
+    with peer_errors(seat.rank):
         store = common_store(seat.rank, seat.world_size)
         agree(store, generation(), seat.rank, len(job.plan.ranks), values)
 

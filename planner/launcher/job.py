@@ -12,8 +12,8 @@ from planner.artefacts.plan import Plan
 from planner.artefacts.strategy import Strategy, crossings, operator_indices, used_devices
 from planner.launcher.options import Loop
 from planner.launcher.processes import torchrun_command
+from planner.launcher.rendezvous import ProcessRank, choose_device
 from planner.launcher.source import read_model
-from planner.launcher.world import ProcessRank, choose_device
 from planner.model.load import Model
 from planner.operators.losses import criterion
 from planner.profilers.devices import autocast_dtype

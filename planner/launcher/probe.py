@@ -14,7 +14,7 @@ Collectives come after a little work, as in a run: then threads and caches are c
 do not arrive at the same moment. What a rank waits for the others is part of its time, because an
 iteration consists of what its operators take and of this. Times are means over ranks and
 repetitions, without the tenth of these at either end. All-reduces work in place, as on gradients;
-the others are those of split operators (`split/mesh.py`), new buffers included.
+the others are those of split operators (`mesh/lines.py`), new buffers included.
 
 Transfers use gloo between CPUs and nccl between GPUs.
 """
@@ -44,17 +44,11 @@ from planner.clusters.probing.link_fit import Pair, PairFit, PairTimes, calmer, 
 from planner.clusters.yaml.read import device_table
 from planner.clusters.yaml.schema import available_bytes, available_cores, core_numbers
 from planner.launcher.failures.system import host_key
+from planner.launcher.groups import collective_group
+from planner.launcher.mesh.lines import ProcessGroupAxis
 from planner.launcher.options import LARGEST_BYTES
-from planner.launcher.split.mesh import GroupLine
+from planner.launcher.rendezvous import ProcessRank, choose_device, meet, peer_errors, process_rank
 from planner.launcher.store import TIMEOUT
-from planner.launcher.world import (
-    ProcessRank,
-    choose_device,
-    collective_group,
-    contact,
-    meet,
-    process_rank,
-)
 from planner.support.errors import LaunchError, PlannerError, Stopped
 
 # Sizes of transfers and all-reduces: 1 KiB to 256 MiB, each 4 times the one before.
@@ -129,7 +123,7 @@ def probe(
         )
     torch.set_num_threads(1)
     _meet(seat)
-    with contact(seat.rank):
+    with peer_errors(seat.rank):
         devices, own_device = _gather_devices(seat, device)
         ranks = _Ranks(seat, own_device, largest_bytes)
         result = _measure(ranks, name, devices, progress)
@@ -315,7 +309,7 @@ class _Ranks:
         """
         count = dist.get_world_size(group)
         buffer = self._buffer[:size_bytes].view(torch.float32)
-        line = GroupLine(group, range(count), self.seat.rank, nullcontext)
+        line = ProcessGroupAxis(group, range(count), self.seat.rank, nullcontext)
         run: Callable[[], object] = {
             CollectiveKind.ALL_REDUCE: lambda: dist.all_reduce(buffer, group=group),
             CollectiveKind.ALL_GATHER: lambda: line.all_gather(buffer[: len(buffer) // count]),

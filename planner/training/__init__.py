@@ -18,5 +18,5 @@
     fingerprints.py  whether all ranks have the same batch
     rows.py        batches to evaluate on -> the samples in them
 
-A step itself is `planner.launcher.runtime`.
+A step itself is `planner.launcher.executor`.
 """

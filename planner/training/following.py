@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from planner.launcher.executor import IterationRecord
 from planner.launcher.options import Loop
-from planner.launcher.runtime import Record
 from planner.training.log import Log
 from planner.training.report import Evaluation
 from planner.training.trainer import Trainer
@@ -33,11 +33,11 @@ class Follower:
         """On what evaluations leave out."""
         return () if self._trainer.evaluate is None else self._trainer.evaluate.notes
 
-    def after(self, step: int, record: Record) -> None:
+    def after(self, step: int, record: IterationRecord) -> None:
         """After a step, given by its index."""
         trainer, done = self._trainer, step + 1
         if self._log is not None:
-            self._log.step(step, trainer.updates.last, record.iteration_s)
+            self._log.step(step, trainer.optimizer_step.last, record.iteration_s)
         is_due = done == trainer.num_steps or (self._every is not None and done % self._every == 0)
         if trainer.evaluate is None or not is_due:
             return

@@ -11,7 +11,7 @@ from planner.launcher.greeting import compare_jobs
 from planner.launcher.handshake import Agreement
 from planner.launcher.job import TrainingJob, prepare, with_choices
 from planner.launcher.options import Loop, check
-from planner.launcher.world import ProcessRank
+from planner.launcher.rendezvous import ProcessRank
 from planner.support.options import Options, options_from
 from planner.training.checkpoints.folder import Checkpoint
 from planner.training.checkpoints.keeping import check as check_checkpoints

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
-from planner.launcher.updates import Update
+from planner.launcher.updates import StepResult
 from planner.support.errors import FileError
 from planner.support.outputs import FileKind, head_of
 
@@ -43,7 +43,7 @@ class Log:
         if not adds:
             self._write({"format": FORMAT})
 
-    def step(self, step: int, update: Update, seconds: float) -> None:
+    def step(self, step: int, update: StepResult, seconds: float) -> None:
         """A step that is done.
 
         Args:

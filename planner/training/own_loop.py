@@ -22,7 +22,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from planner.launcher import ending
-from planner.launcher.asynchronous.rules import check_schedule
+from planner.launcher.asynchronous import check_schedule
+from planner.launcher.device_part import as_it_crosses
 from planner.launcher.failures.causes import introduce, with_causes
 from planner.launcher.failures.hosts import hosts_watched
 from planner.launcher.failures.page import Phase
@@ -30,9 +31,8 @@ from planner.launcher.failures.uncaught import become_a_rank, speak_last
 from planner.launcher.feed import Batch
 from planner.launcher.greeting import failure_told, meet_others
 from planner.launcher.job import TrainingJob
-from planner.launcher.part import as_it_crosses
 from planner.launcher.rates import KNOWN
-from planner.launcher.world import ProcessRank, process_rank
+from planner.launcher.rendezvous import ProcessRank, process_rank
 from planner.support.errors import LaunchError, OptionError
 from planner.support.named import function_named
 from planner.training.checkpoints.content import Content, gathered
@@ -95,7 +95,7 @@ class LoopTrainer:
     @property
     def lr(self) -> float:
         """The learning rate of the next step, before --lr-schedule."""
-        return self._open().updates.rate
+        return self._open().optimizer_step.rate
 
     def set_lr(self, lr: float) -> None:
         """Changes the learning rate from the next step on; to the same one on every rank.
@@ -105,7 +105,7 @@ class LoopTrainer:
         """
         if not 0 <= lr < math.inf:
             raise OptionError(f"set_lr: expected a finite number of at least 0, got {lr}")
-        self._open().updates.set_rate(float(lr))
+        self._open().optimizer_step.set_rate(float(lr))
 
     def step(self, batch: object) -> float:
         """One step of the optimizer; under the schedule pipedream one for each microbatch, with an
@@ -129,7 +129,7 @@ class LoopTrainer:
         with self._told():
             self._compare(batch, where)
             trainer.step(self._dealt(batch, where))
-        loss = trainer.updates.last.loss
+        loss = trainer.optimizer_step.last.loss
         assert loss is not None, "the settings ask for it"
         return loss
 
@@ -152,7 +152,7 @@ class LoopTrainer:
             )  # fmt: skip
             crossing = as_it_crosses(job.model.graph, job.plan)
             return Evaluator(
-                job, trainer.part, crossing, trainer.world, source, trainer.deal, self._metrics
+                job, trainer.part, crossing, trainer.groups, source, trainer.deal, self._metrics
             )()
 
     def save(self, folder: str | Path | None = None) -> Path:
@@ -176,7 +176,7 @@ class LoopTrainer:
             saver = self._savers.get(chosen) or self._saver(chosen)
             saver.save(trainer.next_step)
             saver.finish()
-            trainer.world.barrier()
+            trainer.groups.barrier()
             ending.page().enter(Phase.BETWEEN)
         return chosen / name_of(trainer.next_step)
 
@@ -187,7 +187,7 @@ class LoopTrainer:
         trainer = self._open()
         with self._told():
             held = Content(trainer, self._job).learned()
-            return gathered(held, self._job, trainer.world)
+            return gathered(held, self._job, trainer.groups)
 
     def close(self) -> None:
         """After the last step; all ranks call it."""
@@ -195,8 +195,8 @@ class LoopTrainer:
             return
         trainer = self._trainer
         with self._told():
-            trainer.world.barrier()
-        trainer.world.close()
+            trainer.groups.barrier()
+        trainer.groups.close()
         self._watched.close()
         rank = ending.here()
         if rank is not None:
@@ -230,7 +230,7 @@ class LoopTrainer:
         trainer = self._open()
         with ExitStack() as failing:
             failing.push(self._watched)
-            with with_causes(self._job.plan, trainer.world.device):
+            with with_causes(self._job.plan, trainer.groups.device):
                 yield
             failing.pop_all()
 
@@ -242,10 +242,10 @@ class LoopTrainer:
         if num_ranks == 1:
             return
         own = 0 if batch is None else fingerprint(self._reader.named(batch, where))
-        rate = crc32(pack("d", trainer.updates.rate))
+        rate = crc32(pack("d", trainer.optimizer_step.rate))
         ending.page().enter(Phase.BARRIER)
         # Sums of whole numbers below 2 ** 53 are exact.
-        batches, given, rates = trainer.world.add_up([own, batch is not None, rate])
+        batches, given, rates = trainer.groups.add_up([own, batch is not None, rate])
         if batch is not None and batches != given * own:
             raise LaunchError(
                 f"{where}: expected the same batch on all ranks, got different ones; give each rank"
@@ -254,8 +254,9 @@ class LoopTrainer:
             )
         if rates != num_ranks * rate:
             raise LaunchError(
-                f"{where}: expected the same learning rate on all ranks, got {trainer.updates.rate}"
-                " here and another one elsewhere; call set_lr with the same value on all"
+                f"{where}: expected the same learning rate on all ranks, got"
+                f" {trainer.optimizer_step.rate} here and another one elsewhere; call set_lr with"
+                " the same value on all"
             )
 
     def _dealt(self, batch: object, where: str) -> dict[int, Batch]:

@@ -10,12 +10,12 @@ from statistics import median
 from planner.artefacts.graph import Graph, tensors_by_name
 from planner.artefacts.losses import Loss
 from planner.artefacts.plan import DevicePrediction, Plan, StagePrediction, said_times
-from planner.launcher.asynchronous.steady import cropped, steady_window, steps_to_show
 from planner.launcher.clocks import Clock
-from planner.launcher.runtime import Record
+from planner.launcher.executor import IterationRecord
 from planner.profilers.devices import is_of_type
 from planner.schedules.actions import Compute, Direction
 from planner.simulator.timeline import Event, Timeline, Transfer, communication_s, compute_s, idle_s
+from planner.training.steady import cropped, steady_window, steps_to_show
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class Findings:
         records: the records of the last steps; under an asynchronous schedule, that of a flow.
         peak_bytes: as in `MeasuredDevice`.
         peaks_bytes: peak memory at each event of an iteration in which memory was watched, as in
-            `Record`; None without one.
+            `IterationRecord`; None without one.
         type: its device's own name for its type.
         threads: number of torch's threads.
         ended_s: of each step of that flow, since its start; empty under other schedules.
@@ -137,7 +137,7 @@ class Findings:
     loss: tuple[float, ...]
     begun_s: tuple[float, ...]
     iterations_s: tuple[float, ...]
-    records: tuple[Record, ...]
+    records: tuple[IterationRecord, ...]
     peak_bytes: int
     peaks_bytes: tuple[int, ...] | None
     type: str
@@ -310,7 +310,7 @@ def _device(plan: Plan, rank: int, own: Findings, timeline: Timeline) -> Measure
 
 
 def measured_timeline(
-    graph: Graph, records: Mapping[int, Record], late_s: Mapping[int, float]
+    graph: Graph, records: Mapping[int, IterationRecord], late_s: Mapping[int, float]
 ) -> Timeline:
     """One iteration of all devices, from when the first one leaves the barrier.
 
@@ -357,7 +357,7 @@ def _memory(
 
 
 def _flows(
-    graph: Graph, source: int, target: int, records: Mapping[int, Record],
+    graph: Graph, source: int, target: int, records: Mapping[int, IterationRecord],
     late_s: Mapping[int, float],
 ) -> list[Transfer]:  # fmt: skip
     """The transfers of one ordered pair of devices: the k-th send belongs to the k-th receive.

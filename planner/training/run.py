@@ -9,16 +9,15 @@ from typing import TypedDict
 import torch
 
 from planner.artefacts.plan import Plan
-from planner.launcher.asynchronous.flows import flow_end
-from planner.launcher.asynchronous.rules import check_schedule
+from planner.launcher.asynchronous import check_schedule, flow_end
 from planner.launcher.clocks import Clock
+from planner.launcher.device_part import staying
+from planner.launcher.executor import IterationRecord
 from planner.launcher.failures.causes import introduce, with_causes
 from planner.launcher.failures.hosts import hosts_watched
 from planner.launcher.greeting import failure_told, meet_others
 from planner.launcher.job import TrainingJob, check_ranks
-from planner.launcher.part import staying
-from planner.launcher.runtime import Record
-from planner.launcher.world import ProcessRank, process_rank
+from planner.launcher.rendezvous import ProcessRank, process_rank
 from planner.profilers.storages import watching
 from planner.simulator.traces.read import measured_by
 from planner.simulator.traces.write import write_trace
@@ -120,16 +119,16 @@ def _trained(
 ) -> _Trained:
     """Runs the steps that are left, and what stands around them."""
     trainer = Trainer(job, asked.loop, seat.rank)
-    world = trainer.world
+    groups = trainer.groups
     if start is not None:
         check_left(start, trainer.num_steps)
         resume(trainer, job, start)
     saver = None
     if asked.checkpoints.checkpoint is not None:
         saver = Saver(trainer, job, asked.checkpoints, trainer.num_steps)
-    records: deque[Record] = deque(maxlen=KEPT_STEPS)
+    records: deque[IterationRecord] = deque(maxlen=KEPT_STEPS)
     losses, begun_s, iterations_s = [], [], []
-    before = world.read_clocks()
+    before = groups.read_clocks()
     follower = Follower(trainer, asked.loop, seat.rank)
     while trainer.next_step < trainer.num_steps:
         for record in trainer.run(_until(trainer, asked) - trainer.next_step):
@@ -140,17 +139,17 @@ def _trained(
             iterations_s.append(record.iteration_s)
             follower.after(done - 1, record)
             if seat.rank == 0:
-                progress(done, trainer.num_steps, trainer.updates.last.loss)
+                progress(done, trainer.num_steps, trainer.optimizer_step.last.loss)
             if saver is not None:
                 saver.after(done)
     follower.close()
     if saver is not None:
         saver.finish()
-    clocks = [Clock(*pair) for pair in zip(before, world.read_clocks(), strict=True)]
-    flow = None if trainer.flows is None else trainer.flows.longest
+    clocks = [Clock(*pair) for pair in zip(before, groups.read_clocks(), strict=True)]
+    flow = None if trainer.flow is None else trainer.flow.longest
     own = Findings(
-        device=world.device,
-        ended_s=() if flow is None else tuple(flow.ended_s),
+        device=groups.device,
+        ended_s=() if flow is None else flow.ended_s,
         peaks_bytes=_watched(trainer, job.device) if asked.launching.track_memory else None,
         loss=tuple(losses),
         begun_s=tuple(begun_s),
@@ -158,10 +157,14 @@ def _trained(
         records=tuple(records) if flow is None else (flow.record,),
         **_machine(job.device),
     )
-    findings = world.gather(own)
-    world.close()
+    findings = groups.gather(own)
+    groups.close()
     return _Trained(
-        findings, clocks, trainer.updates.skipped, tuple(follower.evaluations), follower.notes
+        findings,
+        clocks,
+        trainer.optimizer_step.skipped,
+        tuple(follower.evaluations),
+        follower.notes,
     )
 
 
@@ -174,7 +177,7 @@ def _until(trainer: Trainer, asked: Asked) -> int:
     """The number of steps up to which a training runs on; under an asynchronous schedule the one
     at which the pipeline has to be empty.
     """
-    if trainer.flows is None:
+    if trainer.flow is None:
         return trainer.num_steps
     every = asked.checkpoints.checkpoint_every, asked.loop.eval_every
     count = asked.plan.strategy.num_microbatches
@@ -183,8 +186,7 @@ def _until(trainer: Trainer, asked: Asked) -> int:
 
 def _watched(trainer: Trainer, device: str) -> tuple[int, ...]:
     """Memory in more steps, by event, in bytes."""
-    versions = () if trainer.flows is None else trainer.flows.versions.tensors()
-    stay = staying(trainer.part, trainer.gradients, trainer.optimizer, versions)
+    stay = staying(trainer.part, trainer.buckets, trainer.optimizer, trainer.weights.tensors())
     data = trainer.batches()
     with watching(device, stay) as watch:
         return tuple(trainer.watched(watch, data).peaks_bytes)

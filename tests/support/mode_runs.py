@@ -30,7 +30,7 @@ from planner.artefacts.options import Optimizer as OptimizerName
 from planner.artefacts.problem import Problem
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy
 from planner.commands.errors import ranks_leave_at_once
-from planner.launcher.gradients import make_optimizer
+from planner.launcher.updates import make_optimizer
 from planner.model.load import load
 from planner.operators import randomness, synthetic
 from planner.profilers.measured import measure

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 import planner
-from planner.launcher.part import staying
+from planner.launcher.device_part import staying
 from planner.profilers.storages import watching
 from planner.training.checkpoints import saver
 from tests.support.split_models import _FLOAT, Net
@@ -43,7 +43,7 @@ def main(folder):
     usual, peaks = saver.restore, []
 
     def restore(trainer, job, start):
-        there = staying(trainer.part, trainer.gradients, trainer.optimizer)
+        there = staying(trainer.part, trainer.buckets, trainer.optimizer)
         with watching("cpu", there) as watch:
             usual(trainer, job, start)
         peaks.append(watch.peak_bytes())

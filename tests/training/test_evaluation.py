@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from planner import launch
-from planner.artefacts.strategy import ScheduleName, Stage, Strategy
+from planner.artefacts.strategy import Stage
 from planner.reports.launch import launch_json, loss_lines
 from planner.support.errors import LaunchError
 from planner.training.evaluation import share_statistics
@@ -224,10 +224,11 @@ class Shared:
 def test_statistics_go_to_the_replicas_of_their_stage_alone(device, kept):
     """One small tensor each, to the device at the same place of each mesh, and no other stage's."""
     stages = Stage.whole(("a",), (0, 1), 1, False), Stage.whole(("b",), (2,), 1, False)
-    strategy = Strategy(stages, ScheduleName.GPIPE, 2)
-    job = SimpleNamespace(plan=SimpleNamespace(strategy=strategy, batch_norm=None))
+    job = SimpleNamespace(plan=SimpleNamespace(batch_norm=None))
     running = {"mean": torch.tensor([1.0, 1.0])}
-    part, world = SimpleNamespace(stages={0: SimpleNamespace(running=running)}), Shared(device)
-    share_statistics(job, part, world)
-    assert world.given == [([1.0, 1.0], [0, 1])]
+    place = SimpleNamespace(stage=stages[0], mesh=SimpleNamespace(index=0))
+    part = SimpleNamespace(stages={0: SimpleNamespace(running=running)}, places={0: place})
+    groups = Shared(device)
+    share_statistics(job, part, groups)
+    assert groups.given == [([1.0, 1.0], [0, 1])]
     assert running["mean"].tolist() == [kept, kept]

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import planner
 from planner.artefacts.options import Optimizer
-from planner.launcher.gradients import make_optimizer
+from planner.launcher.updates import make_optimizer
 from planner.operators import randomness
 from planner.support.errors import FileError, LaunchError, OptionError
 from planner.training.fingerprints import fingerprint

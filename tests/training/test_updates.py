@@ -9,7 +9,7 @@ from torch import nn
 
 from planner import launch
 from planner.artefacts.strategy import GradientSum
-from planner.launcher.updates import BACKOFF, FIRST_SCALE, LossScale, loss_scale, owned
+from planner.launcher.updates import BACKOFF, FIRST_SCALE, LossScale, loss_scale, owned_parameters
 from planner.support.errors import LaunchError, OptionError
 from tests.support.mode_runs import launched, loop, net, profile_of, run_all, write_strategy
 
@@ -94,7 +94,7 @@ def test_the_norm_is_that_of_all_ranks(together, by_hand, name):
 def test_a_parameter_of_several_devices_belongs_to_the_first():
     trained = {name: torch.zeros(1) for name in ("a", "b", "c")}
     sums = (GradientSum((0, 2), ("a",), 8), GradientSum((1, 2), ("b",), 8))
-    held = {device: owned(trained, sums, device) for device in (0, 1, 2)}
+    held = {device: owned_parameters(trained, sums, device) for device in (0, 1, 2)}
     assert [len(held[device]) for device in (0, 1, 2)] == [3, 3, 1]
     assert held[2][0] is trained["c"]
 

@@ -21,10 +21,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from planner.artefacts.graph import parameters_by_name
-from planner.artefacts.sharding import Spec, local_shape, tiles
+from planner.artefacts.sharding import local_shape, tiles
+from planner.launcher.groups import Groups
 from planner.launcher.job import TrainingJob
-from planner.launcher.split.part import place_of, spec_in
-from planner.launcher.world import World
 from planner.resharding.sums import lies_in, owns, stages_of
 from planner.support.errors import FileError, LaunchError
 from planner.training.checkpoints.folder import (
@@ -63,7 +62,7 @@ class Content:
 
     def __init__(self, trainer: Trainer, job: TrainingJob) -> None:
         self._part, self._optimizer = trainer.part, trainer.optimizer
-        self._device, self._torch_device = trainer.world.device, job.device
+        self._device, self._torch_device = trainer.groups.device, job.device
         self._rank = job.plan.ranks.index(self._device)
         self._strategy, self._graph = job.plan.strategy, job.model.graph
         self._known = parameters_by_name(self._graph)
@@ -114,7 +113,7 @@ class Content:
 
     def _optimizer_states(self) -> dict[str, Held]:
         optimizer, found = self._optimizer, {}
-        for name, stepped in self._part.stepped.items():
+        for name, stepped in self._part.optimizer_parameters.items():
             kept = {} if optimizer is None else optimizer.state.get(stepped, {})
             for word, value in kept.items():
                 if isinstance(value, Tensor):
@@ -139,7 +138,7 @@ class Content:
         groups = self._optimizer.param_groups
         fused = any(group.get("fused") or group.get("capturable") for group in groups)
         words = record.optimizer_words
-        for name, stepped in self._part.stepped.items():
+        for name, stepped in self._part.optimizer_parameters.items():
             state: dict[str, Tensor] = {}
             for word in words.get(name, ()):
                 saved = record.tensors[f"{OPTIMIZER}{name}/{word}"]
@@ -155,24 +154,16 @@ class Content:
         """A parameter, or a tensor of the optimizer for it: of its shape, or the same on all
         devices.
         """
-        stage = next(
-            stage
-            for stage in (self._strategy.stages[s] for s in self._used_in[name])
-            if self._device in stage.devices
-        )
-        shape, sharding = self._known[name].shape, stage.sharding
-        mesh: tuple[int, ...] = ()
-        spec: Spec = ()
-        if sharding is not None:
-            mesh, spec = sharding.mesh, spec_in(sharding.parameters, name, sharding)
-            lies = lies_in(stage, self._graph)
-            if of_state and name in lies:
-                spec = lies[name].state
-        if tuple(values.shape) != local_shape(shape, spec, mesh):
-            shape, spec = tuple(values.shape), ("R",) * len(mesh)
-        _, index = place_of(stage, self._device)
+        place = next(iter(self._part.places.values()))  # in all, parameters lie alike
+        shape, mesh = self._known[name].shape, place.mesh
+        spec = place.spec("parameters", name)
+        lies = lies_in(place.stage, self._graph)
+        if of_state and name in lies:
+            spec = lies[name].state
+        if tuple(values.shape) != local_shape(shape, spec, mesh.sizes):
+            shape, spec = tuple(values.shape), ("R",) * len(mesh.sizes)
         writes = owns(self._strategy, self._graph, self._device, name, spec, replica)
-        return Held(values.detach(), shape, tiles(shape, spec, mesh, index), writes)
+        return Held(values.detach(), shape, tiles(shape, spec, mesh.sizes, mesh.index), writes)
 
     def _replica(self, name: str) -> int | None:
         """The replica of the device in the first stage that has a parameter."""
@@ -180,7 +171,7 @@ class Content:
         return next((r for r, group in enumerate(groups) if self._device in group), None)
 
 
-def gathered(held: Mapping[str, Held], job: TrainingJob, world: World) -> dict[str, Tensor]:
+def gathered(held: Mapping[str, Held], job: TrainingJob, groups: Groups) -> dict[str, Tensor]:
     """Copies of trained parameters and running statistics of the first replica, whole, by names of
     initializers, in the memory of every rank's CPU; every rank calls it.
 
@@ -195,12 +186,12 @@ def gathered(held: Mapping[str, Held], job: TrainingJob, world: World) -> dict[s
     }
     described = {name: replace(one, values=one.values.to("meta")) for name, one in own.items()}
     wholes: dict[str, Tensor] = {}
-    for device, some in zip(job.plan.ranks, world.gather(described), strict=True):
+    for device, some in zip(job.plan.ranks, groups.gather(described), strict=True):
         devices = (device, *(one for one in job.plan.ranks if one != device))
         for name, one in some.items():
-            mine = device == world.device
+            mine = device == groups.device
             values = own[name].values if mine else torch.empty_like(one.values, device="cpu")
-            world.share(values, devices)
+            groups.share(values, devices)
             into = wholes.setdefault(name, torch.empty(one.shape, dtype=values.dtype))
             for start, part in replace(one, values=values).parts().items():
                 box = zip(start, part.shape, strict=True)
@@ -223,7 +214,7 @@ def restore(trainer: Trainer, job: TrainingJob, start: Checkpoint) -> None:
             f" trains with {known}; choose the same optimizer"
         )
     wanted = Content(trainer, job).to_fill(record)
-    rank, num_ranks = job.plan.ranks.index(trainer.world.device), len(job.plan.ranks)
+    rank, num_ranks = job.plan.ranks.index(trainer.groups.device), len(job.plan.ranks)
     states = _generators_to_fill(record, rank) if record.num_ranks == num_ranks else {}
     wanted |= {f"{RANDOM}{rank}/{word}": whole(state) for word, state in states.items()}
     for name, held in wanted.items():
@@ -234,8 +225,7 @@ def restore(trainer: Trainer, job: TrainingJob, start: Checkpoint) -> None:
                 " checkpoint"
             )
     fill(wanted, start)
-    if trainer.part.states is not None:
-        trainer.part.states.refresh()
+    trainer.part.shards.refresh()
     _set_generators(states, job.device)
     trainer.restore(record.extras, record.step)
 

@@ -39,7 +39,7 @@ def resume(trainer: Trainer, job: TrainingJob, start: Checkpoint) -> None:
         FileError: if the checkpoint does not fit this device, or is damaged.
         LaunchError: if the ranks do not see the same one.
     """
-    seen = trainer.world.gather((start.record.step, start.record.files))
+    seen = trainer.groups.gather((start.record.step, start.record.files))
     for rank, (step, files) in enumerate(seen):
         if (step, files) != seen[0]:
             raise LaunchError(
@@ -83,8 +83,8 @@ class Saver:
         self._copies: dict[str, Tensor] = {}
         self._thread: Thread | None = None
         self._failed: BaseException | None = None
-        self._rank = job.plan.ranks.index(trainer.world.device)
-        names = trainer.world.gather(optimizer_name(trainer.optimizer))
+        self._rank = job.plan.ranks.index(trainer.groups.device)
+        names = trainer.groups.gather(optimizer_name(trainer.optimizer))
         self._optimizer = next((name for name in names if name is not None), None)
         say_nothing_of_being_alone()
         self._group = None

@@ -11,7 +11,7 @@ from torch.optim import SGD
 
 from planner.artefacts.losses import losses as model_losses
 from planner.artefacts.strategy import ScheduleName
-from planner.launcher.asynchronous.flows import flow_end
+from planner.launcher.asynchronous import flow_end
 from planner.model.load import load
 from planner.operators import randomness, synthetic
 from tests.support import datasets, mode_runs

@@ -11,15 +11,15 @@ from planner import launch
 from planner.artefacts.files import read_plan, write_plan
 from planner.artefacts.options import LossOptions
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy
-from planner.launcher.asynchronous.steady import cropped, steady_window
 from planner.launcher.job import prepare
-from planner.launcher.world import ProcessRank
+from planner.launcher.rendezvous import ProcessRank
 from planner.operators import randomness
 from planner.reports.launch import launch_json, launch_tables
 from planner.schedules.actions import Compute, Direction, Step
 from planner.simulator.timeline import Event, Timeline
 from planner.simulator.traces.read import read_trace
 from planner.support.errors import LaunchError, OptionError
+from planner.training.steady import cropped, steady_window
 from tests.support.mode_runs import SEED, net, profile_of, write_strategy
 from tests.support.own_loops import batches
 from tests.training.test_own_loop import Quiet

@@ -6,8 +6,9 @@ stage runs in one line.
 
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -16,8 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from planner.artefacts.strategy import Stage, Strategy
+from planner.operators.parts.line import MeshAxisGroup
 from planner.resharding.sums import coordinates
-from planner.support.errors import LaunchError
 
 # Since 2.13 under other names.
 _GATHER: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -31,17 +32,10 @@ HELD_BYTES = 2**16
 """Smaller tensors are not waited for."""
 
 
-class Line(Protocol):
-    """The devices along one axis of a mesh, and what they do together. All of them call the same
-    methods in the same order, with contiguous tensors of equal shapes.
-
-    Attributes:
-        rank: the position of this device.
-        size: n, the number of devices.
+class ConversionGroup(MeshAxisGroup, Protocol):
+    """A line of devices with the collectives of conversions. All devices call the same methods in
+    the same order, with contiguous tensors of equal shapes.
     """
-
-    rank: int
-    size: int
 
     def all_gather(self, part: Tensor) -> Tensor:
         """(n, *shape) the tensors of all devices."""
@@ -53,20 +47,6 @@ class Line(Protocol):
             parts: (n, *shape) the tensor of this device for each.
         """
 
-    def all_reduce(self, own: Tensor) -> Tensor:
-        """The sum over all devices; the own tensor stays as it is."""
-
-    def all_reduce_max(self, own: Tensor) -> Tensor:
-        """The largest numbers of all devices, element by element."""
-
-    def exchange(self, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
-        """Gives a tensor to the device before and one to the device after.
-
-        Returns:
-            What the device before has given this one, in the shape of `after`, and what the device
-            after has, in that of `before`; zeros where there is no such device.
-        """
-
     def reduce_scatter(self, parts: Tensor) -> Tensor:
         """The sum over all devices of their tensors for this one.
 
@@ -75,14 +55,14 @@ class Line(Protocol):
         """
 
 
-class GroupLine:
+class ProcessGroupAxis:
     """A line of processes.
 
     Args:
         group: its process group.
         ranks: of the processes, in the order of the line. The group has them in ascending order.
         rank: of this process.
-        contact: gives a context that tells errors of transfers from others.
+        peer_errors: gives a context that tells errors of transfers from others.
     """
 
     def __init__(
@@ -90,10 +70,10 @@ class GroupLine:
         group: dist.ProcessGroup,
         ranks: Sequence[int],
         rank: int,
-        contact: Callable[[], AbstractContextManager[None]],
+        peer_errors: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self.rank, self.size = ranks.index(rank), len(ranks)
-        self._group, self._contact = group, contact
+        self._group, self._peer_errors = group, peer_errors
         self._ranks, ascending = tuple(ranks), sorted(ranks)
         # Where each process of the line is in the group, and the other way round.
         self._in_group = [ascending.index(one) for one in ranks]
@@ -107,23 +87,23 @@ class GroupLine:
         return parts if self._sorted else parts[self._in_group]
 
     def all_gather(self, part: Tensor) -> Tensor:
-        """As `Line.all_gather`."""
+        """As `ConversionGroup.all_gather`."""
         every = part.new_empty((self.size, *part.shape))
         self._run(_GATHER, _bytes(every), _bytes(part))
         return self._from_group(every)
 
     def all_to_all(self, parts: Tensor) -> Tensor:
-        """As `Line.all_to_all`."""
+        """As `ConversionGroup.all_to_all`."""
         come, go = torch.empty_like(parts), self._to_group(parts)
         self._run(dist.all_to_all_single, _bytes(come), _bytes(go))
         return self._from_group(come)
 
     def all_reduce(self, own: Tensor) -> Tensor:
-        """As `Line.all_reduce`."""
+        """As `MeshAxisGroup.all_reduce`."""
         return self._reduced(own, dist.ReduceOp.SUM)
 
     def all_reduce_max(self, own: Tensor) -> Tensor:
-        """As `Line.all_reduce_max`."""
+        """As `MeshAxisGroup.all_reduce_max`."""
         return self._reduced(own, dist.ReduceOp.MAX)
 
     def _reduced(self, own: Tensor, how: Any) -> Tensor:
@@ -132,14 +112,14 @@ class GroupLine:
         return total
 
     def exchange(self, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
-        """As `Line.exchange`."""
+        """As `MeshAxisGroup.exchange`."""
         front, back = torch.zeros_like(after), torch.zeros_like(before)
         posts = []
         if self.rank > 0:
             posts += self._both_ways(self._ranks[self.rank - 1], before, front)
         if self.rank < self.size - 1:
             posts += self._both_ways(self._ranks[self.rank + 1], after, back)
-        with self._contact():
+        with self._peer_errors():
             for work in dist.batch_isend_irecv(posts):
                 work.wait()
         return front, back
@@ -151,7 +131,7 @@ class GroupLine:
         ]
 
     def reduce_scatter(self, parts: Tensor) -> Tensor:
-        """As `Line.reduce_scatter`."""
+        """As `ConversionGroup.reduce_scatter`."""
         if parts.is_cpu:
             # Gloo's own does the work of an all-reduce: 1.1 to 1.6 times as long as this on two
             # processes of one host and 2.6 to 5 times on four, of 64 KiB to 16 MiB (November 2026).
@@ -165,7 +145,7 @@ class GroupLine:
         storages, until some time after the end; where they are large, that is waited for, so that
         they can be freed.
         """
-        with self._contact():
+        with self._peer_errors():
             collective(*views, group=self._group)
         if views[0].is_cpu:
             held = [weakref.ref(view) for view in views if view.nbytes >= HELD_BYTES]
@@ -180,91 +160,63 @@ def _bytes(tensor: Tensor) -> Tensor:
     return tensor.view(-1).view(torch.uint8)
 
 
-class Alone:
+class SingleDeviceAxis:
     """A line of one device, along an axis of size 1."""
 
     rank, size = 0, 1
 
     def all_gather(self, part: Tensor) -> Tensor:
-        """As `Line.all_gather`."""
+        """As `ConversionGroup.all_gather`."""
         return part[None]
 
     def all_to_all(self, parts: Tensor) -> Tensor:
-        """As `Line.all_to_all`."""
+        """As `ConversionGroup.all_to_all`."""
         return parts
 
     def all_reduce(self, own: Tensor) -> Tensor:
-        """As `Line.all_reduce`."""
+        """As `MeshAxisGroup.all_reduce`."""
         return own
 
     def all_reduce_max(self, own: Tensor) -> Tensor:
-        """As `Line.all_reduce_max`."""
+        """As `MeshAxisGroup.all_reduce_max`."""
         return own
 
     def exchange(self, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
-        """As `Line.exchange`."""
+        """As `MeshAxisGroup.exchange`."""
         return torch.zeros_like(after), torch.zeros_like(before)
 
     def reduce_scatter(self, parts: Tensor) -> Tensor:
-        """As `Line.reduce_scatter`."""
+        """As `ConversionGroup.reduce_scatter`."""
         return parts[0]
 
 
-class LateLine:
-    """The line of a mesh along an axis, for operators that are made before the mesh is connected.
-
-    Args:
-        mesh: of the stage.
-        axis: of the mesh.
-    """
-
-    def __init__(self, mesh: "Mesh", axis: int) -> None:
-        self._mesh, self._axis = mesh, axis
-        self.rank, self.size = mesh.coordinates[axis], mesh.sizes[axis]
-
-    def all_reduce(self, own: Tensor) -> Tensor:
-        """As `Line.all_reduce`."""
-        return self._mesh.line(self._axis).all_reduce(own)
-
-    def all_reduce_max(self, own: Tensor) -> Tensor:
-        """As `Line.all_reduce_max`."""
-        return self._mesh.line(self._axis).all_reduce_max(own)
-
-    def exchange(self, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
-        """As `Line.exchange`."""
-        return self._mesh.line(self._axis).exchange(before, after)
-
-
+@dataclass(frozen=True, slots=True)
 class Mesh:
-    """This device's place in the mesh of its stage.
+    """This device's place in the mesh of its stage; that of a stage that is not split has no axes.
 
     Attributes:
         sizes: of the axes.
         index: position of this device in the mesh, row-major.
-        coordinates: of this device, by axis.
-        lines: of this device, by axis; before `connect`, only those of one device.
+        lines: of this device, by axis.
     """
 
-    def __init__(self, sizes: Sequence[int], index: int) -> None:
-        self.sizes = tuple(sizes)
-        self.index = index
-        self.coordinates = coordinates(index, self.sizes)
-        self.lines: list[Line | None] = [Alone() if size == 1 else None for size in sizes]
+    sizes: tuple[int, ...]
+    index: int
+    lines: Sequence[ConversionGroup]
 
-    def connect(self, lines: Sequence[Line | None]) -> None:
-        """Gives the mesh its lines, by axis; None leaves a line as it is."""
-        self.lines = [new or old for new, old in zip(lines, self.lines, strict=True)]
+    @property
+    def coordinates(self) -> tuple[int, ...]:
+        """Of this device, by axis."""
+        return coordinates(self.index, self.sizes)
 
-    def line(self, axis: int) -> Line:
-        """The line along an axis.
 
-        Raises:
-            LaunchError: if the mesh is not connected.
-        """
-        line = self.lines[axis]
-        if line is None:
-            raise LaunchError("the mesh of a stage has met nobody yet; step with all ranks first")
-        return line
+def replica_and_index(stage: Stage, device: int) -> tuple[int, int]:
+    """The replica of a device in a stage, and its position in the replica's mesh."""
+    return next(
+        (replica, group.index(device))
+        for replica, group in enumerate(stage.groups)
+        if device in group
+    )
 
 
 def line_of(sizes: tuple[int, ...], index: int, axis: int) -> tuple[int, ...]:
@@ -280,17 +232,27 @@ def line_of(sizes: tuple[int, ...], index: int, axis: int) -> tuple[int, ...]:
     return tuple(first + k * step for k in range(sizes[axis]))
 
 
+def lines_of(stage: Stage, device: int) -> list[tuple[int, ...]]:
+    """The devices of the lines that a device of a stage is in, by axis."""
+    replica, index = replica_and_index(stage, device)
+    sizes, group = mesh_sizes(stage), stage.groups[replica]
+    return [tuple(group[i] for i in line_of(sizes, index, a)) for a in range(len(sizes))]
+
+
+def mesh_sizes(stage: Stage) -> tuple[int, ...]:
+    """The sizes of the axes of a stage's mesh; none where it is not split."""
+    return () if stage.sharding is None else stage.sharding.mesh
+
+
 def all_lines(strategy: Strategy) -> tuple[tuple[int, ...], ...]:
     """The devices of all lines of all stages, each line of several devices once, in one order for
     all ranks.
     """
-    return tuple(dict.fromkeys(line for stage in strategy.stages for line in _lines(stage)))
-
-
-def _lines(stage: Stage) -> Iterator[tuple[int, ...]]:
-    sizes = () if stage.sharding is None else stage.sharding.mesh
-    for group in stage.groups:
-        for axis, size in enumerate(sizes):
-            for index in range(len(group)):
-                if size > 1 and coordinates(index, sizes)[axis] == 0:
-                    yield tuple(group[i] for i in line_of(sizes, index, axis))
+    every = (
+        lines_of(stage, device)[axis]
+        for stage in strategy.stages
+        for group in stage.groups
+        for axis in range(len(mesh_sizes(stage)))
+        for device in group
+    )
+    return tuple(dict.fromkeys(line for line in every if len(line) > 1))

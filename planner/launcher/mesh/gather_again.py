@@ -2,7 +2,7 @@
 Rajbhandari et al., SC 2020, section 5.3).
 
 Autograd keeps what an operator's backward reads. What lies in the storage of a gathered copy is
-kept as a place in it; the first of these places that is read makes the copy anew.
+kept as a view of it; the first of these views that is read makes the copy anew.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, fx, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from planner.launcher.split.convert import Conversion, converted
+from planner.launcher.mesh.convert import Conversion, converted
 
 
-class GatheredAgain(nn.Module):
+class RegatheredOperator(nn.Module):
     """An operator's function with the copies that its backward makes anew.
 
     Attributes:
@@ -42,9 +42,10 @@ class GatheredAgain(nn.Module):
         Args:
             gathered: per conversion, the parameter at home and the copy.
         """
-        # All copies are alive here, so that no other storage is where one of them is.
+        # A tensor lies in a copy if its storage has the same address. That is sure only while all
+        # copies are alive, hence it is noted here, before the hooks.
         copies = {
-            _address(copy): _Copy(partial(_converted, home.detach(), how))
+            _address(copy): _RegatheredTensor(partial(_converted, home.detach(), how))
             for (home, copy), how in zip(gathered, self._conversions, strict=True)
         }
         kind = gathered[0][1].device.type
@@ -53,9 +54,9 @@ class GatheredAgain(nn.Module):
             args = tuple(_cast(one, copies, shorter) for one in args)
             kwargs = {name: _cast(one, copies, shorter) for name, one in kwargs.items()}
 
-        def keep(tensor: Tensor) -> "Tensor | _Place":
+        def keep(tensor: Tensor) -> "Tensor | _SavedView":
             copy = copies.get(_address(tensor))
-            return tensor if copy is None else copy.place_of(tensor)
+            return tensor if copy is None else copy.view_of(tensor)
 
         # To keep the copies until their backward makes the peak of a microbatch that of whole
         # parameters. To run the operator again, as checkpointing does, costs its forward.
@@ -68,10 +69,10 @@ def function_of(module: fx.GraphModule, node: fx.Node) -> object:
     if node.op != "call_module":
         return node.target
     called = module.get_submodule(str(node.target))
-    return called.function if isinstance(called, GatheredAgain) else called
+    return called.function if isinstance(called, RegatheredOperator) else called
 
 
-class _Copy:
+class _RegatheredTensor:
     """A copy that is not there until it is read.
 
     Args:
@@ -81,29 +82,29 @@ class _Copy:
     def __init__(self, make: Callable[[], Tensor]) -> None:
         self._make = make
         self._made: Tensor | None = None
-        self._places = self._unread = 0
+        self._views = self._unread = 0
 
-    def place_of(self, tensor: Tensor) -> "_Place":
-        """The place of a tensor in the copy."""
-        self._places += 1
+    def view_of(self, tensor: Tensor) -> "_SavedView":
+        """The view that a tensor is of the copy."""
+        self._views += 1
         self._unread += 1
-        return _Place(self, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
+        return _SavedView(self, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
 
     def made(self) -> Tensor:
-        """The copy: held until all of its places have been read."""
+        """The copy: held until all of its views have been read."""
         made = self._make() if self._made is None else self._made
         self._unread -= 1
         self._made = made if self._unread else None
         if not self._unread:
-            self._unread = self._places
+            self._unread = self._views
         return made
 
 
-class _Place:
-    """A tensor in a copy that is not there."""
+class _SavedView:
+    """A view of a copy that is not there."""
 
     def __init__(
-        self, copy: _Copy, shape: tuple[int, ...], stride: tuple[int, ...], offset: int
+        self, copy: _RegatheredTensor, shape: tuple[int, ...], stride: tuple[int, ...], offset: int
     ) -> None:
         self.copy, self.shape, self.stride, self.offset = copy, shape, stride, offset
 
@@ -112,7 +113,7 @@ def _address(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _cast(given: Any, copies: dict[int, _Copy], shorter: torch.dtype) -> Any:
+def _cast(given: Any, copies: dict[int, _RegatheredTensor], shorter: torch.dtype) -> Any:
     """What autocast would make of an argument that lies in a copy: a copy itself, in a shorter
     type.
     """
@@ -121,8 +122,8 @@ def _cast(given: Any, copies: dict[int, _Copy], shorter: torch.dtype) -> Any:
     copy = copies.get(_address(given))
     if copy is None:
         return given
-    place, made = copy.place_of(given), given.to(shorter)
-    copies[_address(made)] = _Copy(lambda: _read(place).to(shorter))
+    view, made = copy.view_of(given), given.to(shorter)
+    copies[_address(made)] = _RegatheredTensor(lambda: _read(view).to(shorter))
     return made
 
 
@@ -130,7 +131,7 @@ def _converted(home: Tensor, how: Conversion) -> Tensor:
     return converted(home, how.forward_steps, how.mesh)
 
 
-def _read(kept: Tensor | _Place) -> Tensor:
+def _read(kept: Tensor | _SavedView) -> Tensor:
     if isinstance(kept, Tensor):
         return kept
     return torch.as_strided(kept.copy.made(), kept.shape, kept.stride, kept.offset)

@@ -15,10 +15,10 @@ from torch.nn import functional
 
 from planner.artefacts.losses import losses
 from planner.artefacts.sharding import Sharding, rule_of
-from planner.launcher.runtime import StageRunner
-from planner.launcher.split.convert import Conversion
-from planner.launcher.split.module import split_module
-from planner.launcher.split.part import local_parameters
+from planner.launcher.device_part import StagePlace, local_parameters
+from planner.launcher.mesh.convert import Conversion
+from planner.launcher.mesh.module import split_module
+from planner.launcher.stage import StageModule
 from planner.model.export.export import export_module
 from planner.operators import parameters
 from planner.profilers.rules import split_rules
@@ -151,7 +151,7 @@ def test_no_gathered_parameter_waits_for_its_backward(models, name, monkeypatch)
     model = models[name]
     sharding = zero_3(model, 1)
     again = {one.tensor for one in reshardings(stage_of(model, sharding), model.graph) if one.again}
-    convert, backward = Conversion.forward, StageRunner.backward
+    convert, backward = Conversion.forward, StageModule.backward
     made, waiting = [], []
 
     def noted(self, tensor):
@@ -165,7 +165,7 @@ def test_no_gathered_parameter_waits_for_its_backward(models, name, monkeypatch)
         return backward(self, *args)
 
     monkeypatch.setattr(Conversion, "forward", noted)
-    monkeypatch.setattr(StageRunner, "backward", asked)
+    monkeypatch.setattr(StageModule, "backward", asked)
     split(model, sharding, data(model, 1))
     assert made and not waiting
 
@@ -191,9 +191,9 @@ def test_running_statistics_follow_where_parameters_are_gathered_again(tmp_path)
 
     def on_one(mesh):
         held = [one.name for one in model.graph.parameters]
-        values = local_parameters(model, held, stage.sharding, mesh, "cpu")
+        values = local_parameters(model, held, StagePlace(stage, 0, mesh), "cpu")
         module = split_module(model, stage, mesh, values, "cpu")
-        runner = StageRunner(module, model.graph, False, {})
+        runner = StageModule(module, model.graph, False, {})
         for m, (inputs, _) in enumerate(batches):
             runner.forward(m, inputs, {})
         return runner.running.keys(), [values[name].clone() for name in names]
@@ -276,7 +276,7 @@ def test_classes_that_are_cut_are_compared_over_the_line(small):
 
 def test_a_loss_over_cut_classes_that_are_no_scores_is_refused(small):
     (loss,) = losses(small.graph)
-    from planner.launcher.split.losses import split_criterion
+    from planner.launcher.mesh.losses import split_criterion
     from tests.support.threads import meshes
 
     mesh = meshes((2,))[0][0]

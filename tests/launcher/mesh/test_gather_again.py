@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from planner.launcher.split.again import GatheredAgain
-from planner.launcher.split.convert import Conversion
+from planner.launcher.mesh.convert import Conversion
+from planner.launcher.mesh.gather_again import RegatheredOperator
 from planner.resharding import conversion
 from tests.support.threads import on_all
 
@@ -37,7 +37,7 @@ def test_products_under_autocast_keep_no_copy(function):
     def on_one(mesh):
         home = weight.chunk(2)[mesh.index].clone().requires_grad_()
         convert = Conversion("w", mesh, there, back)
-        again = GatheredAgain(lambda w, x: function(w, x), [convert], is_product=True)
+        again = RegatheredOperator(lambda w, x: function(w, x), [convert], is_product=True)
 
         def gathered(home, x):
             copy = convert(home)

@@ -7,8 +7,8 @@ from threading import Event, Thread
 import pytest
 import torch
 
-from planner.launcher.split import mesh
-from planner.launcher.split.mesh import GroupLine
+from planner.launcher.mesh import lines
+from planner.launcher.mesh.lines import ProcessGroupAxis
 
 
 class Holding:
@@ -43,17 +43,17 @@ def held(monkeypatch):
     def hold(seconds):
         collective = Holding(seconds)
         for name in ("all_reduce", "all_to_all_single"):
-            monkeypatch.setattr(mesh.dist, name, collective)
+            monkeypatch.setattr(lines.dist, name, collective)
         for name in ("_GATHER", "_SCATTER"):
-            monkeypatch.setattr(mesh, name, collective)
-        return collective, GroupLine(None, (0, 1), 0, nullcontext)
+            monkeypatch.setattr(lines, name, collective)
+        return collective, ProcessGroupAxis(None, (0, 1), 0, nullcontext)
 
     return hold
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_collective_is_over_when_nobody_holds_its_tensors(held, monkeypatch, name):
-    monkeypatch.setattr(mesh, "LONGEST_HOLD_S", 60.0)
+    monkeypatch.setattr(lines, "LONGEST_HOLD_S", 60.0)
     collective, line = held(0.05)
     CALLS[name](line, torch.ones(2**15))
     assert collective.let_go.wait(0.02)  # after `clear`, within what a thread needs to say so
@@ -66,7 +66,7 @@ def test_a_thread_that_does_not_let_go_is_not_waited_for_long(held):
 
 
 def test_small_tensors_are_not_waited_for(held, monkeypatch):
-    monkeypatch.setattr(mesh, "LONGEST_HOLD_S", 60.0)
+    monkeypatch.setattr(lines, "LONGEST_HOLD_S", 60.0)
     collective, line = held(0.5)
     line.all_reduce(torch.ones(4))
     assert not collective.let_go.is_set()

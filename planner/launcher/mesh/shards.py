@@ -6,7 +6,8 @@ a reduce-scatter out of the accumulated one, or, where that is cut itself, backw
 at once. After the step the parameter is gathered again from all shards.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 
 import torch
@@ -14,14 +15,15 @@ from torch import Tensor, nn
 
 from planner.artefacts.graph import Graph
 from planner.artefacts.sharding import Spec
-from planner.launcher.split.convert import joined, local_part, part_of, views_of_parts
-from planner.launcher.split.module import conversions_of
-from planner.launcher.split.part import SplitPlace
+from planner.artefacts.strategy import Stage
+from planner.launcher.mesh.convert import joined, local_part, part_of, views_of_parts
+from planner.launcher.mesh.lines import Mesh
+from planner.launcher.mesh.module import conversions_of
 from planner.resharding.conversion import Collective, Step
 from planner.resharding.sums import gathered_together, lies_in, state_steps, steps_key
 
 
-class States:
+class OptimizerShards:
     """The shards of one device.
 
     Attributes:
@@ -29,14 +31,17 @@ class States:
         cut_gradients: names of those whose gradients are cut as they are accumulated.
 
     Args:
-        place: of the device.
-        values: its parameters, by name.
+        stage: that the device runs; of one that is not split there are no shards.
+        mesh: of the stage.
+        values: local parameters, by name.
         graph: the model's.
     """
 
-    def __init__(self, place: SplitPlace, values: Mapping[str, Tensor], graph: Graph) -> None:
-        self._mesh, self._values = place.mesh, values
-        self._steps, lies = state_steps(place.stage, graph), lies_in(place.stage, graph)
+    def __init__(
+        self, stage: Stage, mesh: Mesh, values: Mapping[str, Tensor], graph: Graph
+    ) -> None:
+        self._mesh, self._values = mesh, values
+        self._steps, lies = state_steps(stage, graph), lies_in(stage, graph)
         self._further: dict[str, Spec] = {}
         self.shards: dict[str, nn.Parameter] = {}
         cut = set()
@@ -46,32 +51,34 @@ class States:
                 after if before == "R" else "R"
                 for before, after in zip(one.parameter, one.state, strict=True)
             )
-            # Along the first dimension it is a view, so that it takes no memory of its own.
+            # Along the first dimension it is a view, so that it takes no memory of its own: to step
+            # it is to step the parameter, and `gather` overwrites that part with itself.
             part = local_part(values[name].detach(), self._further[name], self._mesh)
             self.shards[name] = nn.Parameter(part if part.is_contiguous() else part.clone())
             if one.gradient == one.state:
                 cut.add(name)
         self.cut_gradients = frozenset(cut)
-        self._scattered = {
+        self._summed = {
             name
             for name in self._steps
             if any(step.kind is Collective.REDUCE_SCATTER for step in self._steps[name].scatter)
         }
-        self._gathers = gathered_together(place.stage, graph)
+        self._gathers = gathered_together(stage, graph)
+
+    @property
+    def scattered(self) -> dict[str, Tensor]:
+        """The shards that get their gradients from those of their parameters."""
+        return {n: one for n, one in self.shards.items() if n not in self.cut_gradients}
 
     def _scatter_key(self, name: str) -> str:
         """Gradients with the same key go together."""
         return f"{steps_key(self._steps[name].scatter)} {self._values[name].dtype}"
 
-    def sink(self, name: str) -> Callable[[Tensor], None]:
-        """What takes the gradient of a parameter that is cut as it is accumulated."""
-        shard = self.shards[name]
-
-        def add(gradient: Tensor) -> None:
-            assert shard.grad is not None, "gradients are in buffers"
-            shard.grad.add_(gradient)
-
-        return add
+    def connect(self, module: nn.Module) -> None:
+        """Lets the conversions of a module give gradients that are cut to the shards."""
+        for name, conversion in conversions_of(module):
+            if name in self.cut_gradients:
+                conversion.sink = partial(_accumulate, self.shards[name])
 
     def scatter(self, names: Sequence[str]) -> None:
         """Makes the gradients of some shards out of the accumulated ones; all devices of the mesh
@@ -86,7 +93,7 @@ class States:
             self._fill(alike, some)
 
     def _scattered_by(self, some: Sequence[Tensor], step: Step) -> list[Tensor]:
-        line = self._mesh.line(step.axis)
+        line = self._mesh.lines[step.axis]
         if step.kind is Collective.SLICE:
             return [part_of(one, line.size, step.target, line.rank) for one in some]
         every = [views_of_parts(one, line.size, step.target) for one in some]
@@ -100,7 +107,7 @@ class States:
     def cut(self) -> None:
         """Before a step: takes the parts of gradients that all devices of the mesh have whole."""
         for name in self._steps:
-            if name not in self._scattered and name not in self.cut_gradients:
+            if name not in self._summed and name not in self.cut_gradients:
                 self._fill([name], [self._cut_of(name, self._values[name].grad)])
 
     def _cut_of(self, name: str, whole: Tensor | None) -> Tensor | None:
@@ -126,14 +133,14 @@ class States:
         some: list[Tensor] = [self.shards[name].detach() for name in names]
         for step in before:
             some = [joined(one, step.source) for one in self._gathered(some, step)]
-        n = self._mesh.line(last.axis).size
+        n = self._mesh.lines[last.axis].size
         for name, all_parts in zip(names, self._gathered(some, last), strict=True):
             views = views_of_parts(self._values[name], n, last.source)
             views.copy_(all_parts.view(views.shape))
 
     def _gathered(self, some: Sequence[Tensor], step: Step) -> list[Tensor]:
         """(n, *shape) each, the parts of all devices of a line, in one buffer."""
-        line = self._mesh.line(step.axis)
+        line = self._mesh.lines[step.axis]
         flat = line.all_gather(torch.cat([one.reshape(-1) for one in some]))
         columns = torch.split(flat, [one.numel() for one in some], 1)
         return [
@@ -147,6 +154,11 @@ class States:
             shard.copy_(local_part(self._values[name], self._further[name], self._mesh))
 
 
+def _accumulate(shard: Tensor, gradient: Tensor) -> None:
+    assert shard.grad is not None, "gradients are in buffers"
+    shard.grad.add_(gradient)
+
+
 def _apart(flat: Tensor, shapes: Sequence[Sequence[int]]) -> Iterator[Tensor]:
     """Tensors out of their elements in a row."""
     start = 0
@@ -154,10 +166,3 @@ def _apart(flat: Tensor, shapes: Sequence[Sequence[int]]) -> Iterator[Tensor]:
         count = torch.Size(shape).numel()
         yield flat[start : start + count].view(*shape)
         start += count
-
-
-def connect_sinks(states: States, module: nn.Module) -> None:
-    """Lets the conversions of a module give gradients that are cut to the shards."""
-    for name, conversion in conversions_of(module):
-        if name in states.cut_gradients:
-            conversion.sink = states.sink(name)

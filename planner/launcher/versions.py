@@ -20,9 +20,21 @@ from contextlib import contextmanager
 
 from torch import Tensor, nn
 
-from planner.launcher.gradients import GradientBuffers
+from planner.launcher.gradients import GradientBuckets
 
 Leaves = tuple[Tensor, ...]
+
+
+class CurrentWeights:
+    """The weights of a schedule under which every pass meets the newest."""
+
+    def step(self, change: Callable[[], object]) -> None:
+        """Changes the parameters in place."""
+        change()
+
+    def tensors(self) -> Iterator[Tensor]:
+        """All memory of weights besides the parameters: none."""
+        return iter(())
 
 
 class Versions:
@@ -38,7 +50,7 @@ class Versions:
     """
 
     def __init__(
-        self, module: nn.Module, trained: Mapping[str, Tensor], gradients: GradientBuffers
+        self, module: nn.Module, trained: Mapping[str, Tensor], gradients: GradientBuckets
     ) -> None:
         self._gradients = gradients
         self._places = _places(module, trained)
@@ -106,7 +118,12 @@ class Versions:
         return leaves
 
     def _moved(self) -> Leaves:
-        """Moves the parameters to memory of no version; gives the leaves that share it."""
+        """Moves the parameters to memory of no version; gives the leaves that share it.
+
+        The parameters are the optimizer's: they are never replaced, only their memory is. Passes
+        run with leaves alone, so no autograd graph holds a parameter, and to assign its `data` is
+        safe.
+        """
         if not self._spare:
             for parameter in self._parameters:
                 parameter.data = parameter.data.clone()
@@ -139,3 +156,7 @@ def _places(
         for name, one in owner.named_parameters(recurse=False)
         if id(one) in known
     ]
+
+
+Weights = CurrentWeights | Versions
+"""The weights of a device's stages, which its optimizer changes."""

@@ -3,12 +3,11 @@
 It is the module that `to_torch` makes of the whole operators, changed in four places: an operator
 whose rule says so has its attributes divided, or another function, which asks the devices with the
 other parts (`operators.parts`); an output that is a summand of a mean is divided; and between
-producer and consumer stand the conversions that `splitting.reshardings` lists, with one copy for
+producer and consumer stand the conversions that `resharding.reshardings` lists, with one copy for
 all who read the same.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from operator import getitem
 from typing import Any, cast
 
@@ -19,14 +18,14 @@ from planner.artefacts import graph as graphs
 from planner.artefacts.graph import Graph, Operator, parameters_by_name, tensors_by_name
 from planner.artefacts.sharding import Rule, local_shape, reads, rule_by, rule_lines
 from planner.artefacts.strategy import Stage, indices_of
-from planner.launcher.split.again import GatheredAgain
-from planner.launcher.split.convert import Conversion
-from planner.launcher.split.mesh import LateLine, Mesh
+from planner.launcher.mesh.convert import Conversion
+from planner.launcher.mesh.gather_again import RegatheredOperator
+from planner.launcher.mesh.lines import Mesh
 from planner.model.load import Model
 from planner.operators import to_torch
 from planner.operators.normalization import batch_normalization
 from planner.operators.parts.calls import (
-    Nobody,
+    NoCommunication,
     divide,
     exchanged,
     free_name,
@@ -50,8 +49,8 @@ def split_module(
 
     Args:
         model: the whole.
-        stage: one with a sharding.
-        mesh: this device's place; it is connected before the module runs.
+        stage: the module of one without a sharding is to_torch's.
+        mesh: this device's place.
         values: local parameters, by name.
         device: where tensors are made.
 
@@ -60,16 +59,17 @@ def split_module(
     """
     graph = model.graph
     module = to_torch(model, indices_of(stage, graph), values, device)
+    if stage.sharding is None:
+        return module
     made = values_of(module, graph)
     operators = {graph.operators[i].name: graph.operators[i] for i in indices_of(stage, graph)}
     nodes = {node.meta["onnx_name"]: node for node in module.graph.nodes if is_call(node)}
-    assert stage.sharding is not None
     for name, operator in operators.items():
         rule = rule_by(stage.sharding, operator)
         divide(nodes[name], operator, rule, mesh.sizes)
-        parts = parts_function(model, operator, rule, partial(LateLine, mesh))
+        parts = parts_function(model, operator, rule, lambda axis: mesh.lines[axis])
         if name in stage.sharding.rules:
-            alone = parts_function(model, operator, rule, lambda a: Nobody(mesh.sizes[a]))
+            alone = parts_function(model, operator, rule, lambda a: NoCommunication(mesh.sizes[a]))
             function = nodes[name].target if alone is None else alone
             assert callable(function)
             _check(module, (nodes[name], function), (operator, rule), graph, made, mesh.sizes)
@@ -144,7 +144,7 @@ def _gather_again(
     function = cast(Callable[..., Any], own)
     name = free_name(module, "again")
     some = cast(list[Conversion], conversions)
-    module.add_submodule(name, GatheredAgain(function, some, is_product=is_product))
+    module.add_submodule(name, RegatheredOperator(function, some, is_product=is_product))
     with node.graph.inserting_after(node):
         new = node.graph.call_module(name, (tuple(gathered), *node.args), node.kwargs)
     new.meta.update(node.meta)

@@ -5,8 +5,7 @@ import torch
 from torch.nn import Parameter
 
 from planner.artefacts.strategy import GradientSum
-from planner.launcher.gradients import GradientBuffers
-from planner.launcher.sums import BucketSums, closing_backwards
+from planner.launcher.gradients import GradientBuckets, closing_backwards
 from planner.schedules.actions import Compute, Direction, parse
 
 LAST = Compute(Direction.BACKWARD, 0, 1)
@@ -21,6 +20,8 @@ class Sum:
 
 class Others:
     """Stands for the other devices: the n-th sum starts at n s and takes a second."""
+
+    device = 0
 
     def __init__(self):
         self.started = []
@@ -42,8 +43,10 @@ def three():
     """Parameters a, b and c of one number each, in the buckets A0 of c and b, and A1 of a."""
     parameters = {name: Parameter(torch.ones(1)) for name in "abc"}
     sums = (GradientSum((0, 1), ("c", "b"), 8), GradientSum((0, 1), ("a",), 4))
-    gradients, world = GradientBuffers(parameters, sums, 0), Others()
-    return parameters, BucketSums(actions("0F0 0F1 0B0 0B1 A0 A1 O"), gradients, world), world
+    world = Others()
+    gradients = GradientBuckets(parameters, sums, world)
+    gradients.follow(actions("0F0 0F1 0B0 0B1 A0 A1 O"))
+    return parameters, gradients, world
 
 
 def test_a_sum_starts_when_all_gradients_of_its_bucket_are_there(three):

@@ -10,11 +10,10 @@ import torch
 
 from planner.artefacts.sharding import local_shape
 from planner.costs.conversion_memory import conversion_bytes, gather_bytes, scatter_bytes
-from planner.launcher.split import mesh as meshes
-from planner.launcher.split.convert import converted
-from planner.launcher.split.mesh import GroupLine, Mesh, line_of
-from planner.launcher.split.part import SplitPlace
-from planner.launcher.split.states import States
+from planner.launcher.mesh import lines as meshes
+from planner.launcher.mesh.convert import converted
+from planner.launcher.mesh.lines import Mesh, ProcessGroupAxis, SingleDeviceAxis, line_of
+from planner.launcher.mesh.shards import OptimizerShards
 from planner.profilers.storages import StorageTracker
 from planner.resharding import conversion
 from planner.resharding.sums import gradient_sums, lies_in, scattered_buckets
@@ -36,12 +35,12 @@ def last_of(monkeypatch):
 
     def made(sizes):
         last = prod(sizes) - 1
-        mesh = Mesh(sizes, last)
         lines = [line_of(sizes, last, axis) for axis in range(len(sizes))]
-        mesh.connect(
-            [GroupLine(None, line, last, nullcontext) if len(line) > 1 else None for line in lines]
-        )
-        return mesh
+        groups = [
+            ProcessGroupAxis(None, line, last, nullcontext) if len(line) > 1 else SingleDeviceAxis()
+            for line in lines
+        ]
+        return Mesh(sizes, last, groups)
 
     return made
 
@@ -115,7 +114,7 @@ def test_gathers_of_parameters_and_scatters_of_gradients_take_what_the_tracker_s
         shape = local_shape(one.shape, lies[one.name].parameter, sizes)
         values[one.name] = torch.zeros(shape, requires_grad=True)
         values[one.name].grad = torch.zeros(shape)
-    states = States(SplitPlace(0, stage, 0, mesh), values, graph)
+    states = OptimizerShards(stage, mesh, values, graph)
     for shard in states.shards.values():
         shard.grad = torch.zeros_like(shard)
     there = [t for one in (*values.values(), *states.shards.values()) for t in (one, one.grad)]

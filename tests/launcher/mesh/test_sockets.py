@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from planner.launcher.split import sockets
-from planner.launcher.split.sockets import NAME, patient_sockets, thread_names
+from planner.launcher.mesh import sockets
+from planner.launcher.mesh.sockets import NAME, patient_sockets, thread_names
 from tests.support.ranks import under_torchrun
 
 WORKER = """
 import os, time
 import torch.distributed as dist
-from planner.launcher.split.sockets import NAME, patient_sockets, thread_names
+from planner.launcher.mesh.sockets import NAME, patient_sockets, thread_names
 
 def named(count):
     while True:

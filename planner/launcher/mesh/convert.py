@@ -1,4 +1,4 @@
-"""The steps of `splitting.conversion` on the local tensors of one device, with their gradients.
+"""The steps of `resharding.conversion` on the local tensors of one device, with their gradients.
 
 A conversion is one function of autograd, with steps forward and steps of its own backward: what a
 gradient needs does not follow from the forward steps alone (`resharding/gradients.py`).
@@ -11,50 +11,50 @@ import torch
 from torch import Tensor, nn
 
 from planner.artefacts.sharding import Spec, blocks_of, dim_of
-from planner.launcher.split.mesh import Line, Mesh
+from planner.launcher.mesh.lines import ConversionGroup, Mesh
 from planner.resharding.conversion import Collective, Step
 
 
 def converted(tensor: Tensor, steps: Sequence[Step], mesh: Mesh) -> Tensor:
     """What this device has after some steps; the tensor itself where they do nothing here."""
     for step in steps:
-        line = mesh.line(step.axis)
+        line = mesh.lines[step.axis]
         if line.size > 1:
             tensor = _DONE[step.kind](tensor, step, line)
     return tensor
 
 
-def _all_gather(tensor: Tensor, step: Step, line: Line) -> Tensor:
+def _all_gather(tensor: Tensor, step: Step, line: ConversionGroup) -> Tensor:
     return joined(line.all_gather(tensor.contiguous()), step.source)
 
 
-def _all_to_all(tensor: Tensor, step: Step, line: Line) -> Tensor:
+def _all_to_all(tensor: Tensor, step: Step, line: ConversionGroup) -> Tensor:
     return joined(line.all_to_all(parts(tensor, line.size, step.target)), step.source)
 
 
-def _all_reduce(tensor: Tensor, _: Step, line: Line) -> Tensor:
+def _all_reduce(tensor: Tensor, _: Step, line: ConversionGroup) -> Tensor:
     return line.all_reduce(tensor)
 
 
-def _reduce_scatter(tensor: Tensor, step: Step, line: Line) -> Tensor:
+def _reduce_scatter(tensor: Tensor, step: Step, line: ConversionGroup) -> Tensor:
     return line.reduce_scatter(parts(tensor, line.size, step.target))
 
 
-def _slice(tensor: Tensor, step: Step, line: Line) -> Tensor:
+def _slice(tensor: Tensor, step: Step, line: ConversionGroup) -> Tensor:
     return part_of(tensor, line.size, step.target, line.rank)
 
 
-def _first(tensor: Tensor, _: Step, line: Line) -> Tensor:
+def _first(tensor: Tensor, _: Step, line: ConversionGroup) -> Tensor:
     return tensor if line.rank == 0 else torch.zeros_like(tensor)
 
 
-def _scatter(tensor: Tensor, step: Step, line: Line) -> Tensor:
+def _scatter(tensor: Tensor, step: Step, line: ConversionGroup) -> Tensor:
     every = tensor.new_zeros((line.size, *tensor.shape))
     every[line.rank] = tensor
     return joined(every, step.source)
 
 
-_DONE: Mapping[Collective, Callable[[Tensor, Step, Line], Tensor]] = {
+_DONE: Mapping[Collective, Callable[[Tensor, Step, ConversionGroup], Tensor]] = {
     Collective.ALL_GATHER: _all_gather,
     Collective.ALL_TO_ALL: _all_to_all,
     Collective.ALL_REDUCE: _all_reduce,

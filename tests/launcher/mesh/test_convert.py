@@ -8,8 +8,8 @@ import torch
 
 from planner.artefacts.sharding import Sharding
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy
-from planner.launcher.split.convert import Conversion, converted, local_part
-from planner.launcher.split.mesh import all_lines, line_of
+from planner.launcher.mesh.convert import Conversion, converted, local_part
+from planner.launcher.mesh.lines import all_lines, line_of
 from planner.resharding import conversion
 from tests.support.meshes import put, taken
 from tests.support.split_plans import fits

@@ -7,7 +7,7 @@ its mean by its share of the elements that count. For that it has all class indi
 and a part of all other targets.
 
 Along an axis where the output is whole, or its classes are cut, each device computes the same loss,
-and the first one tells it.
+and the first one reports it.
 """
 
 from math import prod
@@ -18,8 +18,8 @@ from torch import Tensor
 from planner.artefacts.losses import Loss
 from planner.artefacts.sharding import Spec, blocks_of, dim_of
 from planner.launcher.feed import IGNORED_CLASS
-from planner.launcher.split.convert import local_part
-from planner.launcher.split.mesh import LateLine, Mesh
+from planner.launcher.mesh.convert import local_part
+from planner.launcher.mesh.lines import Mesh
 from planner.operators.losses import Criterion, criterion
 from planner.operators.parts import cross_entropy
 from planner.support.errors import LaunchError
@@ -52,6 +52,8 @@ def split_criterion(loss: Loss, spec: Spec, mesh: Mesh) -> Criterion:
         own, total = (int((one != IGNORED_CLASS).sum().item()) for one in (here, target))
         if not total:
             return whole(output, here)  # a mean over nothing, as on one device
+        # Without counted elements the loss is zero, but its backward has to run: it may have
+        # collectives that the other devices of the mesh wait in.
         return whole(output, here) * (own / total) if own else output.sum() * 0.0
 
     return of_classes
@@ -72,7 +74,7 @@ def _over_classes(loss: Loss, spec: Spec, mesh: Mesh) -> Criterion | None:
             f" classes that are cut, and along one axis; got {loss.function} of"
             f" {loss.operator or 'an input'} and {','.join(spec)}"
         )
-    line, dim = LateLine(mesh, axes[0]), loss.class_dim or 0
+    line, dim = mesh.lines[axes[0]], loss.class_dim or 0
 
     def compared(output: Tensor, target: Tensor | None) -> Tensor:
         assert target is not None, "a loss over classes has a target"
@@ -104,8 +106,8 @@ def target_spec(loss: Loss, spec: Spec) -> Spec:
     return tuple(cut)
 
 
-def tells(loss: Loss, spec: Spec, mesh: Mesh) -> bool:
-    """Whether a device tells its share of a loss: it is the first along axes where all have it."""
+def reports(loss: Loss, spec: Spec, mesh: Mesh) -> bool:
+    """Whether a device reports its share of a loss: the first along axes where all have it."""
     return all(
         part != "R" or coordinate == 0
         for part, coordinate in zip(target_spec(loss, spec), mesh.coordinates, strict=True)

@@ -9,10 +9,15 @@ import pytest
 import torch
 
 from planner.artefacts.graph import Tensor
-from planner.launcher.exchange import Exchange, in_a_row, laid_out, order_of
-from planner.launcher.runtime import Runtime
-from planner.launcher.split.boxes import Boxes
-from planner.launcher.world import _Watcher
+from planner.launcher.executor import Executor
+from planner.launcher.transfers import (
+    Boxes,
+    CompletionThread,
+    Exchange,
+    in_a_row,
+    laid_out,
+    order_of,
+)
 from planner.schedules.actions import Compute, Direction, Receive, Send
 
 B, F = Direction.BACKWARD, Direction.FORWARD
@@ -142,11 +147,11 @@ def test_a_part_is_copied_once_for_all_targets():
             sent.setdefault(device, []).append(tensor)
             return SimpleNamespace(posted_s=0.0, is_over=lambda: True)
 
-    runtime = Runtime([], boxes(2), {}, None, None, World(), ())
-    runtime._sending = {(0, F): deque([[]])}
-    runtime._made = {"t": GAPS["every second"]}
+    executor = Executor({}, boxes(2), None, World())
+    executor._sending = {(0, F): deque([[]])}
+    executor._outputs = {"t": GAPS["every second"]}
     for device in (1, 2):
-        runtime._send(Send(F, 0, 0, "t", device))
+        executor._send(Send(F, 0, 0, "t", device))
     first, second = sent[1][-1], sent[2][-1]
     assert first.tolist() == GAPS["every second"].flatten().tolist()
     assert first.data_ptr() == second.data_ptr() != GAPS["every second"].data_ptr()
@@ -186,14 +191,14 @@ def test_a_backward_waits_for_what_the_second_one_before_it_sent(waiting):
         def finish(self, transfer):
             finished.append(sent.index(transfer))
 
-    runtime = Runtime([], boxes(2), {}, None, None, World(), waiting)
+    executor = Executor({}, boxes(2), None, World(), waiting)
     held = []
     for m in range(4):
         for direction in (F, B):
-            runtime._wait_for_sends(Compute(direction, 0, m))
+            executor._wait_for_sends(Compute(direction, 0, m))
             held.append((f"{direction}{m}", list(finished)))
-            runtime._made = {"t": torch.zeros(2)}
-            runtime._send(Send(direction, 0, m, "t", 1))
+            executor._outputs = {"t": torch.zeros(2)}
+            executor._send(Send(direction, 0, m, "t", 1))
     # Of the sends, those of backwards are 1, 3, 5 and 7.
     assert dict(held)["B1"] == []
     assert dict(held)["B2"] == dict(held)["F3"] == ([1] if waiting else [])
@@ -215,7 +220,7 @@ def test_a_buffer_is_gone_when_its_transfer_is_over(error):
 
     tensor = torch.zeros(3)
     known = weakref.ref(tensor)
-    ended = _Watcher().watch(Work(tensor), tensor)
+    ended = CompletionThread().watch(Work(tensor), tensor)
     ended.add_done_callback(lambda _: there.append(known()))
     del tensor
     assert known() is not None
