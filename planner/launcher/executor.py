@@ -9,9 +9,9 @@ from typing import Protocol
 import torch
 
 from planner.launcher import clocks, ending
+from planner.launcher.batch import Batch
 from planner.launcher.failures.causes import here
 from planner.launcher.failures.page import Phase
-from planner.launcher.feed import Batch
 from planner.launcher.gradients import GradientBuckets
 from planner.launcher.groups import Groups
 from planner.launcher.stage import LocalHandover, StageModule, Tensors

@@ -23,12 +23,12 @@ from torch import Tensor
 
 from planner.launcher import ending
 from planner.launcher.asynchronous import check_schedule
+from planner.launcher.batch import Batch
 from planner.launcher.device_part import as_it_crosses
 from planner.launcher.failures.causes import introduce, with_causes
 from planner.launcher.failures.hosts import hosts_watched
 from planner.launcher.failures.page import Phase
 from planner.launcher.failures.uncaught import become_a_rank, speak_last
-from planner.launcher.feed import Batch
 from planner.launcher.greeting import failure_told, meet_others
 from planner.launcher.job import TrainingJob
 from planner.launcher.rates import KNOWN
@@ -40,12 +40,13 @@ from planner.training.checkpoints.folder import Checkpoint, name_of
 from planner.training.checkpoints.keeping import check as check_checkpoints
 from planner.training.checkpoints.keeping import check_later
 from planner.training.checkpoints.saver import Saver, resume
-from planner.training.evaluation import EvalData, Evaluator
-from planner.training.fingerprints import fingerprint
+from planner.training.data.datasets import EvalData
+from planner.training.data.feeds import reader_of
+from planner.training.data.fingerprints import fingerprint
+from planner.training.data.samples import samples_of
+from planner.training.evaluation import Evaluator
 from planner.training.joining import Asked, read_job
-from planner.training.rows import samples_of
-from planner.training.samples import Reader
-from planner.training.trainer import Trainer, needs_of
+from planner.training.trainer import Trainer
 
 WITHOUT = frozenset({
     "steps", "epochs", "data", "shuffle", "eval_data", "eval_every", "metrics", "log", "config",
@@ -76,16 +77,14 @@ class LoopTrainer:
     ) -> None:  # fmt: skip
         self._asked, self._job, self._metrics, self._watched = asked, job, metrics, watched
         self._trainer: Trainer | None = trainer
-        needs = needs_of(job, trainer.part)
-        self._reads = bool(needs.inputs or needs.targets)
-        self._reader = Reader(job.model.graph, job.losses, needs, job.device)
+        self._reader = reader_of(job, trainer.part)
         self._start = -1 if start is None else start.record.step
         self._savers: dict[Path, Saver] = {}
 
     @property
     def batch_size(self) -> int:
         """Samples of a step."""
-        return self._open().deal.samples
+        return self._open().layout.samples
 
     @property
     def steps_done(self) -> int:
@@ -146,13 +145,11 @@ class LoopTrainer:
         """
         trainer, job = self._open(), self._job
         with self._told():
-            source = EvalData(
-                samples_of(data, EVALUATE) if self._reads else data, EVALUATE, trainer.deal,
-                trainer.microbatches, self._reader if self._reads else None,
-            )  # fmt: skip
+            samples = samples_of(data, EVALUATE) if self._reader.reads else data
+            source = EvalData(samples, EVALUATE, trainer.layout, trainer.microbatches, self._reader)
             crossing = as_it_crosses(job.model.graph, job.plan)
             return Evaluator(
-                job, trainer.part, crossing, trainer.groups, source, trainer.deal, self._metrics
+                job, trainer.part, crossing, trainer.groups, source, trainer.layout, self._metrics
             )()
 
     def save(self, folder: str | Path | None = None) -> Path:
@@ -237,7 +234,7 @@ class LoopTrainer:
     def _compare(self, batch: object, where: str) -> None:
         """Refuses to train where ranks differ."""
         trainer, num_ranks = self._open(), len(self._job.plan.ranks)
-        if batch is None and self._reads:
+        if batch is None and self._reader.reads:
             raise LaunchError(f"{where}: expected the batch of the whole step, got None")
         if num_ranks == 1:
             return
@@ -262,9 +259,9 @@ class LoopTrainer:
     def _dealt(self, batch: object, where: str) -> dict[int, Batch]:
         """The microbatches of this rank."""
         trainer = self._open()
-        if not self._reads:
+        if not self._reader.reads:
             return {m: Batch({}, {}) for m in trainer.microbatches}
-        count = trainer.deal.count
+        count = trainer.layout.count
         return {
             m: trainer.local(self._reader.part(batch, m, count, where))
             for m in trainer.microbatches

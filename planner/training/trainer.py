@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -11,14 +10,14 @@ from torch import Tensor
 from planner.artefacts.options import Optimizer as OptimizerName
 from planner.artefacts.strategy import GradientSum
 from planner.launcher.asynchronous import Flow
-from planner.launcher.device_part import DevicePart, as_it_crosses, make_part, shorter_dtype
+from planner.launcher.batch import Batch
+from planner.launcher.device_part import as_it_crosses, make_part, shorter_dtype
 from planner.launcher.executor import Executor, IterationRecord, TrainingStep
-from planner.launcher.feed import Batch, BatchNeeds, Copies, Feed, synthetic_feed, user_feed
 from planner.launcher.gradients import GradientBuckets, buckets
 from planner.launcher.groups import Groups
 from planner.launcher.job import TrainingJob
 from planner.launcher.mesh.lines import all_lines
-from planner.launcher.options import USUAL_STEPS, Loop
+from planner.launcher.options import Loop
 from planner.launcher.rates import rate_factor
 from planner.launcher.transfers import boxes_of
 from planner.launcher.updates import (
@@ -34,11 +33,16 @@ from planner.launcher.versions import CurrentWeights, Versions, Weights
 from planner.profilers.storages import MemoryWatch
 from planner.resharding.sums import owns, silent
 from planner.schedules.actions import Compute, waiting_for_sends
-from planner.support.errors import LaunchError
-from planner.training.datasets import MapFeed, StreamFeed, dataset_feed, given, is_dataset, said
-from planner.training.dealing import Deal, History
-from planner.training.evaluation import EvalData, Evaluator
-from planner.training.samples import Reader
+from planner.training.data.batching import BatchSizeHistory
+from planner.training.data.datasets import EvalData
+from planner.training.data.feeds import (
+    layout_of,
+    make_feed,
+    number_of_steps,
+    reader_of,
+    training_seed,
+)
+from planner.training.evaluation import Evaluator
 from planner.training.steady import steps_to_show
 
 
@@ -56,7 +60,7 @@ class Trainer:
         executor: runs its actions.
         flow: runs the steps of an asynchronous schedule; None for other schedules.
         num_steps: steps of the whole training.
-        deal: how samples become microbatches.
+        layout: how samples become microbatches.
         history: the sizes of all batches since the first step.
         evaluate: gives the figures of an evaluation; all ranks call it together. None without data.
         next_step: the index of the step that `step` runs next.
@@ -81,16 +85,17 @@ class Trainer:
         sums, lines = buckets(job.program.sums), all_lines(plan.strategy)
         self.groups = Groups(plan.ranks, rank, replace(job.program, sums=sums), job.device, lines)
         self.part = make_part(job, self.groups, lambda: scale.value)
-        self.deal = deal_of(job, loop)
-        self.history = History(((0, self.deal.samples),))
+        self.layout = layout_of(job, loop)
+        self.history = self.layout.history
         self._feed = make_feed(job, self.part, loop, self.microbatches)
+        self._coming: Iterator[Batch] | None = None  # from the next step on
         eval_data = self._eval_data(job, loop.eval_data)
-        self.num_steps = _num_steps(loop, self._feed, self.groups)
+        self.num_steps = number_of_steps(loop, self._feed, self.groups)
         crossing = as_it_crosses(job.model.graph, plan)
         self.evaluate: Evaluator | None = None
         if eval_data is not None:
             self.evaluate = Evaluator(
-                job, self.part, crossing, self.groups, eval_data, self.deal, loop.metrics
+                job, self.part, crossing, self.groups, eval_data, self.layout, loop.metrics
             )
         self.optimizer = make_optimizer(
             OptimizerName(plan.optimizer), list(self.part.optimizer_parameters.values()),
@@ -104,7 +109,7 @@ class Trainer:
         boxes = boxes_of(plan.strategy, crossing, self.groups.device)
         self.executor = Executor(
             self.part.stages, boxes, self.buckets, self.groups,
-            waiting_for_sends(job.program.code), seed_of(job, loop),
+            waiting_for_sends(job.program.code), training_seed(job, loop),
         )  # fmt: skip
         self.next_step = 0
         self.weights: Weights = CurrentWeights()
@@ -150,10 +155,8 @@ class Trainer:
         """What this device reads of the data of evaluations."""
         if data is None:
             return None
-        needs = needs_of(job, self.part)
-        reader = Reader(job.model.graph, job.losses, needs, job.device)
-        reads = reader if needs.inputs or needs.targets else None
-        return EvalData(data, "--eval-data", self.deal, self.microbatches, reads)
+        reader = reader_of(job, self.part)
+        return EvalData(data, "--eval-data", self.layout, self.microbatches, reader)
 
     def extras(self) -> dict[str, Any]:
         """The state besides weights, statistics and optimizer, as JSON."""
@@ -174,11 +177,9 @@ class Trainer:
             self.optimizer_step.scale.value = float(extras["loss_scale"]["value"])
             self.optimizer_step.scale.good_steps = int(extras["loss_scale"]["good_steps"])
         if "batches" in extras:
-            known = History(tuple((int(begin), int(size)) for begin, size in extras["batches"]))
-            self.history = known.then(step, self.deal.samples)
-        if isinstance(self._feed, MapFeed | StreamFeed):
-            self._feed.history = self.history
-        self.next_step = step
+            parts = tuple((int(begin), int(size)) for begin, size in extras["batches"])
+            self.history = BatchSizeHistory(parts).then(step, self.layout.samples)
+        self.next_step, self._coming = step, None
 
     def run(self, num_steps: int) -> Iterator[IterationRecord]:
         """Some steps, one after the other; under an asynchronous schedule a flow of them, which is
@@ -191,7 +192,7 @@ class Trainer:
             for _ in range(num_steps):
                 yield self.step()
             return
-        for record in self.flow.run(self._feed, self.next_step, num_steps):
+        for record in self.flow.run(self._data(), self.next_step, num_steps):
             self.next_step += 1
             yield record
 
@@ -211,13 +212,20 @@ class Trainer:
         if self.flow is None:
             return self.step(batches, watch)
         count = steps_to_show(self.flow.strategy)
-        steps = self.flow.run(partial(_one_of, batches), self.next_step, count, watch)
+        steps = self.flow.run(_again_and_again(batches), self.next_step, count, watch)
         self.next_step += sum(1 for _ in steps)
         return self.executor.record
 
     def batches(self) -> dict[int, Batch]:
         """The data of this device in the next step, by microbatch."""
-        return {m: self.local(self._feed(self.next_step, m)) for m in self.microbatches}
+        coming = self._data()
+        return {m: self.local(next(coming)) for m in self.microbatches}
+
+    def _data(self) -> Iterator[Batch]:
+        """The microbatches of this device from the next step on."""
+        if self._coming is None:
+            self._coming = self._feed.microbatches(self.next_step, self.history)
+        return self._coming
 
     def local(self, batch: Batch) -> Batch:
         """The part of a microbatch that this device needs, of the data that it is given."""
@@ -235,8 +243,8 @@ class Trainer:
         if batches is None:
             batches = self.batches()
         if self.flow is not None:
-            fetch = partial(_one_of, batches)
-            (record,) = self.flow.run(fetch, self.next_step, 1, watch)
+            coming = _again_and_again(batches)
+            (record,) = self.flow.run(coming, self.next_step, 1, watch)
         else:
             work = TrainingStep(self.next_step, batches, self.optimizer_step)
             record = self.executor.run(self._actions, work, step=self.next_step, watch=watch)
@@ -245,9 +253,37 @@ class Trainer:
         return record
 
 
-def _one_of(batches: Mapping[int, Batch], step: int, microbatch: int) -> Batch:
-    """The data of a microbatch, the same in all steps."""
-    return batches[microbatch]
+def _again_and_again(batches: Mapping[int, Batch]) -> Iterator[Batch]:
+    """The same data in all steps."""
+    while True:
+        for microbatch in sorted(batches):
+            yield batches[microbatch]
+
+
+class Copies(Mapping[int, Batch]):
+    """Microbatches whose data is copied at each access, so that it is freed after its last use, as
+    data of a real feed is. The originals stay in memory.
+
+    Args:
+        batches: the originals, by microbatch.
+    """
+
+    def __init__(self, batches: Mapping[int, Batch]) -> None:
+        self._batches = batches
+
+    def __getitem__(self, microbatch: int) -> Batch:
+        batch = self._batches[microbatch]
+        return Batch(_clones(batch.inputs), _clones(batch.targets))
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._batches)
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+
+def _clones(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
 def _rules(job: TrainingJob, loop: Loop, num_steps: int, groups: Groups) -> UpdateRules:
@@ -257,73 +293,3 @@ def _rules(job: TrainingJob, loop: Loop, num_steps: int, groups: Groups) -> Upda
     factor = rate_factor(loop.lr_schedule, num_steps)
     reports = any(groups.gather(loop.tells or loop.log is not None))
     return UpdateRules(rate, factor, loop.clip, loop.nan, reports)
-
-
-def _num_steps(loop: Loop, feed: Feed, groups: Groups) -> int:
-    """The steps of a training; those of its epochs are known to ranks that read data."""
-    if loop.data is None:
-        return loop.steps or USUAL_STEPS
-    known = [
-        one for one in groups.gather(getattr(feed, "steps_per_epoch", None)) if one is not None
-    ]
-    if len({*known}) > 1:
-        raise LaunchError(
-            f"{said(loop.data, '--data')}: expected the same dataset on all ranks, got epochs"
-            f" of {' and '.join(map(str, sorted({*known})))} steps"
-        )
-    if loop.epochs is None:
-        return loop.steps or USUAL_STEPS
-    if not known:
-        raise LaunchError(
-            f"--epochs {loop.epochs}: expected data with a length, got"
-            f" {said(loop.data, '--data')}; give the dataset a __len__, or give --steps"
-        )
-    return loop.epochs * int(known[0])
-
-
-def make_feed(job: TrainingJob, part: DevicePart, loop: Loop, mine: Sequence[int] = ()) -> Feed:
-    """The data of this device: the inputs of the graph that its stages read, and the targets of
-    the losses that they compute.
-
-    Args:
-        mine: indices of its microbatches, ascending.
-
-    Raises:
-        LaunchError: if the user's data does not fit the model.
-    """
-    graph, needs = job.model.graph, needs_of(job, part)
-    if loop.data is None:
-        return synthetic_feed(job.model, job.losses, needs, seed_of(job, loop), job.device)
-    if not needs.inputs and not needs.targets:
-        return lambda step, microbatch: Batch({}, {})
-    where, data = given(loop.data, "--data")
-    if callable(data) and not is_dataset(data):
-        return user_feed(where, data, graph, job.losses, needs, job.device)
-    reader = Reader(graph, job.losses, needs, job.device)
-    feed = dataset_feed(where, data, deal_of(job, loop), mine, reader)
-    feed.check()
-    return feed
-
-
-def deal_of(job: TrainingJob, loop: Loop) -> Deal:
-    """How samples become the microbatches of this training."""
-    plan = job.plan
-    return Deal(
-        plan.microbatch_size, plan.strategy.num_microbatches, seed_of(job, loop),
-        loop.shuffle,
-    )  # fmt: skip
-
-
-def needs_of(job: TrainingJob, part: DevicePart) -> BatchNeeds:
-    """The data that a device reads."""
-    read = {name for stage in part.stages.values() for name in stage.input_names}
-    made = {name for stage in part.stages.values() for name in stage.output_names}
-    return BatchNeeds(
-        inputs=frozenset(read & {*job.model.graph.inputs}),
-        targets=frozenset(one.output.name for one in job.losses if one.has_target) & made,
-    )
-
-
-def seed_of(job: TrainingJob, loop: Loop) -> int:
-    """The seed of synthetic data and of the numbers that operators draw."""
-    return job.plan.seed if loop.seed is None else loop.seed

@@ -413,7 +413,7 @@ def test_one_gpu_trains_as_a_cpu_does(alone):
 def use_data(monkeypatch, tmp_path, function):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("planner.launcher.options.function_named", lambda *_: function)
-    monkeypatch.setattr("planner.training.datasets.function_named", lambda *_: function)
+    monkeypatch.setattr("planner.training.data.datasets.function_named", lambda *_: function)
 
 
 def test_data_comes_from_a_function(alone, tmp_path, monkeypatch):

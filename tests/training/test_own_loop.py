@@ -11,8 +11,8 @@ from planner.artefacts.options import Optimizer
 from planner.launcher.updates import make_optimizer
 from planner.operators import randomness
 from planner.support.errors import FileError, LaunchError, OptionError
-from planner.training.fingerprints import fingerprint
-from planner.training.samples import Named
+from planner.training.data.fingerprints import fingerprint
+from planner.training.data.samples import Named
 from tests.support.mode_runs import MICROBATCHES, RATIO, SEED, net, profile_of, write_strategy
 from tests.support.own_loops import RATES, SAMPLES, STEPS, batches, run_all
 
