@@ -11,21 +11,23 @@ first + floor(m / M), and data, losses and drawn numbers go by the latter, as in
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+from torch.optim import Optimizer
 
 from planner.artefacts.plan import Plan
 from planner.launcher import ending
 from planner.launcher.batch import Batch
+from planner.launcher.device_part import DevicePart
 from planner.launcher.executor import Executor, IterationRecord
 from planner.launcher.failures.page import Phase
 from planner.launcher.gradients import GradientBuckets, buckets
-from planner.launcher.groups import Groups, PendingSums
+from planner.launcher.groups import Groups
 from planner.launcher.job import TrainingJob
 from planner.launcher.options import Loop, NanRule
 from planner.launcher.stage import StageModule, Tensors
-from planner.launcher.updates import OptimizerStep, StepResult
+from planner.launcher.updates import OptimizerStep, StepResult, UpdateRules
 from planner.launcher.versions import Versions
 from planner.profilers.storages import MemoryWatch
 from planner.schedules.actions import Action, AllReduce, Compute, Direction, Program, Step
@@ -114,29 +116,34 @@ class Flow:
 
     Attributes:
         strategy: that is trained.
+        weights: of the only stage of this device.
+        optimizer_step: makes their next version.
         longest: the actions of the longest flow; of several, the last one.
 
     Args:
         job: what is trained, under an asynchronous schedule.
+        part: of this device.
+        gradients: of its parameters.
+        optimizer: of the same; None if it trains none.
+        rules: how steps are done.
         groups: the other devices.
         executor: runs the lists.
-        gradients: of the only stage of this device.
-        weights: of the same.
-        optimizer: makes the steps of the same.
-        pending_sums: of the losses of all ranks after each step; None where they are not needed.
     """
 
     def __init__(
-        self, job: TrainingJob, groups: Groups, executor: Executor, gradients: GradientBuckets,
-        weights: Versions, optimizer: OptimizerStep, pending_sums: PendingSums | None,
+        self, job: TrainingJob, part: DevicePart, gradients: GradientBuckets,
+        optimizer: Optimizer | None, rules: UpdateRules, groups: Groups, executor: Executor,
     ) -> None:  # fmt: skip
         self.strategy, self._graph, self._device = job.plan.strategy, job.model.graph, groups.device
-        self._executor, self._gradients = executor, gradients
-        self._weights, self._optimizer, self._pending_sums = weights, optimizer, pending_sums
-        ((self._stage, stage),) = (
-            (s, one) for s, one in enumerate(self.strategy.stages) if groups.device in one.devices
-        )
-        self._num_replicas, self._replica = stage.num_replicas, stage.devices.index(groups.device)
+        self._gradients, self._executor = gradients, executor
+        ((self._stage, place),) = part.places.items()
+        self._num_replicas, self._replica = place.stage.num_replicas, place.replica
+        self.weights = Versions(part.stages[self._stage].module, part.trained, gradients)
+        self.optimizer_step = OptimizerStep(
+            optimizer, gradients, tuple(part.trained.values()), part.shards, self.weights,
+            rules=replace(rules, reports_loss=False), mean_over=self._num_replicas,
+        )  # fmt: skip
+        self._pending_sums = groups.pending_sums() if rules.reports_loss else None
         self._page = ending.page()
         self._coming: Iterator[Batch] = iter(())
         self._known: dict[int, list[Action]] = {}  # by the number of minibatches
@@ -163,7 +170,7 @@ class Flow:
         actions = self._actions(count)
         self._gradients.follow(actions)
         mine = np.arange(self._replica, count, self._num_replicas)
-        self._weights.begin(versions(self.strategy, self._stage, mine).tolist())
+        self.weights.begin(versions(self.strategy, self._stage, mine).tolist())
         self._first, self._coming, self._losses = first, coming, {}
         ended: deque[tuple[int, IterationRecord]] = deque()
         for step, record in enumerate(self._steps(actions, watch), first):
@@ -219,7 +226,7 @@ class Flow:
             self._page.enter(Phase.BETWEEN)
         for total in totals:
             step, record = ended.popleft()
-            self._optimizer.last = StepResult(self._optimizer.rate_at(step), total)
+            self.optimizer_step.last = StepResult(self.optimizer_step.rate_at(step), total)
             yield record
 
     def _actions(self, num_minibatches: int) -> list[Action]:
@@ -249,7 +256,7 @@ class Flow:
         step is the mean over its minibatches.
         """
         batch, self._batch = self._batch, Batch({}, {})
-        with self._weights.forward(action.microbatch // self._num_replicas):
+        with self.weights.forward(action.microbatch // self._num_replicas):
             inputs = {**batch.inputs, **tensors}
             outputs, loss = stage.forward(action.microbatch, inputs, batch.targets)
         step, _ = self.place(action.microbatch)
@@ -259,9 +266,9 @@ class Flow:
 
     def backward(self, action: Compute, stage: StageModule, gradients: Tensors) -> Tensors:
         """As `Work.backward`, with the version of the weights of its forward."""
-        with self._weights.backward(action.microbatch // self._num_replicas):
+        with self.weights.backward(action.microbatch // self._num_replicas):
             return stage.backward(action.microbatch, gradients)
 
     def step(self) -> None:
         """As `Work.step`: makes the next version, after each minibatch of every replica."""
-        self._optimizer.step(self._current, self._minibatch_loss)
+        self.optimizer_step.step(self._current, self._minibatch_loss)

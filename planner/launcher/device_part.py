@@ -19,7 +19,7 @@ from planner.launcher.groups import Groups
 from planner.launcher.job import TrainingJob
 from planner.launcher.mesh.convert import converted, local_part
 from planner.launcher.mesh.lines import Mesh, lines_of, mesh_sizes, replica_and_index
-from planner.launcher.mesh.losses import reports, split_criterion
+from planner.launcher.mesh.losses import reports_loss, split_criterion
 from planner.launcher.mesh.module import split_module
 from planner.launcher.mesh.shards import OptimizerShards
 from planner.launcher.stage import StageModule
@@ -225,7 +225,7 @@ def unreported_losses(losses: Iterable[Loss], place: StagePlace) -> frozenset[st
     """Outputs whose loss another device of the mesh reports."""
     specs = ((loss, place.spec("outputs", loss.output.name)) for loss in losses)
     return frozenset(
-        loss.output.name for loss, spec in specs if not reports(loss, spec, place.mesh)
+        loss.output.name for loss, spec in specs if not reports_loss(loss, spec, place.mesh)
     )
 
 

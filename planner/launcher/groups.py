@@ -4,6 +4,7 @@ Rank r runs device `plan.ranks[r]`. Ranks beyond the strategy's devices take no 
 One process alone needs no process group.
 """
 
+import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -196,6 +197,19 @@ class Groups:
                 return
             for rank in others:
                 dist.send(tensor, rank)
+
+    def extremes(self, values: Sequence[float | None]) -> list[tuple[float, float]]:
+        """The smallest and the largest value of all ranks, for each of some numbers; every rank
+        calls it and gets the same. None counts for neither: where no rank has a number, they are
+        inf and -inf.
+        """
+        # The smallest value is minus the largest of the negatives, so that one all-reduce does.
+        pairs = [(-math.inf, -math.inf) if value is None else (-value, value) for value in values]
+        both = torch.tensor(pairs, dtype=torch.float64)
+        if self._size > 1:
+            with peer_errors(self._rank):
+                dist.all_reduce(both, op=dist.ReduceOp.MAX)
+        return [(-negative, largest) for negative, largest in both.tolist()]
 
     def barrier(self) -> None:
         """Waits for all ranks."""

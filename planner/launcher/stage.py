@@ -24,12 +24,12 @@ class _ForwardPass:
 
     Attributes:
         loss: the sum of the losses that are computed here.
-        reported: the sum of the losses that this device reports.
+        reported_loss: the sum of the losses that this device reports.
     """
 
     outputs: Tensors
     loss: Tensor | None
-    reported: Tensor | None
+    reported_loss: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class StageModule:
         with torch.set_grad_enabled(not self._recompute), updating(self.running.values()):
             done = self._run(leaves, targets)
         self._stash[microbatch] = _SavedForward(leaves, targets, None if self._recompute else done)
-        loss = 0.0 if done.reported is None else done.reported.item()
+        loss = 0.0 if done.reported_loss is None else done.reported_loss.item()
         return {name: tensor.detach() for name, tensor in done.outputs.items()}, loss
 
     def backward(self, microbatch: int, gradients: Mapping[str, Tensor]) -> Tensors:

@@ -118,7 +118,7 @@ class OptimizerStep:
         shards: of its parameters.
         weights: changes them.
         rules: how.
-        scale: of the losses.
+        scale: of the losses; None leaves them as they are.
         together: adds up numbers over all ranks, which make a step at the same time; None where
             this device decides alone.
         mean_over: the number by which all gradients are divided.
@@ -126,13 +126,15 @@ class OptimizerStep:
 
     def __init__(
         self, optimizer: Optimizer | None, buckets: GradientBuckets, owned: Sequence[Tensor],
-        shards: OptimizerShards, weights: Weights, *, rules: UpdateRules, scale: LossScale,
-        together: Callable[[Sequence[float]], Sequence[float]] | None = None, mean_over: int = 1,
+        shards: OptimizerShards, weights: Weights, *, rules: UpdateRules,
+        scale: LossScale | None = None, mean_over: int = 1,
+        together: Callable[[Sequence[float]], Sequence[float]] | None = None,
     ) -> None:  # fmt: skip
         self._optimizer, self._buckets, self._owned = optimizer, buckets, owned
-        self._shards, self._weights, self._rules, self.scale = shards, weights, rules, scale
+        self._shards, self._weights, self._rules = shards, weights, rules
+        self.scale = scale or LossScale()
         self._together, self._mean_over = together, mean_over
-        self._measures = rules.clip is not None or rules.nan is not None or scale.is_dynamic
+        self._measures = rules.clip is not None or rules.nan is not None or self.scale.is_dynamic
         self.last = StepResult(rules.learning_rate)
         self.skipped = 0
 

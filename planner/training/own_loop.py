@@ -13,10 +13,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from struct import pack
 from types import TracebackType
 from typing import Self
-from zlib import crc32
 
 import torch.distributed as dist
 from torch import Tensor
@@ -233,27 +231,25 @@ class LoopTrainer:
 
     def _compare(self, batch: object, where: str) -> None:
         """Refuses to train where ranks differ."""
-        trainer, num_ranks = self._open(), len(self._job.plan.ranks)
+        trainer = self._open()
         if batch is None and self._reader.reads:
             raise LaunchError(f"{where}: expected the batch of the whole step, got None")
-        if num_ranks == 1:
+        if len(self._job.plan.ranks) == 1:
             return
-        own = 0 if batch is None else fingerprint(self._reader.named(batch, where))
-        rate = crc32(pack("d", trainer.optimizer_step.rate))
+        own = None if batch is None else fingerprint(self._reader.named(batch, where))
+        rate = trainer.optimizer_step.rate
         ending.page().enter(Phase.BARRIER)
-        # Sums of whole numbers below 2 ** 53 are exact.
-        batches, given, rates = trainer.groups.add_up([own, batch is not None, rate])
-        if batch is not None and batches != given * own:
+        (first, last), (slowest, fastest) = trainer.groups.extremes([own, rate])
+        if first < last:
             raise LaunchError(
                 f"{where}: expected the same batch on all ranks, got different ones; give each rank"
                 " that of the whole step: without DistributedSampler, and with shuffle=True only"
                 " after the same torch.manual_seed on all ranks"
             )
-        if rates != num_ranks * rate:
+        if slowest < fastest:
             raise LaunchError(
-                f"{where}: expected the same learning rate on all ranks, got"
-                f" {trainer.optimizer_step.rate} here and another one elsewhere; call set_lr with"
-                " the same value on all"
+                f"{where}: expected the same learning rate on all ranks, got {rate} here"
+                " and another one elsewhere; call set_lr with the same value on all"
             )
 
     def _dealt(self, batch: object, where: str) -> dict[int, Batch]:

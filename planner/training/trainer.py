@@ -22,17 +22,16 @@ from planner.launcher.rates import rate_factor
 from planner.launcher.transfers import boxes_of
 from planner.launcher.updates import (
     DEFAULT_LEARNING_RATES,
-    LossScale,
     OptimizerStep,
     UpdateRules,
     loss_scale,
     make_optimizer,
     owned_parameters,
 )
-from planner.launcher.versions import CurrentWeights, Versions, Weights
+from planner.launcher.versions import CurrentWeights, Weights
 from planner.profilers.storages import MemoryWatch
 from planner.resharding.sums import owns, silent
-from planner.schedules.actions import Compute, waiting_for_sends
+from planner.schedules.actions import Compute, Direction, waiting_for_sends
 from planner.training.data.batching import BatchSizeHistory
 from planner.training.data.datasets import EvalData
 from planner.training.data.feeds import (
@@ -107,41 +106,27 @@ class Trainer:
         )  # fmt: skip
         rules = _rules(job, loop, self.num_steps, self.groups)
         boxes = boxes_of(plan.strategy, crossing, self.groups.device)
+        asynchronous = plan.strategy.schedule.is_asynchronous
+        # In flows, unlike in one step of few microbatches, a backward comes before a forward.
+        backwards = frozenset({Direction.BACKWARD})
+        waiting = backwards if asynchronous else waiting_for_sends(job.program.code)
         self.executor = Executor(
-            self.part.stages, boxes, self.buckets, self.groups,
-            waiting_for_sends(job.program.code), training_seed(job, loop),
-        )  # fmt: skip
+            self.part.stages, boxes, self.buckets, self.groups, waiting, training_seed(job, loop)
+        )
         self.next_step = 0
         self.weights: Weights = CurrentWeights()
         self.flow: Flow | None = None
-        if plan.strategy.schedule.is_asynchronous:
-            self.flow = self._flow(job, rules)
+        if asynchronous:
+            self.flow = Flow(
+                job, self.part, self.buckets, self.optimizer, rules, self.groups, self.executor
+            )
+            self.weights, self.optimizer_step = self.flow.weights, self.flow.optimizer_step
             return
         self.buckets.follow(self._actions)
         self.optimizer_step = OptimizerStep(
             self.optimizer, self.buckets, self._owned(job, sums), self.part.shards, self.weights,
             rules=rules, scale=scale, together=self.groups.add_up,
         )  # fmt: skip
-
-    def _flow(self, job: TrainingJob, rules: UpdateRules) -> Flow:
-        """The flows of this device, which has one stage."""
-        ((s, stage),) = self.part.stages.items()
-        self.weights = weights = Versions(stage.module, self.part.trained, self.buckets)
-        self.optimizer_step = OptimizerStep(
-            self.optimizer, self.buckets, tuple(self.part.trained.values()), self.part.shards,
-            weights, rules=replace(rules, reports_loss=False), scale=LossScale(),
-            mean_over=job.plan.strategy.stages[s].num_replicas,
-        )  # fmt: skip
-        pending_sums = self.groups.pending_sums() if rules.reports_loss else None
-        return Flow(
-            job,
-            self.groups,
-            self.executor,
-            self.buckets,
-            weights,
-            self.optimizer_step,
-            pending_sums,
-        )
 
     def _owned(self, job: TrainingJob, sums: Sequence[GradientSum]) -> tuple[Tensor, ...]:
         """What this device steps and counts for all that have the same."""

@@ -15,6 +15,7 @@ from planner.training.data.fingerprints import fingerprint
 from planner.training.data.samples import Named
 from tests.support.mode_runs import MICROBATCHES, RATIO, SEED, net, profile_of, write_strategy
 from tests.support.own_loops import RATES, SAMPLES, STEPS, batches, run_all
+from tests.support.ranks import forked
 
 
 @pytest.fixture(scope="module")
@@ -269,6 +270,32 @@ def test_a_learning_rate_that_makes_no_sense_is_refused(alone, rate):
 def test_options_of_the_planners_loop_are_no_options_of_ones_own(made, name):
     with pytest.raises(TypeError, match=f"trainer.. got an unexpected keyword argument '{name}'"):
         planner.trainer(made / "alone.json", **{name: None})
+
+
+# Checksums of which the one in the middle is the mean: their sum is three times its own.
+THREE = """
+import os
+import planner
+from planner.training import own_loop
+from tests.support.own_loops import batches
+rank = int(os.environ["RANK"])
+own_loop.fingerprint = lambda named: 5 + rank
+trainer = planner.trainer("three.json", threads=1)
+try:
+    trainer.step(batches()[0])
+except planner.PlannerError as error:
+    print(rank, error, flush=True)
+trainer.close()
+"""
+
+
+def test_every_rank_refuses_batches_of_which_its_own_is_the_mean(made, tmp_path):
+    write_strategy(made / "three.json", profile_of(made / "net.onnx"), (1, 1, 1))
+    (tmp_path / "loop.py").write_text(THREE)
+    said = sorted(forked(tmp_path / "loop.py", 3, folder=made).splitlines())
+    assert [line[:40] for line in said] == [
+        f"{rank} step 0: expected the same batch on all ra"[:40] for rank in range(3)
+    ]
 
 
 # ------------------------------------------------------------------------------ fingerprints

@@ -106,7 +106,7 @@ def target_spec(loss: Loss, spec: Spec) -> Spec:
     return tuple(cut)
 
 
-def reports(loss: Loss, spec: Spec, mesh: Mesh) -> bool:
+def reports_loss(loss: Loss, spec: Spec, mesh: Mesh) -> bool:
     """Whether a device reports its share of a loss: the first along axes where all have it."""
     return all(
         part != "R" or coordinate == 0
