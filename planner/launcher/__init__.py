@@ -26,6 +26,6 @@
     clocks.py        times of all ranks on rank 0's clock
     probe.py         measured transfers and all-reduces of the cluster itself
 
-`planner.training.run.launch` runs inside every process; `planner.launcher.processes.start_ranks`
+`planner.training.launch.launch` runs inside every process; `planner.launcher.processes.start_ranks`
 starts them. This file imports neither, because torch takes a second to import.
 """

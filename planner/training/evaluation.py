@@ -8,6 +8,7 @@ with its last sample, and the rows of that are cut off before anything is comput
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -30,6 +31,19 @@ from planner.support.errors import LaunchError, words_of
 from planner.training.data.batching import BatchLayout
 from planner.training.data.datasets import EvalData
 from planner.training.metrics import Meter, metrics_of
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Figures of the model in the middle of a training.
+
+    Attributes:
+        step: number of steps before it.
+        figures: loss, accuracy and the user's, by name.
+    """
+
+    step: int
+    figures: Mapping[str, float]
 
 
 class Evaluator:

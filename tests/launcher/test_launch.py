@@ -26,7 +26,7 @@ from planner.reports.launch import launch_json, launch_tables, loss_lines
 from planner.schedules.actions import Compute, Direction
 from planner.simulator.traces.read import read_trace
 from planner.support.errors import FileError, LaunchError, OptionError
-from planner.training import run
+from planner.training import trainer
 from tests.support.launch_worker import (
     CASES,
     LENGTH,
@@ -247,7 +247,9 @@ def seat(monkeypatch):
             monkeypatch.setenv(name, str(value))
         # The others are not there to shake hands.
         monkeypatch.setattr(
-            run, "meet_others", lambda plan, *_: Agreement("", restarted=False, ranks=plan.ranks)
+            trainer,
+            "meet_others",
+            lambda plan, *_: Agreement("", restarted=False, ranks=plan.ranks),
         )
 
     return sit

@@ -15,7 +15,7 @@ import torch
 import planner
 from planner.launcher.device_part import staying
 from planner.profilers.storages import watching
-from planner.training.checkpoints import saver
+from planner.training.trainer import Trainer
 from tests.support.split_models import _FLOAT, Net
 
 ROOT = Path(__file__).parents[2]
@@ -40,15 +40,14 @@ def batch():
 
 def main(folder):
     """Trains for a step, saves, and goes on; memory is watched while the checkpoint is read."""
-    usual, peaks = saver.restore, []
+    usual, peaks = Trainer.resume, []
 
-    def restore(trainer, job, start):
-        there = staying(trainer.part, trainer.buckets, trainer.optimizer)
-        with watching("cpu", there) as watch:
-            usual(trainer, job, start)
+    def resume(trainer, start):
+        with watching("cpu", staying(trainer.part, trainer.buckets, trainer.optimizer)) as watch:
+            usual(trainer, start)
         peaks.append(watch.peak_bytes())
 
-    saver.restore = restore
+    Trainer.resume = resume
     how = {"model": folder / "net.onnx", "threads": 1}
     with planner.trainer(folder / "zero.json", checkpoint=folder / "kept", **how) as trainer:
         trainer.step(batch())

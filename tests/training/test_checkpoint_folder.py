@@ -8,14 +8,15 @@ import pytest
 from planner.support.errors import FileError, OptionError
 from planner.training.checkpoints import folder as folders
 from planner.training.checkpoints.folder import (
-    Record,
+    CheckpointRecord,
     SavedTensor,
     TensorPlace,
     find,
     latest,
 )
-from planner.training.checkpoints.keeping import RESTARTS, check, start_of
+from planner.training.checkpoints.start import RESTARTS, start_of
 from planner.training.options import Checkpoints
+from planner.training.options import check_folder as check
 
 
 def make(folder, *steps, size=10, model="../net.onnx", index=b"y"):
@@ -29,7 +30,7 @@ def make(folder, *steps, size=10, model="../net.onnx", index=b"y"):
         places = {"parameters/w": SavedTensor((2,), "float32", (place,))}
         needed = {"__0_0.distcp": size}
         files = folders.sizes(part, needed)
-        record = Record(step, model, "ab", (), (), "SGD", 1, places, files)
+        record = CheckpointRecord(step, model, "ab", (), (), "SGD", 1, places, files)
         path = folders.publish(part, record)
     return path
 

@@ -232,3 +232,22 @@ def test_statistics_go_to_the_replicas_of_their_stage_alone(device, kept):
     share_statistics(job, part, groups)
     assert groups.given == [([1.0, 1.0], [0, 1])]
     assert running["mean"].tolist() == [kept, kept]
+
+
+def steps_in(path):
+    return [line.get("step") for line in map(json.loads, path.read_text().splitlines())]
+
+
+def test_the_log_of_a_resumed_training_has_each_step_once(made, tmp_path):
+    """The launch before wrote three steps, and its last checkpoint is of the second."""
+    folder, profile = made
+    path = write_strategy(folder / "logged.json", profile, (1,))
+    log, kept = tmp_path / "log", tmp_path / "kept"
+    launch(path, steps=3, log=log, checkpoint=kept, checkpoint_every=2)
+    before = log.read_text()
+    log.write_text(before + '{"step": 4, "lo')  # cut off
+    launch(path, steps=4, log=log, checkpoint=tmp_path / "on", resume=kept / "step-00000002")
+    assert steps_in(log) == [None, 1, 2, 3, 4]
+    assert log.read_text().startswith("".join(before.splitlines(keepends=True)[:3]))
+    launch(path, steps=2, log=log)
+    assert steps_in(log) == [None, 1, 2]

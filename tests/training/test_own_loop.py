@@ -276,10 +276,10 @@ def test_options_of_the_planners_loop_are_no_options_of_ones_own(made, name):
 THREE = """
 import os
 import planner
-from planner.training import own_loop
+from planner.training import loop
 from tests.support.own_loops import batches
 rank = int(os.environ["RANK"])
-own_loop.fingerprint = lambda named: 5 + rank
+loop.fingerprint = lambda named: 5 + rank
 trainer = planner.trainer("three.json", threads=1)
 try:
     trainer.step(batches()[0])

@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from planner import launch
-from planner.artefacts.strategy import GradientSum
-from planner.launcher.updates import BACKOFF, FIRST_SCALE, LossScale, loss_scale, owned_parameters
+from planner.launcher.updates import BACKOFF, FIRST_SCALE, LossScale, loss_scale
 from planner.support.errors import LaunchError, OptionError
 from tests.support.mode_runs import launched, loop, net, profile_of, run_all, write_strategy
 
@@ -89,14 +88,6 @@ def test_the_norm_is_that_of_all_ranks(together, by_hand, name):
     assert ranks[0][0] == pytest.approx(losses, rel=1e-7)
     for _, held, running in ranks:
         assert_state({n: held[n] for n in held if n not in running}, state)
-
-
-def test_a_parameter_of_several_devices_belongs_to_the_first():
-    trained = {name: torch.zeros(1) for name in ("a", "b", "c")}
-    sums = (GradientSum((0, 2), ("a",), 8), GradientSum((1, 2), ("b",), 8))
-    held = {device: owned_parameters(trained, sums, device) for device in (0, 1, 2)}
-    assert [len(held[device]) for device in (0, 1, 2)] == [3, 3, 1]
-    assert held[2][0] is trained["c"]
 
 
 # ------------------------------------------------------------------------------ options

@@ -118,11 +118,12 @@ def _in_use() -> str:
         now, peak = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
         _, total = torch.cuda.mem_get_info()
         return f"{format_bytes(now)} in use (peak {format_bytes(peak)}, of {format_bytes(total)})"
-    used, most = used_bytes(os.getpid()), format_bytes(_peak_bytes())
+    used, most = used_bytes(os.getpid()), format_bytes(peak_bytes())
     return f"{most} at its peak" if used is None else f"{format_bytes(used)} in use (peak {most})"
 
 
-def _peak_bytes() -> int:
+def peak_bytes() -> int:
+    """The most memory that this process has used."""
     import resource  # not on Windows
 
     unit = 1 if sys.platform == "darwin" else 1024

@@ -1,4 +1,4 @@
-"""What one device has of a checkpoint, by name: out of a `Trainer`, and into one.
+"""What one device has of a checkpoint, by name: out of a training, and into one.
 
 A device saves the boxes of tensors that no device before it has (`resharding.sums.owns`), as they
 lie on its mesh, and reads the boxes that it needs. So no device ever has more of the model than it
@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 
 from planner.artefacts.graph import parameters_by_name
 from planner.artefacts.sharding import local_shape, tiles
+from planner.launcher.device_part import DevicePart
 from planner.launcher.groups import Groups
 from planner.launcher.job import TrainingJob
 from planner.resharding.sums import lies_in, owns, stages_of
@@ -32,10 +33,9 @@ from planner.training.checkpoints.folder import (
     RANDOM,
     STATISTICS,
     Checkpoint,
-    Record,
+    CheckpointRecord,
 )
 from planner.training.checkpoints.held import Held, whole
-from planner.training.trainer import Trainer
 
 
 def optimizer_name(optimizer: Optimizer | None) -> str | None:
@@ -55,14 +55,20 @@ def optimizer_name(optimizer: Optimizer | None) -> str | None:
 class Content:
     """What a checkpoint has of one device, by the names in a checkpoint; nothing is copied.
 
+    Attributes:
+        job: what is trained.
+        groups: the other devices.
+        optimizer: of the device's parameters; None if it trains none.
+
     Args:
-        trainer: of the device.
-        job: what it trains.
+        part: of the device.
     """
 
-    def __init__(self, trainer: Trainer, job: TrainingJob) -> None:
-        self._part, self._optimizer = trainer.part, trainer.optimizer
-        self._device, self._torch_device = trainer.groups.device, job.device
+    def __init__(
+        self, job: TrainingJob, part: DevicePart, optimizer: Optimizer | None, groups: Groups
+    ) -> None:
+        self.job, self.groups, self.optimizer = job, groups, optimizer
+        self._part, self._device = part, groups.device
         self._rank = job.plan.ranks.index(self._device)
         self._strategy, self._graph = job.plan.strategy, job.model.graph
         self._known = parameters_by_name(self._graph)
@@ -76,7 +82,7 @@ class Content:
         """
         generators = {
             f"{RANDOM}{self._rank}/{word}": whole(state)
-            for word, state in _generators(self._torch_device).items()
+            for word, state in _generators(self.job.device).items()
         }
         return {**self.learned(), **self._optimizer_states(), **generators}
 
@@ -91,7 +97,7 @@ class Content:
             if id(value) in running and (replica := self._replica(name)) is not None
         }
 
-    def to_fill(self, record: Record) -> dict[str, Held]:
+    def to_fill(self, record: CheckpointRecord) -> dict[str, Held]:
         """Everything that a checkpoint has for this device; it makes the optimizer's tensors.
 
         Running statistics are those of the same replica, else of the first one. Normalizations that
@@ -106,13 +112,79 @@ class Content:
                     break
         return filled
 
+    def state_dict(self) -> dict[str, Tensor]:
+        """Copies of the trained parameters and of the running statistics of the first replica,
+        whole, by names of initializers, in the memory of every rank's CPU; every rank calls it.
+        """
+        own = {
+            name.removeprefix(prefix): replace(one, values=one.values.cpu().clone().contiguous())
+            for name, one in self.learned().items()
+            for prefix in (PARAMETERS, f"{STATISTICS}0/")
+            if one.writes and name.startswith(prefix)
+        }
+        described = {name: replace(one, values=one.values.to("meta")) for name, one in own.items()}
+        ranks, wholes = self.job.plan.ranks, dict[str, Tensor]()
+        for device, some in zip(ranks, self.groups.gather(described), strict=True):
+            devices = (device, *(one for one in ranks if one != device))
+            for name, one in some.items():
+                mine = device == self._device
+                values = own[name].values if mine else torch.empty_like(one.values, device="cpu")
+                self.groups.share(values, devices)
+                into = wholes.setdefault(name, torch.empty(one.shape, dtype=values.dtype))
+                for start, part in replace(one, values=values).parts().items():
+                    box = zip(start, part.shape, strict=True)
+                    into[tuple(slice(first, first + size) for first, size in box)] = part
+        return wholes
+
+    def restore(self, start: Checkpoint) -> None:
+        """Gives this device everything that a checkpoint has for it; every rank calls it.
+
+        Raises:
+            FileError: if the checkpoint is of another optimizer, or damaged.
+            LaunchError: if the ranks do not see the same one.
+        """
+        from planner.training.checkpoints.files import fill
+
+        record = start.record
+        self._check_start(start)
+        wanted = self.to_fill(record)
+        same_ranks = record.num_ranks == len(self.job.plan.ranks)
+        states = _generators_to_fill(record, self._rank) if same_ranks else {}
+        wanted |= {f"{RANDOM}{self._rank}/{word}": whole(state) for word, state in states.items()}
+        for name, held in wanted.items():
+            saved = record.tensors[name].shape
+            if saved != held.shape:
+                raise FileError(
+                    f"{start.path}: {name}: expected the shape {held.shape}, got {saved}; take"
+                    " another checkpoint"
+                )
+        fill(wanted, start)
+        self._part.shards.refresh()
+        _set_generators(states, self.job.device)
+
+    def _check_start(self, start: Checkpoint) -> None:
+        """Refuses what this training cannot go on from."""
+        seen = self.groups.gather((start.record.step, start.record.files))
+        for rank, (step, files) in enumerate(seen):
+            if (step, files) != seen[0]:
+                raise LaunchError(
+                    f"{start.path}: rank {rank} sees a checkpoint of step {step} there, rank 0"
+                    f" another one of step {seen[0][0]}; give a folder that all hosts share"
+                )
+        known, saved = optimizer_name(self.optimizer), start.record.optimizer
+        if known is not None and saved != known:
+            raise FileError(
+                f"{start.path}: has the state of {saved or 'no optimizer'}, this launch trains with"
+                f" {known}; choose the same optimizer"
+            )
+
     def _parameters(self) -> dict[str, Held]:
         return {
             PARAMETERS + name: self._held(name, value) for name, value in self._part.trained.items()
         }
 
     def _optimizer_states(self) -> dict[str, Held]:
-        optimizer, found = self._optimizer, {}
+        optimizer, found = self.optimizer, {}
         for name, stepped in self._part.optimizer_parameters.items():
             kept = {} if optimizer is None else optimizer.state.get(stepped, {})
             for word, value in kept.items():
@@ -126,16 +198,16 @@ class Content:
                     )
         return found
 
-    def _make_states(self, record: Record) -> None:
+    def _make_states(self, record: CheckpointRecord) -> None:
         """Gives the optimizer tensors for what a checkpoint has of its state: of the size of the
         device's part, or as they were saved if they are not of the parameter's shape.
 
         They are where torch has them: with the parameter, but the count of steps only where steps
         are fused.
         """
-        if self._optimizer is None:
+        if self.optimizer is None:
             return
-        groups = self._optimizer.param_groups
+        groups = self.optimizer.param_groups
         fused = any(group.get("fused") or group.get("capturable") for group in groups)
         words = record.optimizer_words
         for name, stepped in self._part.optimizer_parameters.items():
@@ -148,7 +220,7 @@ class Content:
                     stepped.shape if is_cut else saved.shape, dtype=saved.torch_dtype, device=device
                 )
             if state:
-                self._optimizer.state[stepped] = state
+                self.optimizer.state[stepped] = state
 
     def _held(self, name: str, values: Tensor, *, of_state: bool = False, replica: int = 0) -> Held:
         """A parameter, or a tensor of the optimizer for it: of its shape, or the same on all
@@ -171,65 +243,6 @@ class Content:
         return next((r for r, group in enumerate(groups) if self._device in group), None)
 
 
-def gathered(held: Mapping[str, Held], job: TrainingJob, groups: Groups) -> dict[str, Tensor]:
-    """Copies of trained parameters and running statistics of the first replica, whole, by names of
-    initializers, in the memory of every rank's CPU; every rank calls it.
-
-    Args:
-        held: what this device has of them, as `Content.learned` gives it.
-    """
-    own = {
-        name.removeprefix(prefix): replace(one, values=one.values.cpu().clone().contiguous())
-        for name, one in held.items()
-        for prefix in (PARAMETERS, f"{STATISTICS}0/")
-        if one.writes and name.startswith(prefix)
-    }
-    described = {name: replace(one, values=one.values.to("meta")) for name, one in own.items()}
-    wholes: dict[str, Tensor] = {}
-    for device, some in zip(job.plan.ranks, groups.gather(described), strict=True):
-        devices = (device, *(one for one in job.plan.ranks if one != device))
-        for name, one in some.items():
-            mine = device == groups.device
-            values = own[name].values if mine else torch.empty_like(one.values, device="cpu")
-            groups.share(values, devices)
-            into = wholes.setdefault(name, torch.empty(one.shape, dtype=values.dtype))
-            for start, part in replace(one, values=values).parts().items():
-                box = zip(start, part.shape, strict=True)
-                into[tuple(slice(first, first + size) for first, size in box)] = part
-    return wholes
-
-
-def restore(trainer: Trainer, job: TrainingJob, start: Checkpoint) -> None:
-    """Gives this device everything that a checkpoint has for it.
-
-    Raises:
-        FileError: if the checkpoint is of another optimizer, or damaged.
-    """
-    from planner.training.checkpoints.files import fill
-
-    record, known = start.record, optimizer_name(trainer.optimizer)
-    if known is not None and record.optimizer != known:
-        raise FileError(
-            f"{start.path}: has the state of {record.optimizer or 'no optimizer'}, this launch"
-            f" trains with {known}; choose the same optimizer"
-        )
-    wanted = Content(trainer, job).to_fill(record)
-    rank, num_ranks = job.plan.ranks.index(trainer.groups.device), len(job.plan.ranks)
-    states = _generators_to_fill(record, rank) if record.num_ranks == num_ranks else {}
-    wanted |= {f"{RANDOM}{rank}/{word}": whole(state) for word, state in states.items()}
-    for name, held in wanted.items():
-        saved = record.tensors[name].shape
-        if saved != held.shape:
-            raise FileError(
-                f"{start.path}: {name}: expected the shape {held.shape}, got {saved}; take another"
-                " checkpoint"
-            )
-    fill(wanted, start)
-    trainer.part.shards.refresh()
-    _set_generators(states, job.device)
-    trainer.restore(record.extras, record.step)
-
-
 # ------------------------------------------------------------------------------- generators
 
 
@@ -250,7 +263,7 @@ def _generators(device: str) -> dict[str, Tensor]:
     return states
 
 
-def _generators_to_fill(record: Record, rank: int) -> dict[str, Tensor]:
+def _generators_to_fill(record: CheckpointRecord, rank: int) -> dict[str, Tensor]:
     """The states of the generators of a rank, to be filled."""
     start = f"{RANDOM}{rank}/"
     return {

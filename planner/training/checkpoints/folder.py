@@ -91,7 +91,7 @@ class SavedTensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class CheckpointRecord:
     """What a checkpoint is of.
 
     Attributes:
@@ -150,7 +150,7 @@ class Checkpoint:
     """
 
     path: Path
-    record: Record
+    record: CheckpointRecord
     notes: tuple[str, ...] = ()
 
     @property
@@ -212,7 +212,7 @@ def read(path: Path) -> Checkpoint:
     return Checkpoint(path, record)
 
 
-def _record(path: Path) -> Record:
+def _record(path: Path) -> CheckpointRecord:
     """The record in a file, of this format or of the one before."""
     made_by = "planner launch --checkpoint DIR"
     text = read_text(path, FORMAT, f"make one with: {made_by}")
@@ -220,7 +220,7 @@ def _record(path: Path) -> Record:
         plain = parsed_json(text)
         if isinstance(plain, dict) and plain.get("format") == _WHOLE_FORMAT:
             text = json.dumps({**plain, "format": FORMAT, "tensors": _parted(plain.get("tensors"))})
-    record: Record = read_artefact(Record, FORMAT, path, made_by, text)
+    record: CheckpointRecord = read_artefact(CheckpointRecord, FORMAT, path, made_by, text)
     return record
 
 
@@ -298,7 +298,7 @@ def begin(folder: Path, step: int) -> Path:
     return part
 
 
-def publish(part: Path, record: Record) -> Path:
+def publish(part: Path, record: CheckpointRecord) -> Path:
     """Gives a filled folder its record, and then its name; an older one of that step goes.
 
     Raises:

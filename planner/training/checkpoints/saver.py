@@ -21,32 +21,13 @@ from planner.launcher.job import TrainingJob
 from planner.launcher.store import TIMEOUT
 from planner.model.metadata import metadata_of
 from planner.model.record import ANNOTATION_KEY
-from planner.support.errors import LaunchError, PlannerError, Stopped
+from planner.support.errors import PlannerError, Stopped
 from planner.support.reading import relative
 from planner.support.version import __version__
 from planner.training.checkpoints import folder as folders
-from planner.training.checkpoints.content import Content, optimizer_name, restore
-from planner.training.checkpoints.folder import Checkpoint, Record
+from planner.training.checkpoints.content import Content, optimizer_name
+from planner.training.checkpoints.folder import CheckpointRecord
 from planner.training.checkpoints.held import Held
-from planner.training.options import Checkpoints
-from planner.training.trainer import Trainer
-
-
-def resume(trainer: Trainer, job: TrainingJob, start: Checkpoint) -> None:
-    """Goes on from a checkpoint; all ranks call it.
-
-    Raises:
-        FileError: if the checkpoint does not fit this device, or is damaged.
-        LaunchError: if the ranks do not see the same one.
-    """
-    seen = trainer.groups.gather((start.record.step, start.record.files))
-    for rank, (step, files) in enumerate(seen):
-        if (step, files) != seen[0]:
-            raise LaunchError(
-                f"{start.path}: rank {rank} sees a checkpoint of step {step} there, rank 0 another"
-                f" one of step {seen[0][0]}; give a folder that all hosts share"
-            )
-    restore(trainer, job, start)
 
 
 def _model_file(job: TrainingJob) -> Path:
@@ -62,29 +43,23 @@ class Saver:
     """Writes checkpoints of one training; every rank has one, and calls the same methods.
 
     Args:
-        trainer: of this rank.
-        job: what it trains.
-        checkpoints: with a folder.
-        last: the last step of the training, which is saved in any case.
+        content: of this device.
+        folder: for the checkpoints.
+        keep: number of them that stay, the newest ones.
 
     Raises:
         FileError: if the remains of an earlier run cannot be removed.
     """
 
-    def __init__(
-        self, trainer: Trainer, job: TrainingJob, checkpoints: Checkpoints, last: int
-    ) -> None:
+    def __init__(self, content: Content, folder: Path, keep: int) -> None:
         from planner.training.checkpoints.files import say_nothing_of_being_alone
 
-        assert checkpoints.checkpoint is not None
-        self._trainer, self._job, self._folder = trainer, job, checkpoints.checkpoint
-        self._every, self._keep = checkpoints.checkpoint_every, checkpoints.checkpoint_keep
-        self._last = last
+        self._content, self._folder, self._keep = content, folder, keep
         self._copies: dict[str, Tensor] = {}
         self._thread: Thread | None = None
         self._failed: BaseException | None = None
-        self._rank = job.plan.ranks.index(trainer.groups.device)
-        names = trainer.groups.gather(optimizer_name(trainer.optimizer))
+        self._rank = content.job.plan.ranks.index(content.groups.device)
+        names = content.groups.gather(optimizer_name(content.optimizer))
         self._optimizer = next((name for name in names if name is not None), None)
         say_nothing_of_being_alone()
         self._group = None
@@ -93,33 +68,26 @@ class Saver:
         if self._rank == 0:
             folders.tidy(self._folder)
 
-    def after(self, step: int) -> None:
-        """Saves, if it is time to, and says of the save before whether it failed.
+    @property
+    def has_failed(self) -> bool:
+        """Whether the last checkpoint could not be written, which `finish` says."""
+        return self._failed is not None
+
+    def save(self, step: int, extras: Mapping[str, Any]) -> None:
+        """Saves after a step; all ranks do, after the same one.
 
         Args:
             step: number of steps done.
-
-        Raises:
-            PlannerError: if a checkpoint could not be written.
-            Stopped: if another rank is gone.
-        """
-        if self._failed is not None:
-            self.finish()
-        if step == self._last or (self._every is not None and step % self._every == 0):
-            self.save(step)
-
-    def save(self, step: int) -> None:
-        """Saves after a step, whether it is time to or not; all ranks do, after the same one.
+            extras: as in `CheckpointRecord`.
 
         Raises:
             PlannerError: if the checkpoint before could not be written.
             Stopped: if another rank is gone.
         """
         self.finish()
-        held = self._copied(Content(self._trainer, self._job).to_save())
-        arguments = (step, held, dict(self._trainer.extras()))
         # Not async_save: it ends before the folder has its name, and its future is not that of the
         # checkpoint.
+        arguments = (step, self._copied(self._content.to_save()), dict(extras))
         self._thread = Thread(target=self._run, args=arguments, daemon=True)
         self._thread.start()
 
@@ -169,15 +137,15 @@ class Saver:
         needed: dict[str, int] = {}
         for place in (place for one in tensors.values() for place in one.parts):
             needed[place.file] = max(needed.get(place.file, 0), place.offset + place.length)
-        model = self._job.model
-        record = Record(
+        model = self._content.job.model
+        record = CheckpointRecord(
             step=step,
-            model_path=relative(_model_file(self._job), self._folder),
+            model_path=relative(_model_file(self._content.job), self._folder),
             model_hash=model.hash,
             tie=model.tie,
             untie=model.untie,
             optimizer=self._optimizer,
-            num_ranks=len(self._job.plan.ranks),
+            num_ranks=len(self._content.job.plan.ranks),
             tensors=tensors,
             files=folders.sizes(part, needed),
             versions={"planner": __version__, "torch": torch.__version__},

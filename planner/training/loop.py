@@ -1,4 +1,4 @@
-"""`LoopTrainer`: a training by a strategy in a loop that the user writes; `planner.trainer`.
+"""`BatchTrainer`: a training by a strategy in a loop that the user writes; `planner.trainer`.
 
 Every rank has the user's whole script, and gets the batch of the whole step; it takes what its own
 stages read. Before each step the ranks compare their batches and learning rates, after it they add
@@ -10,7 +10,7 @@ import math
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -20,30 +20,18 @@ import torch.distributed as dist
 from torch import Tensor
 
 from planner.launcher import ending
-from planner.launcher.asynchronous import check_schedule
 from planner.launcher.batch import Batch
-from planner.launcher.device_part import as_it_crosses
-from planner.launcher.failures.causes import introduce, with_causes
-from planner.launcher.failures.hosts import hosts_watched
 from planner.launcher.failures.page import Phase
-from planner.launcher.failures.uncaught import become_a_rank, speak_last
-from planner.launcher.greeting import failure_told, meet_others
-from planner.launcher.job import TrainingJob
+from planner.launcher.failures.uncaught import become_a_rank
 from planner.launcher.rates import KNOWN
-from planner.launcher.rendezvous import ProcessRank, process_rank
+from planner.launcher.rendezvous import ProcessRank
 from planner.support.errors import LaunchError, OptionError
 from planner.support.named import function_named
-from planner.training.checkpoints.content import Content, gathered
-from planner.training.checkpoints.folder import Checkpoint, name_of
-from planner.training.checkpoints.keeping import check as check_checkpoints
-from planner.training.checkpoints.keeping import check_later
-from planner.training.checkpoints.saver import Saver, resume
-from planner.training.data.datasets import EvalData
-from planner.training.data.feeds import reader_of
+from planner.training.checkpoints.folder import name_of
+from planner.training.checkpoints.start import check_later
 from planner.training.data.fingerprints import fingerprint
 from planner.training.data.samples import samples_of
-from planner.training.evaluation import Evaluator
-from planner.training.joining import Asked, read_job
+from planner.training.options import Asked, check_folder
 from planner.training.trainer import Trainer
 
 WITHOUT = frozenset({
@@ -55,29 +43,21 @@ EVALUATE = "evaluate"
 """How messages call the data of an evaluation."""
 
 
-class LoopTrainer:
+class BatchTrainer:
     """A training whose loop the user writes; every rank makes one, and all call the same methods.
 
     It is a context manager: its end is `close`.
 
     Args:
         asked: what is trained.
-        job: the same, read.
         trainer: of this rank, at its first step.
-        start: the checkpoint that it goes on from.
         metrics: "module:function"s for evaluations.
-        watched: what ends with the training.
     """
 
-    def __init__(
-        self, asked: Asked, job: TrainingJob, trainer: Trainer, start: Checkpoint | None,
-        metrics: Sequence[str], watched: ExitStack,
-    ) -> None:  # fmt: skip
-        self._asked, self._job, self._metrics, self._watched = asked, job, metrics, watched
+    def __init__(self, asked: Asked, trainer: Trainer, metrics: Sequence[str]) -> None:
+        self._checkpoints, self._metrics = asked.checkpoints, metrics
         self._trainer: Trainer | None = trainer
-        self._reader = reader_of(job, trainer.part)
-        self._start = -1 if start is None else start.record.step
-        self._savers: dict[Path, Saver] = {}
+        self._folders: set[Path] = set()
 
     @property
     def batch_size(self) -> int:
@@ -121,11 +101,10 @@ class LoopTrainer:
             LaunchError: if the batch does not fit the model, or ranks have different ones.
             Stopped: if another rank has ended.
         """
-        trainer = self._open()
-        where = f"step {trainer.next_step}"
-        with self._told():
-            self._compare(batch, where)
-            trainer.step(self._dealt(batch, where))
+        with self._failing() as trainer:
+            where = f"step {trainer.next_step}"
+            _compare(trainer, batch, where)
+            trainer.step(_microbatches(trainer, batch, where))
         loss = trainer.optimizer_step.last.loss
         assert loss is not None, "the settings ask for it"
         return loss
@@ -141,14 +120,9 @@ class LoopTrainer:
         Raises:
             LaunchError: if it does not fit the model.
         """
-        trainer, job = self._open(), self._job
-        with self._told():
-            samples = samples_of(data, EVALUATE) if self._reader.reads else data
-            source = EvalData(samples, EVALUATE, trainer.layout, trainer.microbatches, self._reader)
-            crossing = as_it_crosses(job.model.graph, job.plan)
-            return Evaluator(
-                job, trainer.part, crossing, trainer.groups, source, trainer.layout, self._metrics
-            )()
+        with self._failing() as trainer:
+            samples = samples_of(data, EVALUATE) if trainer.reader.reads else data
+            return trainer.evaluate(samples, EVALUATE, self._metrics)
 
     def save(self, folder: str | Path | None = None) -> Path:
         """Writes a checkpoint, for `resume`, `planner launch --resume` and `planner weights`.
@@ -163,13 +137,18 @@ class LoopTrainer:
             PlannerError: if it cannot be written, or the folder has later ones of another training.
             Stopped: if another rank has ended.
         """
-        trainer = self._open()
-        chosen = self._asked.checkpoints.checkpoint if folder is None else Path(folder)
+        self._open()
+        chosen = self._checkpoints.checkpoint if folder is None else Path(folder)
         if chosen is None:
             raise OptionError("save: expected a folder; give one here, or checkpoint= at the start")
-        with self._told():
-            saver = self._savers.get(chosen) or self._saver(chosen)
-            saver.save(trainer.next_step)
+        with self._failing() as trainer:
+            if chosen not in self._folders:
+                check_folder(replace(self._checkpoints, checkpoint=chosen))
+                start = trainer.start
+                check_later(chosen, -1 if start is None else start.record.step)
+                self._folders.add(chosen)
+            saver = trainer.saver(chosen, self._checkpoints.checkpoint_keep)
+            saver.save(trainer.next_step, trainer.extras())
             saver.finish()
             trainer.groups.barrier()
             ending.page().enter(Phase.BETWEEN)
@@ -179,26 +158,18 @@ class LoopTrainer:
         """Copies of all trained parameters and running statistics, by names of initializers, in the
         memory of every rank's CPU; all ranks call it together.
         """
-        trainer = self._open()
-        with self._told():
-            held = Content(trainer, self._job).learned()
-            return gathered(held, self._job, trainer.groups)
+        with self._failing() as trainer:
+            return trainer.content.state_dict()
 
     def close(self) -> None:
         """After the last step; all ranks call it."""
         if self._trainer is None:
             return
-        trainer = self._trainer
-        with self._told():
-            trainer.groups.barrier()
-        trainer.groups.close()
-        self._watched.close()
+        self._trainer.close()
         rank = ending.here()
         if rank is not None:
             rank.end_work()
         self._trainer = None
-        self._savers.clear()
-        del trainer
         # The threads of gloo end with its groups. At the end of Python, they would abort it.
         gc.collect()
 
@@ -211,8 +182,8 @@ class LoopTrainer:
     ) -> None:  # fmt: skip
         if error is None:
             self.close()
-        else:  # the other ranks cannot be met any more
-            self._watched.__exit__(kind, error, traceback)
+        else:
+            self._open().__exit__(kind, error, traceback)
 
     def _open(self) -> Trainer:
         if self._trainer is None:
@@ -220,59 +191,45 @@ class LoopTrainer:
         return self._trainer
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
-        """Gives errors their rank, stage and action, and tells them to other hosts."""
+    def _failing(self) -> Iterator[Trainer]:
+        """The trainer, while errors are those of its rank."""
         trainer = self._open()
-        with ExitStack() as failing:
-            failing.push(self._watched)
-            with with_causes(self._job.plan, trainer.groups.device):
-                yield
-            failing.pop_all()
-
-    def _compare(self, batch: object, where: str) -> None:
-        """Refuses to train where ranks differ."""
-        trainer = self._open()
-        if batch is None and self._reader.reads:
-            raise LaunchError(f"{where}: expected the batch of the whole step, got None")
-        if len(self._job.plan.ranks) == 1:
-            return
-        own = None if batch is None else fingerprint(self._reader.named(batch, where))
-        rate = trainer.optimizer_step.rate
-        ending.page().enter(Phase.BARRIER)
-        (first, last), (slowest, fastest) = trainer.groups.extremes([own, rate])
-        if first < last:
-            raise LaunchError(
-                f"{where}: expected the same batch on all ranks, got different ones; give each rank"
-                " that of the whole step: without DistributedSampler, and with shuffle=True only"
-                " after the same torch.manual_seed on all ranks"
-            )
-        if slowest < fastest:
-            raise LaunchError(
-                f"{where}: expected the same learning rate on all ranks, got {rate} here"
-                " and another one elsewhere; call set_lr with the same value on all"
-            )
-
-    def _dealt(self, batch: object, where: str) -> dict[int, Batch]:
-        """The microbatches of this rank."""
-        trainer = self._open()
-        if not self._reader.reads:
-            return {m: Batch({}, {}) for m in trainer.microbatches}
-        count = trainer.layout.count
-        return {
-            m: trainer.local(self._reader.part(batch, m, count, where))
-            for m in trainer.microbatches
-        }
-
-    def _saver(self, folder: Path) -> Saver:
-        """The writer into a folder; one with later checkpoints of another training is refused."""
-        checkpoints, trainer = replace(self._asked.checkpoints, checkpoint=folder), self._open()
-        check_checkpoints(checkpoints)
-        check_later(folder, self._start)
-        self._savers[folder] = Saver(trainer, self._job, checkpoints, last=-1)
-        return self._savers[folder]
+        with trainer.errors():
+            yield trainer
 
 
-def begin(asked: Asked, metrics: Sequence[str]) -> LoopTrainer:
+def _compare(trainer: Trainer, batch: object, where: str) -> None:
+    """Refuses to train where ranks differ."""
+    if batch is None and trainer.reader.reads:
+        raise LaunchError(f"{where}: expected the batch of the whole step, got None")
+    if len(trainer.job.plan.ranks) == 1:
+        return
+    own = None if batch is None else fingerprint(trainer.reader.named(batch, where))
+    rate = trainer.optimizer_step.rate
+    ending.page().enter(Phase.BARRIER)
+    (first, last), (slowest, fastest) = trainer.groups.extremes([own, rate])
+    if first < last:
+        raise LaunchError(
+            f"{where}: expected the same batch on all ranks, got different ones; give each rank"
+            " that of the whole step: without DistributedSampler, and with shuffle=True only"
+            " after the same torch.manual_seed on all ranks"
+        )
+    if slowest < fastest:
+        raise LaunchError(
+            f"{where}: expected the same learning rate on all ranks, got {rate} here"
+            " and another one elsewhere; call set_lr with the same value on all"
+        )
+
+
+def _microbatches(trainer: Trainer, batch: object, where: str) -> dict[int, Batch]:
+    """The microbatches of this rank."""
+    reader, count = trainer.reader, trainer.layout.count
+    if not reader.reads:
+        return {m: Batch({}, {}) for m in trainer.microbatches}
+    return {m: trainer.local(reader.part(batch, m, count, where)) for m in trainer.microbatches}
+
+
+def begin(asked: Asked, metrics: Sequence[str]) -> BatchTrainer:
     """A training in the user's own loop; every rank that torchrun has started calls it.
 
     Args:
@@ -288,28 +245,16 @@ def begin(asked: Asked, metrics: Sequence[str]) -> LoopTrainer:
             " the trainer calls it, and close a trainer before the next one"
         )
     become_a_rank()
-    seat = process_rank()
-    with failure_told(seat):
-        check_schedule(asked.plan, asked.loop)
+
+    def check(process: ProcessRank | None) -> None:
         _check_schedule(asked.loop.lr_schedule)
         for name in metrics:
             function_named(name, "metrics", LaunchError)
-        _check_ranks(asked, 1 if seat is None else seat.world_size)
-    seat = seat or ProcessRank(0, 1, 0, 1)
-    agreed = meet_others(asked.plan, asked.options, seat)
-    mine = agreed.ranks[seat.rank]
-    introduce(asked.plan, mine, asked.loop.hang_timeout)
-    with ExitStack() as failing:
-        failing.enter_context(hosts_watched(agreed.hosts, seat.rank))
-        with with_causes(asked.plan, mine):
-            job, start = read_job(asked, agreed, seat)
-            trainer = Trainer(job, asked.loop, seat.rank)
-            speak_last()
-            if start is not None:
-                resume(trainer, job, start)
-        ending.page().enter(Phase.BETWEEN)
-        watched = failing.pop_all()
-    return LoopTrainer(asked, job, trainer, start, metrics, watched)
+        _check_ranks(asked, 1 if process is None else process.world_size)
+
+    trainer = Trainer.open(asked, check)
+    assert trainer is not None, "none idles: there are as many processes as devices"
+    return BatchTrainer(asked, trainer, metrics)
 
 
 def _check_schedule(text: str) -> None:
