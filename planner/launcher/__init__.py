@@ -11,7 +11,7 @@
     greeting.py      what a rank says of itself in the handshake
     seats.py         which rank runs which device: hosts of the plan on hosts
     rendezvous.py    this process among the ranks, and how it joins them
-    feed.py          synthetic data and the user's own
+    batch.py         the data of a microbatch
     transfers.py     tensors between two devices: channels, order in memory, parts
     groups.py        process groups, and what all ranks do together
     mesh/            stages whose operators are split over the devices of a mesh

@@ -5,13 +5,15 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from planner.artefacts.options import LossOptions
-from planner.artefacts.plan import Plan
 from planner.launcher.options import DeviceKind, Loop, check
 from planner.support.errors import FileError, OptionError
 from planner.support.options import Options, option, options_from
+
+if TYPE_CHECKING:
+    from planner.artefacts.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,7 @@ class Asked:
         checkpoints: to write and to go on from.
     """
 
-    plan: Plan
+    plan: "Plan"
     path: Path
     loop: Loop
     loss: LossOptions
