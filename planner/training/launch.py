@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import TypedDict
 
@@ -54,24 +54,24 @@ def launch(asked: Asked, report: Callable[[str], None], progress: Progress) -> L
         report(f"rank {process.rank} idles: the strategy needs {len(plan.ranks)} of the ranks")
         return None
     with trainer, trainer.errors():
-        result = _trained(trainer, asked, progress)
+        ranks, clocks, evaluations = _trained(trainer, asked, progress)
     if trainer.rank > 0:
         return None
     job, graph = trainer.job, trainer.job.model.graph
     planned = replace(plan, ranks=job.plan.ranks, hosts=())
-    found = make_report(planned, graph, job.losses, result.ranks, result.clocks)
+    launch_report = make_report(planned, graph, job.losses, ranks, clocks)
     notes = (
         *job.model.notes,
         *_resume_notes(trainer.start),
         *_option_notes(plan, job.plan),
-        *found.notes,
-        *_skip_notes(trainer.optimizer_step.skipped, found.steps),
+        *launch_report.notes,
+        *_skip_notes(trainer.optimizer_step.skipped, launch_report.steps),
         *(() if trainer.evaluator is None else trainer.evaluator.notes),
     )
     if trace is not None:
         names = {device.device: device.name for device in plan.prediction.devices}
-        write_trace(found.timeline, names, trace, measured_by(plan))
-    return replace(found, notes=notes, evaluations=tuple(result.evaluations))
+        write_trace(launch_report.timeline, names, trace, measured_by(plan))
+    return replace(launch_report, notes=notes, evaluations=tuple(evaluations))
 
 
 def _resume_notes(start: Checkpoint | None) -> tuple[str, ...]:
@@ -92,57 +92,29 @@ def _skip_notes(skipped: int, steps: int) -> list[str]:
     return [f"{skipped} of {steps} steps left out: a loss or gradient was not finite"]
 
 
-@dataclass(frozen=True, slots=True)
-class _TrainingResult:
-    """What a training leaves behind.
+def _trained(
+    trainer: Trainer, asked: Asked, progress: Progress
+) -> tuple[list[RankMeasurements], list[Clock], list[Evaluation]]:
+    """Runs the steps that are left, and what stands around them.
 
-    Attributes:
-        ranks: measurements of all ranks.
-        clocks: of all ranks.
-        evaluations: all figures, in their order.
+    Returns:
+        The measurements and the clocks of all ranks, and the evaluations.
     """
-
-    ranks: list[RankMeasurements]
-    clocks: list[Clock]
-    evaluations: list[Evaluation]
-
-
-@dataclass(slots=True)
-class _Times:
-    """The steps of this rank so far.
-
-    Attributes:
-        records: of the last steps, with their actions.
-        losses, begun_s, iterations_s: of all steps.
-    """
-
-    records: deque[IterationRecord] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))
-    losses: list[float] = field(default_factory=list)
-    begun_s: list[float] = field(default_factory=list)
-    iterations_s: list[float] = field(default_factory=list)
-
-    def add(self, record: IterationRecord) -> None:
-        """A step that is done."""
-        self.records.append(record)
-        self.losses.append(record.loss)
-        self.begun_s.append(record.begun_s)
-        self.iterations_s.append(record.iteration_s)
-
-
-def _trained(trainer: Trainer, asked: Asked, progress: Progress) -> _TrainingResult:
-    """Runs the steps that are left, and what stands around them."""
     loop, checkpoints, total = asked.loop, asked.checkpoints, trainer.num_steps
     if trainer.start is not None:
         check_left(trainer.start, total)
     saver = None
     if checkpoints.checkpoint is not None:
         saver = trainer.saver(checkpoints.checkpoint, checkpoints.checkpoint_keep)
-    before, times, evaluations = trainer.groups.read_clocks(), _Times(), list[Evaluation]()
+    before, evaluations = trainer.groups.read_clocks(), list[Evaluation]()
+    records: deque[IterationRecord] = deque(maxlen=KEPT_STEPS)
+    times: list[tuple[float, float, float]] = []  # loss, start and length of each step
     log = Log(loop.log, trainer.next_step) if loop.log is not None and trainer.rank == 0 else None
     every = loop.eval_every, checkpoints.checkpoint_every
     for record in trainer.steps(total - trainer.next_step, every):
         done, last = trainer.next_step, trainer.optimizer_step.last
-        times.add(record)
+        records.append(record)
+        times.append((record.loss, record.begun_s, record.iteration_s))
         if log is not None:
             log.step(done, last, record.iteration_s)
         if trainer.evaluator is not None and _is_due(done, total, loop.eval_every):
@@ -160,8 +132,19 @@ def _trained(trainer: Trainer, asked: Asked, progress: Progress) -> _TrainingRes
     if saver is not None:
         saver.finish()
     clocks = [Clock(*pair) for pair in zip(before, trainer.groups.read_clocks(), strict=True)]
-    own = _measurements(trainer, times, track_memory=asked.launching.track_memory)
-    return _TrainingResult(trainer.groups.gather(own), clocks, evaluations)
+    loss, begun_s, iterations_s = zip(*times, strict=True)
+    flow = None if trainer.flow is None else trainer.flow.longest
+    own = RankMeasurements(
+        device=trainer.groups.device,
+        ended_s=() if flow is None else flow.ended_s,
+        peaks_bytes=_watched(trainer) if asked.launching.track_memory else None,
+        loss=loss,
+        begun_s=begun_s,
+        iterations_s=iterations_s,
+        records=tuple(records) if flow is None else (flow.record,),
+        **_machine(trainer.job.device),
+    )
+    return trainer.groups.gather(own), clocks, evaluations
 
 
 def _is_due(done: int, total: int, every: int | None) -> bool:
@@ -169,26 +152,11 @@ def _is_due(done: int, total: int, every: int | None) -> bool:
     return done == total or (every is not None and done % every == 0)
 
 
-def _measurements(trainer: Trainer, times: _Times, *, track_memory: bool) -> RankMeasurements:
-    """What this rank has measured."""
-    flow = None if trainer.flow is None else trainer.flow.longest
-    return RankMeasurements(
-        device=trainer.groups.device,
-        ended_s=() if flow is None else flow.ended_s,
-        peaks_bytes=_watched(trainer, trainer.job.device) if track_memory else None,
-        loss=tuple(times.losses),
-        begun_s=tuple(times.begun_s),
-        iterations_s=tuple(times.iterations_s),
-        records=tuple(times.records) if flow is None else (flow.record,),
-        **_machine(trainer.job.device),
-    )
-
-
-def _watched(trainer: Trainer, device: str) -> tuple[int, ...]:
+def _watched(trainer: Trainer) -> tuple[int, ...]:
     """Memory in more steps, by event, in bytes."""
     stay = staying(trainer.part, trainer.buckets, trainer.optimizer, trainer.weights.tensors())
     data = trainer.batches()
-    with watching(device, stay) as watch:
+    with watching(trainer.job.device, stay) as watch:
         return tuple(trainer.watched(watch, data).peaks_bytes)
 
 

@@ -184,19 +184,19 @@ class Content:
         }
 
     def _optimizer_states(self) -> dict[str, Held]:
-        optimizer, found = self.optimizer, {}
+        optimizer, states = self.optimizer, {}
         for name, stepped in self._part.optimizer_parameters.items():
             kept = {} if optimizer is None else optimizer.state.get(stepped, {})
             for word, value in kept.items():
                 if isinstance(value, Tensor):
-                    found[f"{OPTIMIZER}{name}/{word}"] = self._held(name, value, of_state=True)
+                    states[f"{OPTIMIZER}{name}/{word}"] = self._held(name, value, of_state=True)
                 elif value is not None:
                     raise LaunchError(
                         f"--checkpoint: the state of {type(optimizer).__name__} for {name!r} has"
                         f" {word!r}, a {type(value).__name__}; expected tensors only: take another"
                         " optimizer"
                     )
-        return found
+        return states
 
     def _make_states(self, record: CheckpointRecord) -> None:
         """Gives the optimizer tensors for what a checkpoint has of its state: of the size of the
@@ -209,18 +209,16 @@ class Content:
             return
         groups = self.optimizer.param_groups
         fused = any(group.get("fused") or group.get("capturable") for group in groups)
-        words = record.optimizer_words
-        for name, stepped in self._part.optimizer_parameters.items():
-            state: dict[str, Tensor] = {}
-            for word in words.get(name, ()):
-                saved = record.tensors[f"{OPTIMIZER}{name}/{word}"]
-                is_cut = saved.shape == self._known[name].shape
-                device = stepped.device if fused or word != "step" else "cpu"
-                state[word] = torch.empty(
-                    stepped.shape if is_cut else saved.shape, dtype=saved.torch_dtype, device=device
-                )
-            if state:
-                self.optimizer.state[stepped] = state
+        for saved_name, saved in record.tensors.items():
+            name, _, word = saved_name.removeprefix(OPTIMIZER).rpartition("/")
+            stepped = self._part.optimizer_parameters.get(name)
+            if stepped is None or not saved_name.startswith(OPTIMIZER):
+                continue
+            is_cut = saved.shape == self._known[name].shape
+            self.optimizer.state[stepped][word] = torch.empty(
+                stepped.shape if is_cut else saved.shape, dtype=saved.torch_dtype,
+                device=stepped.device if fused or word != "step" else "cpu",
+            )  # fmt: skip
 
     def _held(self, name: str, values: Tensor, *, of_state: bool = False, replica: int = 0) -> Held:
         """A parameter, or a tensor of the optimizer for it: of its shape, or the same on all

@@ -128,16 +128,6 @@ class CheckpointRecord:
             name.removeprefix(PARAMETERS) for name in self.tensors if name.startswith(PARAMETERS)
         )
 
-    @property
-    def optimizer_words(self) -> dict[str, list[str]]:
-        """The optimizer's words for its tensors, by parameter."""
-        words: dict[str, list[str]] = {}
-        for name in self.tensors:
-            if name.startswith(OPTIMIZER):
-                parameter, _, word = name.removeprefix(OPTIMIZER).rpartition("/")
-                words.setdefault(parameter, []).append(word)
-        return words
-
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
@@ -263,7 +253,9 @@ def find(path: Path) -> Checkpoint:
         notes = tuple(f"{flaw}; {found.path.name} is taken" for flaw in flaws)
         return Checkpoint(found.path, found.record, notes)
     if flaws:
-        shown = flaws[:MAX_SHOWN] + [f"and {len(flaws) - MAX_SHOWN} more"][: len(flaws) > MAX_SHOWN]
+        shown = flaws[:MAX_SHOWN]
+        if len(flaws) > MAX_SHOWN:
+            shown.append(f"and {len(flaws) - MAX_SHOWN} more")
         raise FileError("\n".join([*shown, f"{path}: no checkpoint in it is whole; start again"]))
     raise FileError(
         f"{path}: expected checkpoints such as {name_of(10)} in it, found none; check the path"
@@ -300,6 +292,13 @@ def begin(folder: Path, step: int) -> Path:
 
 def publish(part: Path, record: CheckpointRecord) -> Path:
     """Gives a filled folder its record, and then its name; an older one of that step goes.
+
+    What a reader finds after a crash:
+
+        before the record is on the disk    a part, which is no checkpoint, and the older one
+        before the older one has gone       the same
+        before the part has its name        no checkpoint of this step; the step before is taken
+        after that                          the new one; its record and names are on the disk
 
     Raises:
         FileError: if it cannot be written, or something else stands there.
@@ -366,7 +365,8 @@ def tidy(folder: Path) -> None:
 
 
 def discard(path: Path) -> None:
-    """Removes a checkpoint, if it is there: at once by its name, then its files.
+    """Removes a checkpoint, if it is there: at once by its name, then its files. So after a crash
+    within it, the rest has a name that no reader takes, and `tidy` removes it.
 
     Raises:
         FileError: if it holds files that are none of a checkpoint.
