@@ -13,8 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch.distributed as dist
 from torch import Tensor
@@ -176,14 +175,11 @@ class BatchTrainer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:  # fmt: skip
-        if error is None:
+    def __exit__(self, *error: Any) -> None:
+        if error[0] is None:
             self.close()
-        else:
-            self._open().__exit__(kind, error, traceback)
+        elif self._trainer is not None:
+            self._trainer.__exit__(*error)
 
     def _open(self) -> Trainer:
         if self._trainer is None:

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -221,14 +220,11 @@ class Trainer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:  # fmt: skip
-        if error is None:
+    def __exit__(self, *error: Any) -> None:
+        if error[0] is None:
             self.close()
         else:  # the other ranks cannot be met any more
-            self._watched.__exit__(kind, error, traceback)
+            self._watched.__exit__(*error)
 
     # ------------------------------------------------------------------------ checkpoints
 
