@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from torch import Tensor
 
 from planner.artefacts.options import Optimizer as OptimizerName
 from planner.launcher import ending
@@ -387,30 +386,18 @@ def _again_and_again(batches: Mapping[int, Batch]) -> Iterator[Batch]:
             yield batches[microbatch]
 
 
-class _Copies(Mapping[int, Batch]):
+class _Copies(dict[int, Batch]):
     """Microbatches whose data is copied at each access, so that it is freed after its last use, as
     data of a real feed is. The originals stay in memory.
-
-    Args:
-        batches: the originals, by microbatch.
     """
 
-    def __init__(self, batches: Mapping[int, Batch]) -> None:
-        self._batches = batches
-
     def __getitem__(self, microbatch: int) -> Batch:
-        batch = self._batches[microbatch]
-        return Batch(_clones(batch.inputs), _clones(batch.targets))
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._batches)
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-
-def _clones(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in tensors.items()}
+        batch = super().__getitem__(microbatch)
+        inputs, targets = (
+            {name: tensor.clone() for name, tensor in tensors.items()}
+            for tensors in (batch.inputs, batch.targets)
+        )
+        return Batch(inputs, targets)
 
 
 def _rules(job: TrainingJob, loop: Loop, num_steps: int, groups: Groups) -> UpdateRules:

@@ -329,11 +329,8 @@ class EvalData:
             return
         self.where, found = given_data(data, option, layout.seed)
         inner: Any = found.dataset if isinstance(found, DataLoader) else found
-        if (
-            not is_dataset(found)
-            or isinstance(inner, IterableDataset)
-            or not (hasattr(inner, "__getitem__") and hasattr(inner, "__len__"))
-        ):
+        sized = hasattr(inner, "__getitem__") and hasattr(inner, "__len__")
+        if isinstance(inner, IterableDataset) or not sized:
             raise LaunchError(
                 f"{self.where}: expected a dataset with __getitem__ and __len__, or a DataLoader of"
                 f" one, got {type(inner).__name__}"
