@@ -32,7 +32,17 @@ class Mistake(click.ClickException):
             super().show(file)
 
 
-class Commands(click.Group):
+class Listed(click.Group):
+    """A group whose help has a whole sentence for each of its commands."""
+
+    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
+        """Adds a command, with the first sentence of its help for the list."""
+        sentence = " ".join((cmd.help or "").split("\n\n")[0].split()).partition(". ")[0]
+        cmd.short_help = f"{sentence.removesuffix('.')}."
+        super().add_command(cmd, name)
+
+
+class Commands(Listed):
     """Turns the library's errors, and the system's, into click's, in this one place."""
 
     def invoke(self, ctx: click.Context) -> Any:

@@ -31,7 +31,7 @@ from planner.costs.compute import crowded_hosts, host_slowdown, times_on
 from planner.costs.memory import own_limit_bytes, static_bytes
 from planner.costs.split import floor_s
 from planner.support.arrays import Floats
-from planner.support.units import format_bytes
+from planner.support.units import format_bytes, format_bytes_apart
 
 
 def lower_bound_s(problem: Problem) -> float:
@@ -264,9 +264,10 @@ def memory_shortage(problem: Problem) -> str | None:
     )
     if need <= room:
         return None
+    takes, there = format_bytes_apart(need, room)
     return (
-        f"parameters, gradients and optimizer state alone take {format_bytes(need)}; all devices"
-        f" together have {format_bytes(room)} beside the reserve of {format_bytes(reserve)} each"
+        f"parameters, gradients and optimizer state alone take {takes}; all devices"
+        f" together have {there} beside the reserve of {format_bytes(reserve)} each"
     )
 
 

@@ -428,7 +428,8 @@ def _piper_reason(graph: PiperGraph, options: PiperOptions) -> str:
                 f"layer {name} (id {node.id}) needs at least {format_bytes(least)} per device,"
                 f" the limit is {limit}; try more --device-memory"
             )
+    recompute = "" if options.recompute is Recompute.AUTO else ", or --recompute auto"
     return (
         f"no way to cut the layers fits {options.num_devices} x {limit}; try more devices, more"
-        " --device-memory, or --recompute auto"
+        f" --device-memory{recompute}"
     )

@@ -166,10 +166,13 @@ class Row:
 
     @property
     def shortage(self) -> str | None:
-        """Why the plan does not fit by the planner's count; None if it does. Only a solver that was
-        asked to count as it was published has such a plan.
+        """Why the plan does not fit by the planner's count, or why there is none that fits; None if
+        the plan fits, or another reason than memory is known. Only a solver that was asked to count
+        as it was published has a plan that does not fit.
         """
-        return None if self.answer.verdict is None else self.answer.verdict.shortage
+        if self.answer.verdict is None:
+            return self.reason if self.short_of_memory else None
+        return self.answer.verdict.shortage
 
     @property
     def rank(self) -> Rank:

@@ -281,6 +281,13 @@ def given(options: Options) -> dict[str, Any]:
     return {name: value for name, (value, default) in values.items() if value != default}
 
 
+def typed_as(one: Option, value: Any) -> str:
+    """An option as it is typed: its flag, with the value where this is one of some choices."""
+    if one.type is bool and value is False:
+        return f"--no-{one.flag.removeprefix('--')}"
+    return f"{one.flag} {value}" if one.choices else one.flag
+
+
 def options_from(
     function: str, how: Mapping[str, Any], *kinds: type[Options], without: Collection[str] = ()
 ) -> list[Any]:

@@ -119,8 +119,15 @@ def check_options(loop: Loop, checkpoints: Checkpoints) -> None:
     Raises:
         PlannerError: a message for the user.
     """
-    check(loop)
-    check_folder(checkpoints)
+    try:
+        check(loop)
+        check_folder(checkpoints)
+    except OptionError as error:
+        if loop.config is None:
+            raise
+        raise OptionError(
+            f"{error} (with the options of {loop.config.rpartition(' ')[0]})"
+        ) from None
 
 
 def check_folder(checkpoints: Checkpoints) -> None:

@@ -67,6 +67,15 @@ def test_solve_finds_each_name_and_reads_each_file_once(counted):
     assert opened["strategy.json"] == 1
 
 
+def test_a_choice_among_profiles_reads_each_file_once(counted):
+    Path("profiles/older.json").write_bytes(Path("profiles/mlp.json").read_bytes())
+    os.utime("profiles/older.json", (1, 1))
+    opened, found = counted
+    run("solve", "--solver", "even", "--topology", "pair")
+    assert found == {"pair": 1, "mlp.onnx": 1}
+    assert opened == {"mlp.json": 1, "older.json": 1, "pair.yaml": 1}
+
+
 def test_simulate_finds_each_name_and_reads_each_file_once(counted):
     run(*SOLVE)
     for counter in counted:

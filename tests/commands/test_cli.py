@@ -144,6 +144,26 @@ def test_ranks_get_the_losses_of_their_launcher(folder, monkeypatch):
     assert given[given.index("--loss") :][:6] == options
 
 
+def test_commands_in_hints_can_be_pasted_into_a_shell(folder):
+    Path("model.onnx").rename("my model.onnx")
+    run("profile", "my model.onnx", "-o", "p.json")
+    solved = run("solve", "--profile", "p.json", "--topology", "pair.yaml", "-o", "my plan.json")
+    assert "run it: torchrun --nproc-per-node 2" in solved.output
+    assert "planner launch 'my plan.json'" in solved.output
+    mlp(Path("my model.onnx"), layers=3)
+    wrong = run("solve", "--profile", "p.json", "--topology", "pair.yaml", code=1).output
+    assert "planner profile 'my model.onnx'" in " ".join(wrong.split())
+
+
+def test_a_strategy_without_a_model_is_not_said_to_run(folder):
+    run("profile", "model.onnx", "-o", "p.json")
+    Path("model.onnx").unlink()
+    solved = run("solve", "--profile", "p.json", "--topology", "pair.yaml").output
+    assert "no annotated model, because the model is not at hand" in solved
+    assert "to run the strategy, solve again with --model FILE.onnx" in " ".join(solved.split())
+    assert "run it" not in solved
+
+
 def test_solve_prints_one_json_object_with_the_promised_fields(folder):
     run("profile", "model.onnx")
     done = run("solve", "--topology", "pair.yaml", "--json")
@@ -327,8 +347,9 @@ def test_a_model_that_fits_nowhere_exits_with_3_and_says_what_is_short(folder):
     assert "no strategy fits" in message
     assert message.count("alone take") == 1
     assert message.count("does not fit") == len(portfolio())
-    for option in ("--reserve", "--device-memory", "--optimizer", "--batch", "more devices"):
-        assert option in message.split("possible changes")[1]
+    assert message.split("possible changes: ")[1] == (
+        "more --device-memory, a model exported with a smaller batch than 2, more devices\n"
+    )
     found = json.loads(run(*arguments, "1 KiB", "--json", code=3).stdout)
     assert found["status"] == "infeasible"
     assert "alone take" in found["reason"]
@@ -336,7 +357,20 @@ def test_a_model_that_fits_nowhere_exits_with_3_and_says_what_is_short(folder):
     # Parameters fit, but no stage with its activations does.
     tight = json.loads(run(*arguments, "5 KiB", "--json", code=3).stdout)
     assert "the limit is 5 KiB" in tight["reason"]
+    assert tight["shortage"] == tight["reason"]
+    assert all(row["shortage"] == row["reason"] for row in tight["compared"])
     assert not (folder / "strategy.json").exists()
+
+
+def test_possible_changes_are_none_that_the_question_has_already(folder):
+    mlp(folder / "model.onnx", batch="batch")
+    run("profile", "model.onnx", "--batch", "2")
+    asked = ("--optimizer", "adam", "--recompute", "none", "--reserve", "99 TiB")
+    message = run("solve", "--topology", "pair.yaml", *asked, code=3).output
+    assert message.split("possible changes: ")[1] == (
+        "a smaller --reserve, devices with more memory, --optimizer sgd or momentum,"
+        " --recompute auto, a smaller --batch than 2 when profiling, more devices\n"
+    )
 
 
 def test_usage_errors_exit_with_2(folder):

@@ -111,6 +111,30 @@ def test_more_microbatches_and_other_links_are_what_if(folder):
     assert slower["iteration_s"] > planned["iteration_s"]
 
 
+@pytest.mark.parametrize(
+    "changes",
+    ["--set levels.host.bandwidth=1Mbps", "--drop host1", "--add-host host0 --drop host1"],
+)
+def test_a_strategy_for_a_changed_topology_says_what_to_give(folder, changes):
+    planned = solved(*changes.split(), "--solver", "data-parallel")
+    own = f"--topology pair {changes}"
+    said = run("simulate", "strategy.json", code=1).output
+    assert f"made for a topology pair that was changed; give the same options, {own}," in said
+    same = run("simulate", "strategy.json", *own.split(), "--json")
+    assert json.loads(same.stdout)["iteration_s"] == planned["iteration_s"]
+    assert "was planned with" not in same.output
+    other = run("simulate", "strategy.json", "--topology", "pair", "--set",
+                "levels.host.bandwidth=2Mbps").output  # fmt: skip
+    assert f"was planned with {changes}, and is simulated with --set" in other
+    assert f"planner simulate strategy.json {own}" in other
+
+
+def test_a_topology_that_is_too_small_is_told_the_changes(folder):
+    solved("--add-host", "host0", "--solver", "data-parallel")
+    said = run("simulate", "strategy.json", "--topology", "pair", code=1).output
+    assert "the strategy's need" in said and "; it was planned with --add-host host0" in said
+
+
 def test_every_replica_needs_a_microbatch(folder):
     given = ["solve", "--topology", "pair.yaml", "--gpus", "3", "--cuts", "op2", "--replicas"]
     run(*given, "2,1", "--solver", "manual")

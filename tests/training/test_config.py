@@ -209,6 +209,19 @@ def test_all_mistakes_are_told_at_once_by_the_command(made):
     ]
 
 
+def test_options_of_a_file_that_contradict_each_other_are_told_with_file_and_line(made):
+    path = made / "both.yaml"
+    path.write_text("steps: 3\nlr: 0.1\nepochs: 2\n")
+    said = run("launch", str(made / "alone.json"), "--config", str(path), code=1).output
+    assert said == (
+        f"Error: {path}: line 3: epochs: line 1 has steps; expected one of the two, leave one out\n"
+    )
+    path.write_text("eval_every: 2\n")
+    said = run("launch", str(made / "alone.json"), "--config", str(path), code=1).output
+    assert "--eval-every: there is no data to evaluate on" in said
+    assert " ".join(said.split()).endswith("(with the options of both.yaml)")
+
+
 def test_a_file_that_is_not_there_is_named(made):
     said = run("launch", str(made / "alone.json"), "--config", "none.yaml", code=1).output
     assert said == "Error: none.yaml: there is no such file\n"

@@ -1,6 +1,7 @@
 """The checkpoint that a training goes on from."""
 
 import os
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -50,7 +51,7 @@ def check_later(folder: Path, step: int) -> None:
     if step < 0:
         raise FileError(
             f"{folder}: has checkpoints of another launch, the last one {last.name}; go on from it"
-            f" with --resume {folder}, or name another folder"
+            f" with --resume {shlex.quote(str(folder))}, or name another folder"
         )
     raise FileError(
         f"{folder}: has {last.name}, of a later step than {name_of(step)} to go on from; delete the"
