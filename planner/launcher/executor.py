@@ -17,7 +17,7 @@ from planner.launcher.groups import Groups
 from planner.launcher.stage import LocalHandover, StageModule, Tensors
 from planner.launcher.transfers import Arrival, Boxes, Exchange, PostedTransfer, dense
 from planner.launcher.updates import OptimizerStep
-from planner.operators.randomness import drawing
+from planner.operators.randomness import random_operators
 from planner.operators.running import REFUSALS
 from planner.profilers.storages import MemoryWatch
 from planner.schedules.actions import (
@@ -218,15 +218,15 @@ class Executor:
         self._awaited.append(self._exchange.expect(action, shape, dtype))
 
     def _compute(self, action: Compute, work: Work) -> Event:
-        self._outputs = {}  # a transfer keeps the result that it sends
         work.begin(action)
+        self._outputs = {}  # a transfer keeps the result that it sends
         step, microbatch = work.place(action.microbatch)
         arrived = self._wait_for(action, microbatch)
         self._wait_for_sends(action)
         start_s = self._now_s()
         self._page.enter(_PHASES[action.direction], action.stage, microbatch)
         try:
-            with drawing(self._seed, step, microbatch):
+            with random_operators(self._seed, step, microbatch):
                 self._outputs = self._pass(action, work, arrived)
         except REFUSALS as error:
             # The fault of the data or the machine, such as an index beyond a table or too little

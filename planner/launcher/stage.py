@@ -145,11 +145,8 @@ class StageModule:
             results = self.module(*(leaves[name] for name in self.input_names))
         outputs = dict(zip(self.output_names, results, strict=True))
         losses = {n: of(outputs[n], targets.get(n)) for n, of in self._criteria.items()}
-        loss = _sum([*losses.values()])
-        if not self._unreported:
-            return _ForwardPass(outputs, loss, loss)
-        reported = _sum([one for name, one in losses.items() if name not in self._unreported])
-        return _ForwardPass(outputs, loss, reported)
+        reported = [one for name, one in losses.items() if name not in self._unreported]
+        return _ForwardPass(outputs, _sum([*losses.values()]), _sum(reported))
 
 
 def _sum(losses: Sequence[Tensor]) -> Tensor | None:

@@ -25,7 +25,7 @@ from torch import Tensor
 from planner.artefacts import graph as graphs
 from planner.artefacts.graph import Graph, tensors_by_name
 from planner.artefacts.sharding import Box, tile
-from planner.artefacts.strategy import Stage, Strategy, operator_indices
+from planner.artefacts.strategy import Strategy, indices_of
 from planner.launcher import clocks
 from planner.launcher.batch import torch_dtype
 from planner.launcher.mesh.lines import replica_and_index
@@ -265,10 +265,10 @@ class Boxes:
         """The type of the elements that an action moves."""
         return torch_dtype(self.tensors[action.tensor])
 
-    def cut(self, action: Send, made: Tensor) -> Tensor:
+    def cut(self, action: Send, local: Tensor) -> Tensor:
         """What is sent of the local part of a tensor."""
         inside = self._inside(action)
-        return made if inside is None else made[inside]
+        return local if inside is None else local[inside]
 
     def put(self, arrived: dict[str, Tensor], action: Receive, tensor: Tensor) -> None:
         """Puts what has come into the local part of its tensor; parts of one place add up."""
@@ -277,17 +277,18 @@ class Boxes:
             arrived[name] = arrived[name].add_(tensor) if name in arrived else tensor
             return
         if name not in arrived:
-            tile_of = self.tiles.get((action.stage, name))
-            whole = self.tensors[name].shape
-            shape = whole if tile_of is None else [stop - start for start, stop in tile_of]
-            arrived[name] = tensor.new_zeros(shape)
+            arrived[name] = tensor.new_zeros([stop - start for start, stop in self._tile(action)])
         arrived[name][inside] += tensor
+
+    def _tile(self, action: Send | Receive) -> Box:
+        """The part of the tensor of an action that this device has in the stage."""
+        whole = tuple((0, size) for size in self.tensors[action.tensor].shape)
+        return self.tiles.get((action.stage, action.tensor), whole)
 
     def _inside(self, action: Send | Receive) -> tuple[slice, ...] | None:
         """Where a box is in the local part of its tensor; None where it is all of that."""
-        whole = tuple((0, size) for size in self.tensors[action.tensor].shape)
-        have = self.tiles.get((action.stage, action.tensor), whole)
-        box = whole if action.box is None else action.box
+        have = self._tile(action)
+        box = action.box or tuple((0, size) for size in self.tensors[action.tensor].shape)
         if box == have:
             return None
         return tuple(
@@ -304,20 +305,12 @@ def boxes_of(strategy: Strategy, graph: Graph, device: int) -> Boxes:
     """
     tiles: dict[tuple[int, str], Box] = {}
     for s, stage in enumerate(strategy.stages):
-        if stage.sharding is not None and device in stage.devices:
-            tiles |= {(s, name): box for name, box in _tiles(stage, graph, device)}
+        if (sharding := stage.sharding) is None or device not in stage.devices:
+            continue
+        _, index = replica_and_index(stage, device)
+        outputs = {n for v in indices_of(stage, graph) for n in graph.operators[v].outputs}
+        for name, tensor in tensors_by_name(graph).items():
+            specs = sharding.outputs if name in outputs else sharding.inputs
+            spec = specs.get(name, ("R",) * len(sharding.mesh))
+            tiles[s, name] = tile(tensor.shape, spec, sharding.mesh, index)
     return Boxes(tensors_by_name(graph), tiles)
-
-
-def _tiles(stage: Stage, graph: Graph, device: int) -> list[tuple[str, Box]]:
-    """The parts of the tensors at the edge of a stage."""
-    assert stage.sharding is not None
-    index_of, (_, index) = operator_indices(graph), replica_and_index(stage, device)
-    made = {n for name in stage.operators for n in graph.operators[index_of[name]].outputs}
-    whole = ("R",) * len(stage.sharding.mesh)
-    found = []
-    for name, tensor in tensors_by_name(graph).items():
-        specs = stage.sharding.outputs if name in made else stage.sharding.inputs
-        spec = specs.get(name, whole)
-        found.append((name, tile(tensor.shape, spec, stage.sharding.mesh, index)))
-    return found

@@ -218,7 +218,7 @@ def by_torch(path, data, steps):
         losses.append(0.0)
         for m in range(4):
             rows = slice(4 * m, 4 * m + 4)
-            with randomness.drawing(SEED, step, m):
+            with randomness.random_operators(SEED, step, m):
                 loss = nn.functional.cross_entropy(module(x[rows]), classes[rows]) / 4
             loss.backward()
             losses[-1] += loss.item()

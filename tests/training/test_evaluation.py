@@ -1,6 +1,7 @@
 """Evaluations during a launch, beside the module's own in evaluation mode; the log of a launch."""
 
 import json
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ from planner import launch
 from planner.artefacts.strategy import Stage
 from planner.reports.launch import launch_json, loss_lines
 from planner.support.errors import LaunchError
+from planner.training.data.datasets import EvalData
 from planner.training.evaluation import share_statistics
 from tests.support import datasets
 from tests.support.mode_runs import launched, net, profile_of, run_all, write_strategy
@@ -251,3 +253,25 @@ def test_the_log_of_a_resumed_training_has_each_step_once(made, tmp_path):
     assert log.read_text().startswith("".join(before.splitlines(keepends=True)[:3]))
     launch(path, steps=2, log=log)
     assert steps_in(log) == [None, 1, 2]
+
+
+def test_the_data_of_a_microbatch_goes_behind_its_last_stage(made, monkeypatch):
+    folder, profile = made
+    path = write_strategy(folder / "parts.json", profile, (1, 1), devices=(0, 0))
+    alive, most, microbatches = [], [], EvalData.microbatches
+
+    def remembering(self, num_samples):
+        coming = microbatches(self, num_samples)
+
+        def fetched():
+            most.append(sum(one() is not None for one in alive))
+            batch = next(coming)
+            alive.append(weakref.ref(batch.inputs["x"]))
+            return batch
+
+        return iter(fetched, None)
+
+    monkeypatch.setattr(EvalData, "microbatches", remembering)
+    launch(path, steps=1, eval_data=f"{HERE}:samples")
+    assert len(most) > 2
+    assert set(most) == {0}

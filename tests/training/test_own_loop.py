@@ -71,7 +71,7 @@ def by_torch(folder, own=lambda m: True):
             zip(x.chunk(MICROBATCHES), classes.chunk(MICROBATCHES), strict=True)
         ):
             kept = {n: one.clone() for n, one in module.named_buffers()}
-            with randomness.drawing(SEED, step, m):
+            with randomness.random_operators(SEED, step, m):
                 loss = nn.functional.cross_entropy(module(inputs), target) / MICROBATCHES
             loss.backward()
             losses[-1] += loss.item()
