@@ -1,6 +1,5 @@
 """What is asked of a training -> this process's part of it, and its measurements."""
 
-import sys
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,7 +12,7 @@ from planner.launcher.asynchronous import check_schedule, flow_end
 from planner.launcher.clocks import Clock
 from planner.launcher.device_part import staying
 from planner.launcher.executor import IterationRecord
-from planner.launcher.failures.errors import introduce, with_causes
+from planner.launcher.failures.errors import introduce, peak_bytes, with_causes
 from planner.launcher.failures.hosts import hosts_watched
 from planner.launcher.job import TrainingJob, check_ranks
 from planner.launcher.rendezvous import ProcessRank, failure_reported, meet_others, process_rank
@@ -203,8 +202,4 @@ def _machine(device: str) -> _Machine:
         name = torch.cuda.get_device_name(device)
         peak = torch.cuda.max_memory_allocated(device)
         return _Machine(peak_bytes=peak, type=name, threads=threads)
-    import resource  # not on Windows
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    unit = 1 if sys.platform == "darwin" else 1024
-    return _Machine(peak_bytes=peak * unit, type="cpu", threads=threads)
+    return _Machine(peak_bytes=peak_bytes(), type="cpu", threads=threads)
