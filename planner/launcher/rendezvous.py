@@ -166,21 +166,9 @@ class Store(Protocol):
         """Waits until all of some keys have a value."""
 
 
-@dataclass(slots=True)
-class _Joined:
-    """This process's end of the store.
-
-    Attributes:
-        store: None before the first use.
-        generation: what the ranks of this start write begins with it, where they have agreed on
-            one.
-    """
-
-    store: Store | None = None
-    generation: str = ""
-
-
-_joined = _Joined()
+_store: Store | None = None
+_generation = ""
+"""Begin of the keys that the ranks of this start write, once they have agreed on one."""
 
 
 def common_store() -> Store:
@@ -189,10 +177,11 @@ def common_store() -> Store:
     Raises:
         RuntimeError: if it cannot be reached.
     """
-    if _joined.store is None:
+    global _store
+    if _store is None:
         rank = current_rank()
         if rank is not None and rank.listener is not None:
-            _joined.store = dist.TCPStore(  # type: ignore[attr-defined]
+            _store = dist.TCPStore(  # type: ignore[attr-defined]
                 os.environ["MASTER_ADDR"],
                 int(os.environ["MASTER_PORT"]),
                 is_master=True,
@@ -202,19 +191,20 @@ def common_store() -> Store:
             )
         else:
             places = dist.rendezvous("env://", timeout=TIMEOUT)  # type: ignore[attr-defined]
-            _joined.store, _, _ = next(places)
-    assert _joined.store is not None
-    return _joined.store
+            _store, _, _ = next(places)
+    assert _store is not None
+    return _store
 
 
 def begin_generation(name: str) -> None:
     """From now on, the process groups of these ranks are made under a name of their own."""
-    _joined.generation = name
+    global _generation
+    _generation = name
 
 
 def generation() -> str:
     """The name of this start of all ranks; "" before they have agreed on one."""
-    return _joined.generation
+    return _generation
 
 
 def join_group(rank: int, num_ranks: int) -> None:
@@ -230,7 +220,7 @@ def join_group(rank: int, num_ranks: int) -> None:
     keep_to_this_host()
     current_status().enter(Phase.MEETING)
     store = dist.PrefixStore(  # type: ignore[attr-defined]
-        f"groups/{_joined.generation}", cast(Any, common_store())
+        f"groups/{_generation}", cast(Any, common_store())
     )
     dist.init_process_group("gloo", rank=rank, world_size=num_ranks, timeout=TIMEOUT, store=store)
 

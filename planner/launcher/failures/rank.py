@@ -252,7 +252,8 @@ def _wait(rank: RankProcess, signals: int) -> None:
     while True:
         ready, _, _ = select(waited_for, [], [], POLL_S if life is None else None)
         if life in ready or rank.parent not in (None, os.getppid()):
-            _end(rank, f"rank {rank.rank} ends because the process that started it has ended")
+            orphaned = f"rank {rank.rank} ends because the process that started it has ended"
+            _end(rank, orphaned, signal.SIGKILL, LEFT)
         numbers = os.read(signals, 64) if signals in ready else b""
         if signal.SIGTERM in numbers:
             _terminated(rank)
@@ -280,29 +281,26 @@ def report_and_exit(message: str) -> NoReturn:
     if _current is None:
         os.write(2, f"Error: {message}\n".encode())
         os._exit(LEFT)
-    _end(_current, message)
-
-
-def _end(rank: RankProcess, message: str) -> NoReturn:
-    rank.report_before_exit(message)
-    if os.getpgrp() == os.getpid():
-        os.killpg(os.getpid(), signal.SIGKILL)
-    os._exit(LEFT)
+    _end(_current, message, signal.SIGKILL, LEFT)
 
 
 def _terminated(rank: RankProcess) -> NoReturn:
-    """Ends the rank and its children as SIGTERM does, which may come from torchrun because another
-    rank has ended.
-    """
+    """Ends the rank as SIGTERM does, which torchrun sends when another rank has ended."""
     status = rank.status.look()
     ended = f"{who(rank.rank, status)} was ended by SIGTERM{where(status)}"
-    rank.report_before_exit(
-        rank.lost_rank_message() if rank.lost_ranks() else ended, of_an_end=True
-    )
+    message = rank.lost_rank_message() if rank.lost_ranks() else ended
+    _end(rank, message, signal.SIGTERM, TERMINATED, of_an_end=True)
+
+
+def _end(
+    rank: RankProcess, message: str, number: int, code: int, *, of_an_end: bool = False
+) -> NoReturn:
+    """Ends the rank and what it has started, and what lost ranks have."""
+    rank.report_before_exit(message, of_an_end=of_an_end)
     rank.end_children_of_lost_ranks()
     if os.getpgrp() == os.getpid():
-        os.killpg(os.getpid(), signal.SIGTERM)
-    os._exit(TERMINATED)
+        os.killpg(os.getpid(), number)
+    os._exit(code)
 
 
 # --------------------------------------------------------------------------- a script of the user
