@@ -100,7 +100,8 @@ def test_help_loads_nothing_heavy():
 
 def test_the_help_of_solve_names_all_solvers():
     lines = cli.main.commands["solve"].epilog.splitlines()
-    assert [line.split()[0] for line in lines[2:]] == list(SOLVERS)
+    named = [line.split()[0] for line in lines[2:] if line[2] != " "]  # others go on with a summary
+    assert named == list(SOLVERS)
 
 
 # ------------------------------------------------------------------------------ the commands
