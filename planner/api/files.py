@@ -7,13 +7,14 @@ nothing has a path.
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.api.models import find_model
 from planner.planning.plans import Simulation
-from planner.support.errors import FileError, OptionError
+from planner.support.errors import FileError, OptionError, TopologyError
 from planner.support.reading import File
 
 if TYPE_CHECKING:
@@ -143,6 +144,9 @@ def read_plan_inputs(
         raise FileError(
             f"{name}: made for topology {plan.topology}: {error}; give it with --topology"
         ) from None
+    if topology is None and len(whole.devices) <= max(plan.ranks):
+        with suppress(TopologyError):  # unless it has as many devices as are asked for
+            whole, _ = given_topology(plan.topology, max(plan.ranks) + 1)
     where = f"the topology {whole.name}" if topology_path is None else str(topology_path)
     place = topology_of(plan, name, whole, where, is_given=topology is not None)
     named: dict[str, Path | None] = {} if path is None else {**files_named(plan, path)}

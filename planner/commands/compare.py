@@ -23,15 +23,12 @@ from planner.commands.options import (
     solver_list,
     takes,
 )
-from planner.commands.terminal import bar, say, show, spinner
+from planner.commands.terminal import bar, console, say, show, spinner
 from planner.support.errors import OptionError
 from planner.support.options import Options, given, option
 
 if TYPE_CHECKING:
     from planner.api import Model, Plans, Trial
-
-# Columns of the longest bar.
-BAR_WIDTH = 48
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +87,7 @@ def compare(
             " with --model FILE"
         )
     api.check_outputs({"table": csv_path}, inputs.paths)
-    with spinner(len(inputs.topology.devices)) as progress:
+    with spinner() as progress:
         plans = api.compare(
             inputs, training=training, search=search, what_if=what_if, progress=progress,
             **given(asking),
@@ -124,7 +121,7 @@ def print_plans(plans: "Plans") -> None:
         *calibration_lines(comparison), *reason_lines(comparison), *unfit_lines(comparison),
     )  # fmt: skip
     for line in (
-        *compare_bars(comparison, BAR_WIDTH),
+        *compare_bars(comparison, console().width),
         *(f"note: {line}" for line in notes),
         *filter(None, [winner_line(comparison)]),
     ):

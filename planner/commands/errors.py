@@ -38,7 +38,7 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Runs a command."""
         try:
-            with warnings_of_caches(), tidying_up():
+            with words_of_caches(), tidying_up():
                 return super().invoke(ctx)
         except PlannerError as error:
             _fail(ctx, Mistake(str(error)), error)
@@ -67,26 +67,29 @@ def _fail(ctx: click.Context, error: click.ClickException, cause: BaseException 
     ctx.exit(error.exit_code)
 
 
-class Warnings(logging.Handler):
-    """Warnings as lines on standard error."""
+class Said(logging.Handler):
+    """Warnings and notes as lines on standard error."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Shows one."""
-        say(f"warning: {record.getMessage()}", err=True)
+        kind = "warning" if record.levelno >= logging.WARNING else "note"
+        say(f"{kind}: {record.getMessage()}", err=True)
 
 
 @contextmanager
-def warnings_of_caches() -> Iterator[None]:
-    """Shows meanwhile what is wrong with caches, once for all ranks."""
+def words_of_caches() -> Iterator[None]:
+    """Shows meanwhile what is wrong with caches, and that kernels are compiled: one rank does."""
     logger = logging.getLogger("planner.support.caches")
-    handler = Warnings(logging.WARNING if os.environ.get("RANK", "0") == "0" else logging.CRITICAL)
-    before, logger.propagate = logger.propagate, False
+    handler = Said(logging.INFO if os.environ.get("RANK", "0") == "0" else logging.CRITICAL)
+    propagate, level, logger.propagate = logger.propagate, logger.level, False
     logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
     try:
         yield
     finally:
         logger.removeHandler(handler)
-        logger.propagate = before
+        logger.setLevel(level)
+        logger.propagate = propagate
 
 
 def abandon_output() -> None:

@@ -12,7 +12,7 @@ from planner import api
 from planner.api import Manual, Training, WhatIf
 from planner.commands.errors import NO_PLAN
 from planner.commands.options import JSON, InputNames, given_flags, takes
-from planner.commands.terminal import say, say_if_compiling, say_note, show, show_chart
+from planner.commands.terminal import say, say_note, show, show_chart
 from planner.support.errors import OptionError
 from planner.support.options import Options, given, option
 
@@ -81,7 +81,6 @@ def simulate(
         changed = {n: value for n, value in given(training).items() if n in FOR_A_STRATEGY}
         simulated = partial(api.simulate, inputs, **changed)
     api.check_outputs({"trace": trace_path, "picture": svg_path}, inputs.paths)
-    say_if_compiling(len(inputs.topology.devices))
     simulation = simulated(what_if=what_if)
     if simulation.plan is None:
         say(f"the cuts given do not fit: {simulation.reason}", err=True)

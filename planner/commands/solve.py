@@ -113,7 +113,7 @@ def solve(
         ctx.exit(solve_foreign(names, solving, asking, training, search, as_json))
     inputs = names.read(quiet=as_json, model=solving.model, with_model=True)
     older = api.check_outputs({"strategy": output}, inputs.paths)
-    with spinner(len(inputs.topology.devices)) as progress:
+    with spinner() as progress:
         plans = api.solve(
             inputs, training=training, search=search, **given(asking), cost_model=cost_model,
             what_if=what_if, refine=solving.refine, model=solving.model, progress=progress,
@@ -300,7 +300,7 @@ def solve_foreign(
     if profile is None:
         profile = api.newest_profile(topology=names.topology)
         say(f"profile {profile}", err=as_json)
-    with spinner(names.gpus) as progress:
+    with spinner() as progress:
         progress(solving.cost_model)
         comparison = api.solve_under(
             solving.cost_model,

@@ -387,7 +387,7 @@ def compare_bars(comparison: SolverComparison, width: int) -> tuple[str, ...]:
     """The time of each solver's plan, the best first, with a mark at the lower bound.
 
     Args:
-        width: of the longest bar, in columns.
+        width: columns that there are.
     """
     plans = sorted(
         ((row.solver, row.plan) for row in comparison.rows if row.plan is not None),
@@ -396,14 +396,15 @@ def compare_bars(comparison: SolverComparison, width: int) -> tuple[str, ...]:
     if not plans:
         return ()
     objective, bound_s = plans[0][1].certificate.objective, comparison.lower_bound_s
-    drawn = bars(
-        [(name, objective_s(plan), format_seconds(objective_s(plan))) for name, plan in plans],
-        width,
-        bound_s,
-    )
+    figures = [(name, objective_s(plan), format_seconds(objective_s(plan))) for name, plan in plans]
+    names, _, texts = zip(*figures, strict=True)
+    room = width - max(map(len, names)) - max(map(len, texts)) - 2 * len("  ")
+    drawn = bars(figures, max(MIN_BAR, min(MAX_BAR, room)), bound_s)
     return (f"{objective}; the mark is the lower bound, {format_seconds(bound_s)}", *drawn)
 
 
+# Columns of the longest bar.
+MIN_BAR, MAX_BAR = 8, 48
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 BOUND = "│"
 

@@ -1,6 +1,7 @@
 """`planner simulate`, as a user meets it."""
 
 import json
+import os
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from itertools import pairwise
@@ -42,6 +43,13 @@ def test_what_solve_said_is_said_again(folder):
     for one in again["timeline"]:
         parts = one["compute_s"] + one["communication_s"] + one["idle_s"]
         assert parts == pytest.approx(again["iteration_s"])
+
+
+def test_a_plan_for_more_processes_than_cores_finds_its_topology_again(folder):
+    num_processes = str(os.cpu_count() + 1)
+    given = ["--topology", "local", "--gpus", num_processes, "--solver", "data-parallel"]
+    planned = json.loads(run("solve", *given, "--json").stdout)
+    assert simulated("strategy.json")["iteration_s"] == planned["iteration_s"]
 
 
 def test_the_table_shows_stages_and_devices(folder):

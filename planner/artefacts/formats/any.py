@@ -50,7 +50,7 @@ READERS: Mapping[str, Callable[[Path, str], tuple[Profile, ...] | ForeignGraph]]
     DNN_PARTITIONING: read_dnn_partitioning,
     PIPER: read_piper,
 }
-_ADVICE = f"known formats: {', '.join(READERS)}"
+_ADVICE = f"take a file of a known format: {', '.join(READERS)}"
 
 
 def detect(path: Path) -> str:
