@@ -108,23 +108,23 @@ def hosts_watched(hosts: Mapping[int, str], rank: int) -> Iterator[None]:
     if len(hosts) < 2:
         yield
         return
-    watched = None
+    heartbeats = None
     if rank in hosts:
-        watched = HostHeartbeats(_own_connection(), generation(), rank, {
+        heartbeats = HostHeartbeats(_own_connection(), generation(), rank, {
             first: name for first, name in hosts.items() if first != rank
         })  # fmt: skip
-        threading.Thread(target=_watch, args=(watched,), daemon=True).start()
+        threading.Thread(target=_watch, args=(heartbeats,), daemon=True).start()
     try:
         yield
     except PlannerError as error:
         if not isinstance(error, Stopped):
-            _tell(rank, str(error))
+            _report_failure(rank, str(error))
         raise
-    if watched is not None:
-        watched.end()
+    if heartbeats is not None:
+        heartbeats.end()
 
 
-def _tell(rank: int, message: str) -> None:
+def _report_failure(rank: int, message: str) -> None:
     """Tells the other hosts why this rank ends."""
     common_store().set(f"{generation()}/failed", f"rank {rank} has failed: {message}")
 
@@ -138,7 +138,7 @@ def _own_connection() -> Store:
     return cast(Store, made)
 
 
-def _watch(watched: HostHeartbeats) -> None:
+def _watch(heartbeats: HostHeartbeats) -> None:
     """Exchanges numbers until this process ends. A second thread looks whether the store answers
     at all: a call to a host that is down waits for the system's own limits.
     """
@@ -154,7 +154,7 @@ def _watch(watched: HostHeartbeats) -> None:
     while True:
         time.sleep(BEAT_S)
         try:
-            over = watched.exchange(BEAT_S)
+            over = heartbeats.exchange(BEAT_S)
         except RuntimeError:  # its process has ended, and with it the launch
             over = "the host of rank 0 has ended"
         if over is not None:

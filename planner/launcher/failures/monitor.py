@@ -207,7 +207,7 @@ def _running(
         with socket.create_server((LOOPBACK, 0)) as listener:
             for rank in range(nproc):
                 passed = {LISTENER: listener.fileno()} if rank == 0 else {}
-                seat = {
+                place = {
                     "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": nproc,
                     "LOCAL_WORLD_SIZE": nproc, "MASTER_ADDR": LOOPBACK,
                     "MASTER_PORT": listener.getsockname()[1], LAUNCHER: os.getpid(),
@@ -215,7 +215,7 @@ def _running(
                 }  # fmt: skip
                 # One thread each, unless a rank is told otherwise: they share the cores.
                 variables = {"OMP_NUM_THREADS": "1", **os.environ}
-                variables.update({name: str(value) for name, value in seat.items()})
+                variables.update({name: str(value) for name, value in place.items()})
                 ranks.append(
                     subprocess.Popen(
                         command,

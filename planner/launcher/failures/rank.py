@@ -194,8 +194,9 @@ def enter() -> RankProcess | None:
         with suppress(OSError):  # a folder that is full, or a process that a rank has started
             rank.status = StatusFile.of_this_process(rank.folder, rank.rank)
     _wait_in_thread(rank)
-    if rank.folder and not rank.has_launcher and os.environ.get("LOCAL_RANK") == "0":
-        _start_monitor(rank.folder, os.getppid())
+    is_first = os.environ.get("LOCAL_RANK") == "0"
+    if is_first and rank.folder and rank.parent and not rank.has_launcher:
+        _start_monitor(rank.folder, rank.parent)
     return rank
 
 
