@@ -1,5 +1,6 @@
 """A profile's times on another type of device, by the roofline."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,6 +37,15 @@ def roofline_s(cost: OperatorCost, kind: DeviceType, dtype: str) -> float:
     """
     return max(
         cost.flops / kind.peak_flops(dtype), cost.bytes_moved / kind.memory_bandwidth_bytes_per_s
+    )
+
+
+def unknown_speeds(dtype: str, kinds: Iterable[DeviceType]) -> tuple[str, ...]:
+    """Notes on types of devices without a speed for a dtype: float32's is taken."""
+    return tuple(
+        f"no speed of {kind.name} in {dtype} is known; its speed in float32 was taken"
+        for kind in kinds
+        if dtype not in kind.flops
     )
 
 

@@ -258,7 +258,8 @@ def _busiest(some: Iterable[Piece], item_bytes: float) -> _Size:
         for end in ((True, one.source), (False, one.target)):
             messages[end] += 1
             moved[end] += size
-    return _Size(max(messages.values()), max(moved.values()) * item_bytes)
+    # A tensor without elements has no pieces.
+    return _Size(max(messages.values(), default=0), max(moved.values(), default=0) * item_bytes)
 
 
 def stage_transfers(

@@ -13,7 +13,7 @@ from planner.artefacts.options import Objective
 from planner.artefacts.plan import Certificate, DevicePrediction, Plan, Prediction
 from planner.artefacts.problem import Problem, Result
 from planner.artefacts.profile import Profile
-from planner.artefacts.roofline import fits_any_device, rescaled
+from planner.artefacts.roofline import fits_any_device, rescaled, unknown_speeds
 from planner.artefacts.strategy import Strategy, crossings, indices_of, used_devices
 from planner.artefacts.topology import Topology
 from planner.clusters.routes import host_order
@@ -301,6 +301,9 @@ def _notes(problem: Problem, strategy: Strategy) -> tuple[str, ...]:
             f"{profile.source.value} times, of {profile.device_type}, are rescaled to"
             f" {', '.join(scaled)} by roofline"
         )
+        kinds = [kind for kind in topology.device_types if kind.name in scaled]
+        own = [] if problem.measured_on is None else [problem.measured_on]
+        notes += unknown_speeds(profile.dtype, own + kinds)
     if fits_any_device(profile):
         notes.append(
             "times are imported, and the file does not say from which device: they are taken as"

@@ -482,6 +482,8 @@ def test_a_mistake_is_said_with_the_path_of_its_field(said, old, new, line):
         ("{num_devices: 3}", "tables[0]: expected one of `times`, `busbw` and `algbw`"),
         ("{algbw: {1 GB: 1 GB/s}, busbw: {1 GB: 1 GB/s}}",
          "tables[0]: expected one of `times`, `busbw` and `algbw`"),
+        ("{times: {1 GB: 1 s, 1000 MB: 5 s}}",
+         "tables[0].times: expected each size once, got 1 GB, 1000 MB"),
         ("{algbw: {1 GB: 1}}",
          "tables[0].algbw.1 GB: expected a rate such as '300 GB/s', got '1'"),
         ("{algbw: {1: 1 GB/s}}",

@@ -1,6 +1,7 @@
 """Clusters with something else in them, and what bounds a plan."""
 
 from dataclasses import replace
+from itertools import permutations
 
 import pytest
 
@@ -128,6 +129,20 @@ def test_a_type_with_another_speed_has_another_name_so_that_its_profile_is_resca
     larger = set_value(four, "device_types.T4.memory=32 GiB", {}).topology
     assert {device.type for device in larger.devices} == {"T4"}
     assert larger.device_types[0].memory_bytes == 32 * 1024**3
+
+
+def test_figures_of_a_type_may_be_set_in_any_order(four):
+    settings = (
+        "device_types.T4.flops.float32=4 TFLOP/s",
+        "device_types.T4.memory=8 GB",
+        "device_types.T4.memory_bandwidth=100 GB/s",
+    )
+    changed = [what_if(four, order).topology.device_types for order in permutations(settings)]
+    (kind,) = changed[0]
+    assert all(types == (kind,) for types in changed)
+    assert kind.name == "T4 (what if)"
+    assert kind.peak_flops("float32") == 4e12
+    assert (kind.memory_bytes, kind.memory_bandwidth_bytes_per_s) == (8 * 10**9, 1e11)
 
 
 def test_a_host_gets_cores_and_memory(four):

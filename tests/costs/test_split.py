@@ -410,6 +410,13 @@ def test_boxes_between_stages(first, here, second, there):
     )
 
 
+def test_a_tensor_without_elements_crosses_stages_in_no_time():
+    profile = mlp(shape=(ROWS, WIDTH, 0))
+    strategy = two_stages(profile, 2, *zip(*[iter(ENDS[2])] * 2, strict=True))
+    first, _ = evaluate(problem(4, profile), strategy).stages
+    assert (first.send_s, first.return_s) == pytest.approx((LATENCY, LATENCY))
+
+
 def test_the_closed_form_counts_the_busiest_device():
     """Columns of h become rows: each of two devices sends two quarters."""
     strategy = two_stages(mlp(), 2, *zip(*[iter(ENDS[2])] * 2, strict=True))

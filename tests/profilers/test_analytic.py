@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.artefacts.profile import Source, stash_bytes
+from planner.artefacts.profile import PartTime, Source, stash_bytes
 from planner.artefacts.roofline import rescaled_times
 from planner.artefacts.topology import DeviceType
 from planner.clusters.yaml.read import device_table, shipped_device_type
@@ -151,6 +151,24 @@ def test_a_rescaled_profile_plans_as_the_measured_one_does_on_that_device(tmp_pa
     )
     assert found.strategy == direct.strategy
     assert found.bound_s == direct.bound_s
+
+
+def test_a_rescaled_profile_leaves_out_what_was_measured_of_parts(tmp_path):
+    """Their shares are those of the device that they were measured on."""
+    profile = measured(residual(tmp_path))
+    part = PartTime((2,), ("S0,R->S0",), 0.9, 0.9)
+    parts = tuple(replace(one, parts=(part,)) for one in profile.operators)
+    found = rescale(replace(profile, operators=parts), OTHER, GPU)
+    assert not any(one.parts for one in found.operators)
+
+
+def test_a_rescaled_profile_says_that_a_speed_is_not_known(tmp_path):
+    profile = replace(measured(residual(tmp_path)), dtype="bfloat16")
+    found = rescale(profile, OTHER, GPU)
+    for kind in (OTHER, GPU):
+        note = f"no speed of {kind.name} in bfloat16 is known; its speed in float32 was taken"
+        assert (note in found.warnings) == ("bfloat16" not in kind.flops)
+    assert any("in bfloat16 is known" in one for one in found.warnings)
 
 
 def test_a_profile_for_the_device_already_stays_as_it_is(tmp_path):
