@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ from planner.launcher.failures import monitor
 from planner.launcher.failures.monitor import CAUSE_S, Monitor, watch_ranks
 from planner.launcher.failures.rank import LEFT, RankProcess
 from planner.launcher.failures.status import StatusFile, claim_report, status_paths
+from planner.support.errors import LaunchError
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
@@ -143,3 +145,35 @@ def test_the_cause_of_a_lost_rank_is_waited_for_by_the_clock(clock, monkeypatch)
     calm = SimpleNamespace(look=lambda now_s: None)
     assert monitor._wait([LEFT, None], calm) == ({0: LEFT}, None)
     assert clock.s == CAUSE_S
+
+
+# A command of a launcher: notes its folder, and ends as its first argument says.
+COMMAND = """
+import os, sys, time
+open("folder", "a").write(os.environ["PLANNER_RANKS"] + "\\n")
+while len(open("folder").readlines()) < 2:
+    time.sleep(0.01)
+if os.environ["RANK"] == "1":
+    exec(sys.argv[1])
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(("act", "end"), [
+    ("sys.exit(0)", 0), ("sys.exit(1)", 1),
+    ("os.kill(os.getpid(), 9)", "rank 1 was ended by SIGKILL; it may have been out of memory"),
+    ("sys.exit(75)", "rank 1 has lost its connections to the others"),
+])  # fmt: skip
+def test_the_folder_of_a_launcher_ends_with_it(tmp_path, monkeypatch, act, end):
+    (tmp_path / "command").write_text(COMMAND)
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(monitor, "CLI", tmp_path / "command")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    try:
+        assert monitor.start_ranks([act], 2) == end
+    except LaunchError as error:
+        assert str(error) == end
+    first, second = (tmp_path / "folder").read_text().splitlines()
+    assert first == second and first.startswith(str(tmp_path / "tmp"))
+    assert list((tmp_path / "tmp").iterdir()) == []
