@@ -93,7 +93,7 @@ from planner.artefacts.options import Solving as Solving
 from planner.artefacts.options import Training as Training
 from planner.artefacts.options import WhatIf as WhatIf
 from planner.clusters.options import Importing as Importing
-from planner.launcher import ending as ending
+from planner.launcher.failures import rank as rank
 from planner.launcher.options import Loop as Loop
 from planner.launcher.options import Probing as Probing
 from planner.planning.cost_models import check_cost_model as check_cost_model

@@ -117,11 +117,10 @@ def _asked(
     """What is asked of a training: the one place where a rank reads the strategy. If it cannot, the
     other ranks are told.
     """
-    from planner.launcher.greeting import failure_told
-    from planner.launcher.rendezvous import process_rank
+    from planner.launcher.rendezvous import failure_reported, process_rank
     from planner.training.options import Asked, check_options, options_of
 
-    with failure_told(process_rank()):
+    with failure_reported(process_rank()):
         options = loop, _, launching, checkpoints = options_of(function, how, without)
         check_options(loop, checkpoints)
         if isinstance(strategy, str | os.PathLike):
@@ -195,7 +194,7 @@ def start_launch(
         FileError: if the strategy cannot be read.
         LaunchError: if there are too few processes, or a rank was killed.
     """
-    from planner.launcher import processes
+    from planner.launcher.failures.monitor import start_ranks
 
     plan, path = read_strategy(strategy), str(Path(strategy))
     check(plan)
@@ -204,4 +203,4 @@ def start_launch(
             f"{path}: the strategy uses {needed} devices, --nproc is {nproc}; "
             f"run: planner launch {shlex.quote(path)} --nproc {needed}"
         )
-    return processes.start_ranks(["launch", path, *arguments], nproc)
+    return start_ranks(["launch", path, *arguments], nproc)

@@ -68,11 +68,11 @@ class Commands(Listed):
 
 def _fail(ctx: click.Context, error: click.ClickException, cause: BaseException | None) -> NoReturn:
     """Shows an error: click does, but of several ranks only the first one."""
-    rank = api.ending.here()
+    rank = api.rank.current_rank()
     if rank is None:
         raise error from cause
-    with rank.speaking() as has_the_word:
-        if has_the_word:
+    with rank.reporter_lock() as is_reporter:
+        if is_reporter:
             error.show()
     ctx.exit(error.exit_code)
 
@@ -119,7 +119,7 @@ def ranks_leave_at_once() -> Iterator[None]:
     Python is ending by then, the process is aborted
     (https://github.com/pytorch/pytorch/issues/38228), and torchrun calls the run failed.
     """
-    rank = api.ending.enter()
+    rank = api.rank.enter()
     try:
         yield
     except SystemExit as end:
@@ -135,19 +135,18 @@ def one_of_several() -> Iterator[None]:
     """Ends a rank quietly if another one says why: the one that failed, the launcher, or the first
     one after Ctrl-C. A rank that was killed cannot say why; under torchrun another one does.
     """
-    ctx, rank = click.get_current_context(), api.ending.here()
+    ctx, rank = click.get_current_context(), api.rank.current_rank()
     try:
         yield
     except Stopped:
         if rank is None:
             raise
-        if not rank.launched:
-            with rank.speaking() as has_the_word:
-                if has_the_word:
-                    Mistake(rank.loss()).show()
-            rank.end_children_of_missing()
-        ctx.exit(api.ending.LEFT)
+        with rank.reporter_lock(of_an_end=True) as is_reporter:
+            if is_reporter:
+                Mistake(rank.lost_rank_message()).show()
+        rank.end_children_of_lost_ranks()
+        ctx.exit(api.rank.LEFT)
     except KeyboardInterrupt:
-        if rank is None or (rank.rank == 0 and not rank.launched):
+        if rank is None or (rank.rank == 0 and not rank.has_launcher):
             raise
         ctx.exit(STOPPED)

@@ -1,16 +1,11 @@
 """Running a strategy with PyTorch: one process per device, each with its own action list.
 
-    processes.py     starting the processes, and ending them
-    ending.py        which rank says why a launch ends; no rank outlives the launcher
-    failures/        ranks that die, hang or raise
+    failures/        starting ranks, and ending them; ranks that die, hang or raise
     options.py       the options of the loop of a training
     source.py        which file the model is read from, and whether it is the plan's
     job.py           strategy.json -> what is trained, known before the ranks meet
-    store.py         what all ranks read and write before they are connected
-    handshake.py     whether all ranks are of one launch
-    greeting.py      what a rank says of itself in the handshake
-    seats.py         which rank runs which device: hosts of the plan on hosts
-    rendezvous.py    this process among the ranks, and how it joins them
+    seating.py       which rank runs which device: hosts of the plan on hosts
+    rendezvous.py    this process among the ranks; whether all are of one launch; how they join
     batch.py         the data of a microbatch
     transfers.py     tensors between two devices: channels, order in memory, parts
     groups.py        process groups, and what all ranks do together
@@ -26,6 +21,7 @@
     clocks.py        times of all ranks on rank 0's clock
     probe.py         measured transfers and all-reduces of the cluster itself
 
-`planner.training.launch.launch` runs inside every process; `planner.launcher.processes.start_ranks`
-starts them. This file imports neither, because torch takes a second to import.
+`planner.training.launch.launch` runs inside every process;
+`planner.launcher.failures.monitor.start_ranks` starts them. This file imports neither, because
+torch takes a second to import.
 """

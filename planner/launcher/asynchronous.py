@@ -17,11 +17,11 @@ import numpy as np
 from torch.optim import Optimizer
 
 from planner.artefacts.plan import Plan
-from planner.launcher import ending
 from planner.launcher.batch import Batch
 from planner.launcher.device_part import DevicePart
 from planner.launcher.executor import Executor, IterationRecord
-from planner.launcher.failures.page import Phase
+from planner.launcher.failures.rank import current_status
+from planner.launcher.failures.status import Phase
 from planner.launcher.gradients import GradientBuckets, buckets
 from planner.launcher.groups import Groups
 from planner.launcher.job import TrainingJob
@@ -144,7 +144,7 @@ class Flow:
             rules=replace(rules, reports_loss=False), mean_over=self._num_replicas,
         )  # fmt: skip
         self._pending_sums = groups.pending_sums() if rules.reports_loss else None
-        self._page = ending.page()
+        self._status = current_status()
         self._coming: Iterator[Batch] = iter(())
         self._known: dict[int, list[Action]] = {}  # by the number of minibatches
         self._first = 0  # index of the first step of this flow
@@ -221,9 +221,9 @@ class Flow:
         totals: list[float | None] = [None] * len(ended)
         if self._pending_sums is not None:
             if last:
-                self._page.enter(Phase.BARRIER)  # the last minibatches of other ranks still run
+                self._status.enter(Phase.BARRIER)  # the last minibatches of other ranks still run
             totals = [*self._pending_sums.finished(wait=last)]
-            self._page.enter(Phase.BETWEEN)
+            self._status.enter(Phase.BETWEEN)
         for total in totals:
             step, record = ended.popleft()
             self.optimizer_step.last = StepResult(self.optimizer_step.rate_at(step), total)
@@ -244,11 +244,11 @@ class Flow:
     def begin(self, action: Compute) -> None:
         """Fetches the data of a forward."""
         step, _ = self.place(action.microbatch)
-        self._page.turn_to(step)
+        self._status.turn_to(step)
         if action.direction is Direction.BACKWARD:
             self._current = step
             return
-        self._page.enter(Phase.BETWEEN)
+        self._status.enter(Phase.BETWEEN)
         self._batch = next(self._coming)
 
     def forward(self, action: Compute, stage: StageModule, tensors: Tensors) -> Tensors:

@@ -8,10 +8,11 @@ from typing import Protocol
 
 import torch
 
-from planner.launcher import clocks, ending
+from planner.launcher import clocks
 from planner.launcher.batch import Batch
-from planner.launcher.failures.causes import here
-from planner.launcher.failures.page import Phase
+from planner.launcher.failures.errors import current_place
+from planner.launcher.failures.rank import current_status
+from planner.launcher.failures.status import Phase
 from planner.launcher.gradients import GradientBuckets
 from planner.launcher.groups import Groups
 from planner.launcher.stage import LocalHandover, StageModule, Tensors
@@ -159,7 +160,7 @@ class Executor:
         # By stage and direction: the transfers of the results of the latest computations.
         self._sending: dict[tuple[int, Direction], deque[list[PostedTransfer]]] = {}
         self._outputs: Tensors = {}  # of the last computation, for the sends right after it
-        self._page = ending.page()
+        self._status = current_status()
 
     def run(
         self, actions: Iterable[Action], work: Work, *, step: int | None = None,
@@ -185,7 +186,7 @@ class Executor:
         """
         self.record, self._watch = IterationRecord(), watch
         if step is not None:
-            self._page.begin_step(step)
+            self._status.begin_step(step)
             self._groups.barrier()
         self._start_s = self.record.begun_s = clocks.now_s()
         for action in actions:
@@ -197,21 +198,21 @@ class Executor:
                 case Compute():
                     yield self._compute(action, work)
                 case AllReduce(index):
-                    self._page.enter(Phase.ALL_REDUCE, index)
+                    self._status.enter(Phase.ALL_REDUCE, index)
                     start_s, end_s = self._buckets.finish(index)
                     yield self._noted(action, start_s - self._start_s, end_s - self._start_s)
                 case Step():
-                    self._page.enter(Phase.STEP)
+                    self._status.enter(Phase.STEP)
                     start_s = self._now_s()
                     work.step()
                     yield self._noted(action, start_s, self._now_s())
-        self._page.enter(Phase.SEND)
+        self._status.enter(Phase.SEND)
         self._finish(chain.from_iterable(chain.from_iterable(self._sending.values())))
         self.record.iteration_s = self._now_s()
         self._sending, self._outputs = {}, {}
         assert not self._awaited, "the dry run lets no receive be forgotten"
         if step is not None:
-            self._page.end_step()
+            self._status.end_step()
 
     def _receive(self, action: Receive) -> None:
         shape, dtype = self._boxes.shape(action), self._boxes.dtype(action)
@@ -224,14 +225,14 @@ class Executor:
         arrived = self._wait_for(action, microbatch)
         self._wait_for_sends(action)
         start_s = self._now_s()
-        self._page.enter(_PHASES[action.direction], action.stage, microbatch)
+        self._status.enter(_PHASES[action.direction], action.stage, microbatch)
         try:
             with random_operators(self._seed, step, microbatch):
                 self._outputs = self._pass(action, work, arrived)
         except REFUSALS as error:
             # The fault of the data or the machine, such as an index beyond a table or too little
             # memory, since all shapes have been checked.
-            raise LaunchError(f"{here()}: {type(error).__name__}: {error}") from error
+            raise LaunchError(f"{current_place()}: {type(error).__name__}: {error}") from error
         return self._noted(action, start_s, self._now_s())
 
     def _pass(self, action: Compute, work: Work, arrived: Tensors) -> Tensors:
@@ -250,7 +251,7 @@ class Executor:
         for arrival in self._awaited:
             receive = arrival.action
             if waits(compute, receive):
-                self._page.enter(Phase.RECEIVE, compute.stage, microbatch, receive.device)
+                self._status.enter(Phase.RECEIVE, compute.stage, microbatch, receive.device)
                 tensor, ended_s = self._exchange.take(arrival, self._boxes.shape(receive))
                 posted_s = arrival.transfer.posted_s
                 known = self.record.receives.setdefault(receive.device, [])
@@ -269,7 +270,7 @@ class Executor:
         # be over: these are the results of the second computation before, and older ones.
         if compute.direction in self._waiting:
             while len(sending) > 1:
-                self._page.enter(Phase.SEND, compute.stage)
+                self._status.enter(Phase.SEND, compute.stage)
                 self._finish(sending.popleft())
         # A transfer holds its tensor, so those that are over are let go of as early as possible.
         while sending and all(transfer.is_over() for transfer in sending[0]):

@@ -18,8 +18,7 @@ from planner.launcher import clocks
 from planner.launcher.clocks import EXCHANGES, Reading, read_clock
 from planner.launcher.mesh.lines import ConversionGroup, ProcessGroupAxis, SingleDeviceAxis
 from planner.launcher.mesh.sockets import patient_sockets
-from planner.launcher.rendezvous import meet, peer_errors, process_rank
-from planner.launcher.store import TIMEOUT
+from planner.launcher.rendezvous import TIMEOUT, gathered, join_group, peer_errors
 from planner.launcher.transfers import Channel, CompletionThread, PostedTransfer
 from planner.schedules.actions import Program, Send
 
@@ -105,8 +104,7 @@ class Groups:
         between CPUs. With nccl each ordered pair has a communicator of its own, since opposing
         transfers in one would wait for each other.
         """
-        seat = process_rank()
-        meet(self._rank, self._size, self._size if seat is None else seat.world_size)
+        join_group(self._rank, self._size)
         backend = "gloo" if self.torch_device == "cpu" else "nccl"
         for source, target in _pairs(program):
             ends = rank_of[source], rank_of[target]
@@ -241,10 +239,8 @@ class Groups:
         """The values of all ranks."""
         if self._size == 1:
             return [value]
-        values = [None] * self._size
         with peer_errors(self._rank):
-            dist.all_gather_object(values, value)
-        return values
+            return gathered(value)
 
     def close(self) -> None:
         """Leaves the group after a success; after a failure the process just ends."""

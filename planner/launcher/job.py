@@ -10,8 +10,8 @@ from planner.artefacts.options import LossOptions
 from planner.artefacts.options import Optimizer as OptimizerName
 from planner.artefacts.plan import Plan
 from planner.artefacts.strategy import Strategy, crossings, operator_indices, used_devices
+from planner.launcher.failures.monitor import torchrun_command
 from planner.launcher.options import Loop
-from planner.launcher.processes import torchrun_command
 from planner.launcher.rendezvous import ProcessRank, choose_device
 from planner.launcher.source import read_model
 from planner.model.load import Model

@@ -6,7 +6,7 @@ from pathlib import Path
 from sys import maxsize
 
 from planner.artefacts.options import SIZE, Optimizer
-from planner.launcher.failures.page import HANG_TIMEOUT_S
+from planner.launcher.failures.status import HANG_TIMEOUT_S
 from planner.launcher.rates import rate_factor
 from planner.support.errors import LaunchError, OptionError
 from planner.support.named import function_named

@@ -6,7 +6,7 @@
         reserve: int = option("Memory left free.", 2**30, parse=parse_bytes, words="a size")
 
 The command line (`planner.commands.options.takes`), YAML files (`planner.training.config`), Python
-(the constructor) and the handshake of the ranks (`planner.launcher.greeting`) read these fields.
+(the constructor) and the handshake of the ranks (`planner.launcher.rendezvous`) read these fields.
 The type of a field says which values it takes; None is one of them where the default is None:
 
     bool, int, float, str, Path  that type. It is strict: True is no number, 2.5 is no count

@@ -15,11 +15,11 @@ from torch import Tensor
 from planner.artefacts.graph import Graph
 from planner.artefacts.losses import Loss
 from planner.artefacts.profile import BatchNorm
-from planner.launcher import ending
 from planner.launcher.batch import Batch
 from planner.launcher.device_part import DevicePart
 from planner.launcher.executor import Executor
-from planner.launcher.failures.page import Phase
+from planner.launcher.failures.rank import current_status
+from planner.launcher.failures.status import Phase
 from planner.launcher.gradients import GradientBuckets
 from planner.launcher.groups import Groups
 from planner.launcher.job import TrainingJob
@@ -82,7 +82,7 @@ class Evaluator:
             for one in job.program.lists[groups.device]
             if isinstance(one, Compute | Send | Receive) and one.direction is Direction.FORWARD
         ]
-        self._page = ending.page()
+        self._status = current_status()
         self._meter, self._first = Meter(self._metrics), 0
         self._coming: Iterator[Batch] = iter(())
         self._batches: dict[int, Batch] = {}  # of microbatches between their first and last stage
@@ -111,9 +111,9 @@ class Evaluator:
         for first in range(0, total, self._layout.count):
             self._first, count = first, min(self._layout.count, total - first)
             self._executor.run([one for one in self._forwards if one.microbatch < count], self)
-        self._page.enter(Phase.BARRIER)
+        self._status.enter(Phase.BARRIER)
         sums = self._groups.add_up(self._meter.sums())
-        self._page.enter(Phase.BETWEEN)
+        self._status.enter(Phase.BETWEEN)
         return self._meter.figures(sums)
 
     def place(self, microbatch: int) -> tuple[int, int]:
@@ -123,7 +123,7 @@ class Evaluator:
     def begin(self, action: Compute) -> None:
         """Fetches the data of a microbatch before its first stage here."""
         if action.microbatch not in self._batches:
-            self._page.enter(Phase.BETWEEN)
+            self._status.enter(Phase.BETWEEN)
             self._batches[action.microbatch] = next(self._coming)
 
     def forward(self, action: Compute, stage: StageModule, tensors: Tensors) -> Tensors:

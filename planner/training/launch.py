@@ -12,7 +12,7 @@ from planner.artefacts.plan import Plan
 from planner.launcher.clocks import Clock
 from planner.launcher.device_part import staying
 from planner.launcher.executor import IterationRecord
-from planner.launcher.failures.causes import peak_bytes
+from planner.launcher.failures.errors import peak_bytes
 from planner.launcher.job import check_ranks
 from planner.launcher.rendezvous import process_rank
 from planner.profilers.storages import watching

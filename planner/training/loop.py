@@ -18,10 +18,9 @@ from typing import Any, Self
 import torch.distributed as dist
 from torch import Tensor
 
-from planner.launcher import ending
 from planner.launcher.batch import Batch
-from planner.launcher.failures.page import Phase
-from planner.launcher.failures.uncaught import become_a_rank
+from planner.launcher.failures.rank import current_rank, current_status, enter_from_script
+from planner.launcher.failures.status import Phase
 from planner.launcher.rates import KNOWN
 from planner.launcher.rendezvous import ProcessRank
 from planner.support.errors import LaunchError, OptionError
@@ -50,11 +49,10 @@ class BatchTrainer:
     Args:
         asked: what is trained.
         trainer: of this rank, at its first step.
-        metrics: "module:function"s for evaluations.
     """
 
-    def __init__(self, asked: Asked, trainer: Trainer, metrics: Sequence[str]) -> None:
-        self._checkpoints, self._metrics = asked.checkpoints, metrics
+    def __init__(self, asked: Asked, trainer: Trainer) -> None:
+        self._checkpoints, self._metrics = asked.checkpoints, asked.loop.metrics
         self._trainer: Trainer | None = trainer
         self._folders: set[Path] = set()
 
@@ -150,7 +148,7 @@ class BatchTrainer:
             saver.save(trainer.next_step, trainer.extras())
             saver.finish()
             trainer.groups.barrier()
-            ending.page().enter(Phase.BETWEEN)
+            current_status().enter(Phase.BETWEEN)
         return chosen / name_of(trainer.next_step)
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -165,7 +163,7 @@ class BatchTrainer:
         if self._trainer is None:
             return
         self._trainer.close()
-        rank = ending.here()
+        rank = current_rank()
         if rank is not None:
             rank.end_work()
         self._trainer = None
@@ -202,7 +200,7 @@ def _compare(trainer: Trainer, batch: object, where: str) -> None:
         return
     own = None if batch is None else fingerprint(trainer.reader.named(batch, where))
     rate = trainer.optimizer_step.rate
-    ending.page().enter(Phase.BARRIER)
+    current_status().enter(Phase.BARRIER)
     (first, last), (slowest, fastest) = trainer.groups.extremes([own, rate])
     if first < last:
         raise LaunchError(
@@ -240,7 +238,8 @@ def begin(asked: Asked, metrics: Sequence[str]) -> BatchTrainer:
             "planner.trainer: torch.distributed is in use already; leave init_process_group out, as"
             " the trainer calls it, and close a trainer before the next one"
         )
-    become_a_rank()
+    enter_from_script()
+    asked = replace(asked, loop=replace(asked.loop, metrics=tuple(metrics)))
 
     def check(process: ProcessRank | None) -> None:
         _check_schedule(asked.loop.lr_schedule)
@@ -250,7 +249,7 @@ def begin(asked: Asked, metrics: Sequence[str]) -> BatchTrainer:
 
     trainer = Trainer.open(asked, check)
     assert trainer is not None, "none idles: there are as many processes as devices"
-    return BatchTrainer(asked, trainer, metrics)
+    return BatchTrainer(asked, trainer)
 
 
 def _check_schedule(text: str) -> None:

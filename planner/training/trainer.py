@@ -9,24 +9,29 @@ from typing import Any, Self
 import torch
 
 from planner.artefacts.options import Optimizer as OptimizerName
-from planner.launcher import ending
 from planner.launcher.asynchronous import Flow, check_schedule, flow_end
 from planner.launcher.batch import Batch
 from planner.launcher.device_part import as_it_crosses, make_part, shorter_dtype
 from planner.launcher.executor import Executor, IterationRecord, TrainingStep
-from planner.launcher.failures.causes import introduce, with_causes
+from planner.launcher.failures.errors import introduce, with_causes
 from planner.launcher.failures.hosts import hosts_watched
-from planner.launcher.failures.page import Phase
-from planner.launcher.failures.uncaught import speak_last
+from planner.launcher.failures.rank import current_status, take_error_hook
+from planner.launcher.failures.status import Phase
 from planner.launcher.gradients import GradientBuckets, buckets
-from planner.launcher.greeting import compare_jobs, failure_told, meet_others
 from planner.launcher.groups import Groups
-from planner.launcher.handshake import Agreement
 from planner.launcher.job import TrainingJob, prepare, with_choices
 from planner.launcher.mesh.lines import all_lines
 from planner.launcher.options import Loop
 from planner.launcher.rates import rate_factor
-from planner.launcher.rendezvous import ProcessRank, process_rank
+from planner.launcher.rendezvous import (
+    HASH_DIGITS,
+    LaunchAgreement,
+    ProcessRank,
+    compare_ranks,
+    failure_reported,
+    meet_others,
+    process_rank,
+)
 from planner.launcher.transfers import boxes_of
 from planner.launcher.updates import (
     DEFAULT_LEARNING_RATES,
@@ -179,7 +184,7 @@ class Trainer:
             Stopped: on a rank that has lost another one.
         """
         plan, loop, process = asked.plan, asked.loop, process_rank()
-        with failure_told(process):
+        with failure_reported(process):
             check_schedule(plan, loop)
             check(process)
         process = process or ProcessRank(0, 1, 0, 1)
@@ -193,11 +198,11 @@ class Trainer:
             with with_causes(plan, device):
                 job, start = _read_job(asked, agreed, process)
                 trainer = cls(job, loop, process.rank)
-                speak_last()
+                take_error_hook()
                 if start is not None:
                     trainer.resume(start)
             trainer._watched = watched.pop_all()
-        ending.page().enter(Phase.BETWEEN)
+        current_status().enter(Phase.BETWEEN)
         return trainer
 
     @contextmanager
@@ -360,7 +365,7 @@ class Trainer:
 
 
 def _read_job(
-    asked: Asked, agreed: Agreement, process: ProcessRank
+    asked: Asked, agreed: LaunchAgreement, process: ProcessRank
 ) -> tuple[TrainingJob, Checkpoint | None]:
     """What is trained, and the checkpoint to go on from; every rank with a device calls it.
 
@@ -374,7 +379,11 @@ def _read_job(
     start = start_of(asked.checkpoints, restarted=agreed.restarted)
     if start is not None:
         check_fits(start, job)
-    compare_jobs(job, process, "" if start is None else start.path.name)
+    compare_ranks(process, len(job.plan.ranks), {
+        "model": job.model.hash[:HASH_DIGITS],
+        "checkpoint": "" if start is None else start.path.name,
+        "kind of device": job.device.partition(":")[0],
+    })  # fmt: skip
     with_ranks = replace(asked.plan, ranks=agreed.ranks, hosts=())
     return with_choices(replace(job, plan=with_ranks), asked.loop), start
 

@@ -14,9 +14,10 @@ from planner.artefacts.files import read_plan, write_plan
 from planner.artefacts.losses import losses
 from planner.artefacts.options import Optimizer
 from planner.artefacts.strategy import GradientSum
-from planner.launcher import job, processes, rendezvous
+from planner.launcher import job, rendezvous
+from planner.launcher.failures.monitor import _signal_message, torchrun_command
 from planner.launcher.gradients import GradientBuckets
-from planner.launcher.handshake import Agreement
+from planner.launcher.rendezvous import LaunchAgreement
 from planner.launcher.source import read_model
 from planner.launcher.stage import StageModule
 from planner.launcher.updates import make_optimizer
@@ -49,8 +50,9 @@ import json, os, sys, time
 from pathlib import Path
 sys.path.insert(0, {str(ROOT)!r})
 from planner.support.errors import PlannerError
-from planner.launcher import clocks, ending
-ending.enter()
+from planner.launcher import clocks
+from planner.launcher.failures import rank as ranks
+ranks.enter()
 from planner import launch
 from planner.launcher.stage import StageModule
 from planner.operators import to_torch
@@ -73,16 +75,16 @@ if found:
         "timeline_s": found.timeline.iteration_s, "transfers": len(found.timeline.transfers),
     }}))
 sys.stdout.flush()
-if ending.here():
-    ending.here().leave(0)  # as the command line does: a rank that idles is done, and does not hang
+if ranks.current_rank():
+    ranks.current_rank().leave(0)  # as the command line does: a rank that idles is done
 """
 START = """
 import sys
 from pathlib import Path
 import planner
 from planner.support.errors import PlannerError
-from planner.launcher import processes
-processes.CLI = Path("cli.py").absolute()
+from planner.launcher.failures import monitor
+monitor.CLI = Path("cli.py").absolute()
 try:
     sys.exit(planner.start_launch("strategy.json", int(sys.argv[1]), sys.argv[2:]))
 except PlannerError as error:
@@ -249,7 +251,7 @@ def seat(monkeypatch):
         monkeypatch.setattr(
             trainer,
             "meet_others",
-            lambda plan, *_: Agreement("", restarted=False, ranks=plan.ranks),
+            lambda plan, *_: LaunchAgreement("", restarted=False, ranks=plan.ranks),
         )
 
     return sit
@@ -266,7 +268,7 @@ def test_one_device_trains_without_torchrun(tmp_path, optimizer):
 
 
 def test_commands_are_shown_as_a_shell_takes_them():
-    assert processes.torchrun_command(Path("my plan.json"), 2).endswith("launch 'my plan.json'")
+    assert torchrun_command(Path("my plan.json"), 2).endswith("launch 'my plan.json'")
 
 
 def test_a_loss_that_is_not_finite_is_noted_and_null_in_json(alone, monkeypatch):
@@ -523,6 +525,4 @@ def test_recomputation_keeps_no_output(tmp_path):
 
 
 def test_a_killed_rank_is_named(monkeypatch):
-    assert (
-        processes._obituary(2, 9) == "rank 2 was ended by SIGKILL; it may have been out of memory"
-    )
+    assert _signal_message(2, 9) == "rank 2 was ended by SIGKILL; it may have been out of memory"

@@ -44,7 +44,7 @@ from planner.launcher.gradients import GradientBuckets
 from planner.launcher.groups import Groups
 from planner.launcher.job import TrainingJob
 from planner.launcher.options import Loop
-from planner.launcher.store import begin_generation
+from planner.launcher.rendezvous import begin_generation
 from planner.launcher.transfers import boxes_of
 from planner.model.load import load
 from planner.operators import parameters, synthetic, to_torch

@@ -26,7 +26,7 @@ from planner.commands.errors import ranks_leave_at_once
 from planner.costs.edges import gathered
 from planner.launcher.job import TrainingJob
 from planner.launcher.options import Loop
-from planner.launcher.store import begin_generation
+from planner.launcher.rendezvous import begin_generation
 from planner.launcher.updates import make_optimizer
 from planner.operators import parameters, synthetic, to_torch
 from planner.operators.losses import criterion

@@ -12,9 +12,9 @@ import planner
 from planner.artefacts.files import read_plan
 from planner.artefacts.options import LossOptions
 from planner.commands.launch import launch as command
-from planner.launcher.greeting import _values
-from planner.launcher.handshake import Hello, differences
 from planner.launcher.options import Loop
+from planner.launcher.rendezvous import _values, differences
+from planner.launcher.seating import RankFacts
 from planner.support.errors import FileError
 from planner.support.options import declared
 from planner.support.reading import MAX_OPTIONS_BYTES
@@ -106,7 +106,7 @@ def test_the_ranks_compare_the_options_of_a_file_but_for_those_that_are_a_ranks_
 def test_ranks_with_another_value_of_an_option_do_not_run_the_same(made, name, mine, other):
     plan = read_plan(made / "alone.json")
     hellos = [
-        Hello(_values(plan, options_of("launch", {name: one}), several_hosts=False), "b 1")
+        RankFacts(_values(plan, options_of("launch", {name: one}), several_hosts=False), "b 1")
         for one in (mine, other)
     ]
     assert differences(hellos) == [
@@ -143,7 +143,7 @@ def test_ranks_with_other_files_do_not_run_the_same(made):
     plan = read_plan(made / "alone.json")
 
     def hello(name):
-        return Hello(_values(plan, [Loop(config=name)], several_hosts=False), "b 1")
+        return RankFacts(_values(plan, [Loop(config=name)], several_hosts=False), "b 1")
 
     names = []
     for more in ("", "seed: 1\n"):

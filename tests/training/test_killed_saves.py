@@ -25,8 +25,8 @@ CLI = f"""
 import json, os, sys, time
 from pathlib import Path
 from planner.support.errors import PlannerError
-from planner.launcher import ending
-ending.enter()
+from planner.launcher.failures import rank
+rank.enter()
 from planner.training.checkpoints import files
 from planner import launch
 Path("pid." + os.environ["RANK"]).write_text(str(os.getpid()))
@@ -49,8 +49,8 @@ START = """
 import sys
 from pathlib import Path
 import planner
-from planner.launcher import processes
-processes.CLI = Path("cli.py").absolute()
+from planner.launcher.failures import monitor
+monitor.CLI = Path("cli.py").absolute()
 sys.exit(planner.start_launch("two.json", 2, sys.argv[1:]))
 """
 

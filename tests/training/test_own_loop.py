@@ -272,6 +272,19 @@ def test_options_of_the_planners_loop_are_no_options_of_ones_own(made, name):
         planner.trainer(made / "alone.json", **{name: None})
 
 
+def test_ranks_compare_the_metrics_of_evaluations(made, monkeypatch):
+    metric, compared = "tests.support.datasets:tensors", []
+
+    def meet(plan, options, process):
+        compared.extend(options)
+        raise LaunchError("met")
+
+    monkeypatch.setattr("planner.training.trainer.meet_others", meet)
+    with pytest.raises(LaunchError, match="met"):
+        planner.trainer(made / "alone.json", metrics=[metric], **HOW)
+    assert [one.metrics for one in compared if hasattr(one, "metrics")] == [(metric,)]
+
+
 # Checksums of which the one in the middle is the mean: their sum is three times its own.
 THREE = """
 import os
@@ -291,8 +304,8 @@ trainer.close()
 
 def test_every_rank_refuses_batches_of_which_its_own_is_the_mean(made, tmp_path):
     write_strategy(made / "three.json", profile_of(made / "net.onnx"), (1, 1, 1))
-    (tmp_path / "loop.py").write_text(THREE)
-    said = sorted(forked(tmp_path / "loop.py", 3, folder=made).splitlines())
+    (tmp_path / "loop.txt").write_text(THREE)
+    said = sorted(forked(tmp_path / "loop.txt", 3, folder=made).splitlines())
     assert [line[:40] for line in said] == [
         f"{rank} step 0: expected the same batch on all ra"[:40] for rank in range(3)
     ]

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from planner.launcher.job import TrainingJob
-from planner.launcher.store import TIMEOUT
+from planner.launcher.rendezvous import TIMEOUT
 from planner.model.metadata import metadata_of
 from planner.model.record import ANNOTATION_KEY
 from planner.support.errors import PlannerError, Stopped

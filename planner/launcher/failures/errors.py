@@ -11,9 +11,9 @@ from traceback import extract_tb
 import torch
 
 from planner.artefacts.plan import DevicePrediction, Plan
-from planner.launcher import ending
-from planner.launcher.failures.system import used_bytes
-from planner.launcher.failures.words import where, who
+from planner.launcher.failures.rank import current_rank, current_status
+from planner.launcher.failures.status import where, who
+from planner.launcher.failures.watch import used_bytes
 from planner.support.errors import LaunchError, PlannerError
 from planner.support.units import format_bytes
 
@@ -41,18 +41,18 @@ def predicted(plan: Plan, device: int) -> DevicePrediction:
 
 
 def introduce(plan: Plan, device: int, hang_timeout_s: float) -> None:
-    """Writes on this rank's page who it is."""
+    """Writes into this rank's status who it is."""
     total_bytes = predicted(plan, device).memory.total_bytes
-    ending.page().tell(stages_words(plan, device), total_bytes, hang_timeout_s)
+    current_status().describe(stages_words(plan, device), total_bytes, hang_timeout_s)
 
 
-def here() -> str:
+def current_place() -> str:
     """This rank with its stages and its action, such as "rank 1 (stage 1) at 1F3 of step 5"."""
-    rank, glance = ending.here(), ending.page().look()
-    place = where(glance).strip()
+    rank, status = current_rank(), current_status().look()
+    place = where(status).strip()
     if rank is None:
-        return f"{glance.words} {place}".strip() or "this process"
-    return f"{who(rank.rank, glance)} {place}".strip()
+        return f"{status.description} {place}".strip() or "this process"
+    return f"{who(rank.rank, status)} {place}".strip()
 
 
 @contextmanager
@@ -74,7 +74,8 @@ def with_causes(plan: Plan, device: int) -> Iterator[None]:
             raise
         frame = extract_tb(error.__traceback__)[-1]
         raise LaunchError(
-            f"{here()}: {type(error).__name__}: {error} ({frame.filename}, line {frame.lineno})"
+            f"{current_place()}: {type(error).__name__}: {error}"
+            f" ({frame.filename}, line {frame.lineno})"
         ) from error
 
 
@@ -100,7 +101,7 @@ def _memory_message(planned: DevicePrediction, error: BaseException) -> str:
     more = f" when it asked for {_size(asked[1])} more" if asked else ""
     limit = format_bytes(_LEAST_CHANGE * memory.total_bytes)
     return (
-        f"{here()}: out of memory on device {planned.device} ({planned.name}): "
+        f"{current_place()}: out of memory on device {planned.device} ({planned.name}): "
         f"{_in_use()}{more}; predicted were {format_bytes(memory.total_bytes)} ({parts})\n"
         f'  plan with less: planner solve --device-memory "{limit}", with --recompute full, more '
         "--microbatches, a smaller microbatch, another --optimizer, or more devices"
@@ -123,7 +124,7 @@ def _in_use() -> str:
 
 
 def peak_bytes() -> int:
-    """The most memory that this process has used."""
+    """The most memory that this process has used, on the CPU."""
     import resource  # not on Windows
 
     unit = 1 if sys.platform == "darwin" else 1024

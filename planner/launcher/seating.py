@@ -8,32 +8,49 @@ planned host on several, the launch is refused.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import groupby
 
 from planner.artefacts.plan import Plan
-from planner.launcher.handshake import Hello
 from planner.support.errors import LaunchError
 
 ONE_HOST = "one host"
 
 
-def seating(plan: Plan, hellos: Sequence[Hello]) -> tuple[int, ...]:
+@dataclass(frozen=True, slots=True)
+class RankFacts:
+    """What a rank says of itself.
+
+    Attributes:
+        values: by name; those of all ranks have to be equal.
+        host: the name of its host, and what tells it from others of that name.
+        first: the first rank of its host, or of torchrun's agent.
+        restarts: how often torchrun has started it again.
+    """
+
+    values: dict[str, str]
+    host: str
+    first: int = 0
+    restarts: int = 0
+
+
+def rank_assignment(plan: Plan, facts: Sequence[RankFacts]) -> tuple[int, ...]:
     """The device of each rank that has one.
 
     Args:
         plan: with the host of each of its ranks.
-        hellos: of all ranks, those that idle too.
+        facts: of all ranks, those that idle too.
 
     Raises:
         LaunchError: if a planned host would be on several.
 
     >>> from types import SimpleNamespace as Fake
     >>> plan = Fake(ranks=(0, 1, 2), hosts=("big", "big", "small"))
-    >>> seating(plan, [Hello({}, name) for name in ("small", "big", "big")])
+    >>> rank_assignment(plan, [RankFacts({}, name) for name in ("small", "big", "big")])
     (2, 0, 1)
     """
     planned = _devices_by_host(plan)
-    there = _hosts_by_rank(hellos)[: len(plan.ranks)]
+    there = _hosts_by_rank(facts)[: len(plan.ranks)]
     blocks = [(host, len([*same])) for host, same in groupby(there)]
     order = _by_name(planned, blocks) or _as_they_are(planned, there) or _by_size(planned, blocks)
     if order is None:
@@ -49,13 +66,13 @@ def _devices_by_host(plan: Plan) -> dict[str, list[int]]:
     return devices
 
 
-def _hosts_by_rank(hellos: Sequence[Hello]) -> list[str]:
+def _hosts_by_rank(facts: Sequence[RankFacts]) -> list[str]:
     """The name of each rank's host; with what tells it from others where several have one name."""
-    keys = {one.host for one in hellos}
+    keys = {one.host for one in facts}
     names = [key.split()[0] for key in keys]
-    own = [one.host.split()[0] for one in hellos]
+    own = [one.host.split()[0] for one in facts]
     return [
-        name if names.count(name) == 1 else one.host for name, one in zip(own, hellos, strict=True)
+        name if names.count(name) == 1 else one.host for name, one in zip(own, facts, strict=True)
     ]
 
 
