@@ -9,7 +9,9 @@ from planner.artefacts.profile import OperatorCost, Profile, Source
 from planner.artefacts.topology import DeviceType, Topology
 from planner.support.arrays import Floats
 from planner.support.errors import OptionError
-from planner.support.memo import remembered
+
+EMPTY_KERNEL_S = 5e-6
+"""Time of a kernel that does nothing; `profilers/efficiencies.py` says where that is from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +64,7 @@ def loss_times_s(profile: Profile) -> tuple[Floats, Floats]:
     return forward, backward
 
 
-@remembered(kept=64)
-def operator_times(
+def rescaled_times(
     profile: Profile, kind: DeviceType, measured_on: DeviceType | None
 ) -> OperatorTimes:
     """Times of the operators on a type of device: the profile's own, or, on another type, times

@@ -18,9 +18,9 @@ from planner.artefacts.strategy import Strategy, crossings, indices_of, used_dev
 from planner.artefacts.topology import Topology
 from planner.clusters.routes import host_order
 from planner.costs.closed_form import bottleneck_s, iteration_s
-from planner.costs.compute import crowded_hosts, slowdowns
 from planner.costs.edges import gathered
 from planner.costs.evaluate import Evaluation, evaluate, evaluation_work_s
+from planner.costs.operators import hosts_with_contention, slowdowns
 from planner.schedules.orders import default_warmups
 from planner.simulator.objective import latency_s
 from planner.simulator.steady import Iteration, iterate
@@ -310,7 +310,7 @@ def _notes(problem: Problem, strategy: Strategy) -> tuple[str, ...]:
         notes.append(calibrated)
     slow = max(slowdowns(problem, used).values())
     if slow > 1:
-        measured = any(topology.devices[d].host in crowded_hosts(problem) for d in used)
+        measured = any(topology.devices[d].host in hosts_with_contention(problem) for d in used)
         much = (
             f"{slow:.3g}x slower while all of them compute, as measured"
             if measured

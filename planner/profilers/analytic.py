@@ -28,7 +28,7 @@ from planner.artefacts.graph import (
     tensors_by_name,
 )
 from planner.artefacts.profile import ROOFLINE, OperatorCost, Profile, Source
-from planner.artefacts.roofline import fits_any_device, operator_times
+from planner.artefacts.roofline import fits_any_device, rescaled_times
 from planner.artefacts.topology import DeviceType
 from planner.model.load import Model
 from planner.profilers.devices import autocast_dtype, versions
@@ -172,7 +172,7 @@ def rescale(profile: Profile, kind: DeviceType, measured_on: DeviceType | None) 
             f"the profile does not name the device that it was made on, so it cannot be rescaled"
             f" to {kind.name}; solve takes its times as they are on every device"
         )
-    times = operator_times(profile, kind, measured_on)
+    times = rescaled_times(profile, kind, measured_on)
     costs = zip(profile.operators, times.forward_s, times.backward_s, strict=True)
     how = f"rescaled from {profile.device_type} ({profile.source}) by the ratio of the rooflines"
     return replace(

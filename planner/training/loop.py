@@ -239,6 +239,7 @@ def begin(asked: Asked, metrics: Sequence[str]) -> BatchTrainer:
             " the trainer calls it, and close a trainer before the next one"
         )
     enter_from_script()
+    # The ranks compare the metrics, too.
     asked = replace(asked, loop=replace(asked.loop, metrics=tuple(metrics)))
 
     def check(process: ProcessRank | None) -> None:

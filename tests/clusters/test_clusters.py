@@ -14,14 +14,14 @@ from planner.artefacts.problem import Status
 from planner.artefacts.topology import Link, Sharing, problems, take
 from planner.clusters.routes import bandwidth_bytes_per_s, routes
 from planner.clusters.yaml.read import preset_names, read_topology
-from planner.costs.collectives import (
+from planner.costs.evaluate import closed_form_s, evaluate
+from planner.costs.transfers import (
     allgather_s,
     allreduce_s,
     line_below,
     ring_allreduce_s,
     ring_links,
 )
-from planner.costs.evaluate import closed_form_s, evaluate
 from planner.planning.portfolio import compare
 from planner.solvers import SOLVERS
 from planner.support.errors import FileError
