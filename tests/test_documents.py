@@ -36,7 +36,6 @@ WRITTEN = {
     "tests/commands/test_compare_run.py": {"alone.py", "endless.py"},
     "tests/launcher/test_launch.py": {"mine.py"},
     "tests/training/test_checkpoints.py": {"drawing.py"},
-    "tests/training/test_own_loop.py": {"loop.py"},
     "tests/launcher/mesh/test_launches.py": {"evals.py"},
     "tests/launcher/mesh/test_sockets.py": {"worker.py"},
     "tests/commands/test_signals.py": {"deaf.py"},

@@ -49,11 +49,10 @@ class BatchTrainer:
     Args:
         asked: what is trained.
         trainer: of this rank, at its first step.
-        metrics: "module:function"s for evaluations.
     """
 
-    def __init__(self, asked: Asked, trainer: Trainer, metrics: Sequence[str]) -> None:
-        self._checkpoints, self._metrics = asked.checkpoints, metrics
+    def __init__(self, asked: Asked, trainer: Trainer) -> None:
+        self._checkpoints, self._metrics = asked.checkpoints, asked.loop.metrics
         self._trainer: Trainer | None = trainer
         self._folders: set[Path] = set()
 
@@ -240,6 +239,8 @@ def begin(asked: Asked, metrics: Sequence[str]) -> BatchTrainer:
             " the trainer calls it, and close a trainer before the next one"
         )
     enter_from_script()
+    # The ranks compare the metrics, too.
+    asked = replace(asked, loop=replace(asked.loop, metrics=tuple(metrics)))
 
     def check(process: ProcessRank | None) -> None:
         _check_schedule(asked.loop.lr_schedule)
@@ -247,10 +248,9 @@ def begin(asked: Asked, metrics: Sequence[str]) -> BatchTrainer:
             function_named(name, "metrics", LaunchError)
         _check_ranks(asked, 1 if process is None else process.world_size)
 
-    loop = replace(asked.loop, metrics=tuple(metrics))  # compared with those of other ranks
-    trainer = Trainer.open(replace(asked, loop=loop), check)
+    trainer = Trainer.open(asked, check)
     assert trainer is not None, "none idles: there are as many processes as devices"
-    return BatchTrainer(asked, trainer, metrics)
+    return BatchTrainer(asked, trainer)
 
 
 def _check_schedule(text: str) -> None:

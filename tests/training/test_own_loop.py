@@ -279,7 +279,7 @@ def test_ranks_compare_the_metrics_of_evaluations(made, monkeypatch):
         compared.extend(options)
         raise LaunchError("met")
 
-    monkeypatch.setattr("planner.training.own_loop.meet_others", meet)
+    monkeypatch.setattr("planner.training.trainer.meet_others", meet)
     with pytest.raises(LaunchError, match="met"):
         planner.trainer(made / "alone.json", metrics=[metric], **HOW)
     assert [one.metrics for one in compared if hasattr(one, "metrics")] == [(metric,)]
