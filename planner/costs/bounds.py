@@ -27,13 +27,13 @@ from planner.artefacts.problem import Problem
 from planner.artefacts.profile import PartTime, Profile, has_rules
 from planner.artefacts.roofline import loss_times_s
 from planner.artefacts.topology import Host, hosts_by_name
-from planner.costs.memory import own_limit_bytes, static_bytes
 from planner.costs.operators import (
     first_of_each_type,
     hosts_with_contention,
     operator_times,
     slowdown,
 )
+from planner.costs.stage_memory import own_limit_bytes, static_bytes
 from planner.costs.stage_pass import shortest_part_s
 from planner.support.arrays import Floats
 from planner.support.units import format_bytes, format_bytes_apart

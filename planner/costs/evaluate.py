@@ -17,14 +17,9 @@ from planner.artefacts.strategy import (
 )
 from planner.costs.actions import ActionCosts, action_costs
 from planner.costs.closed_form import StageCost, objective_s
-from planner.costs.memory import (
-    StageMemory,
-    device_memory,
-    limit_bytes,
-    peak_memory,
-    stage_memory,
-)
+from planner.costs.peak_memory import peak_memory
 from planner.costs.stage_costs import stage_costs, stage_transfers
+from planner.costs.stage_memory import StageMemory, device_memory, limit_bytes, stage_memory
 from planner.resharding.checks import all_violations
 from planner.resharding.sums import gradient_sums
 from planner.schedules.actions import ActionKind, Code, Program

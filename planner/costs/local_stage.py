@@ -27,15 +27,14 @@ from planner.artefacts.graph import (
     tensors_by_name,
 )
 from planner.artefacts.profile import LossCost, OperatorCost, Profile, Source, View, view_bases
-from planner.artefacts.sharding import Rule, Spec, blocks_of, dim_of, local_shape, rule_by
+from planner.artefacts.sharding import Rule, Spec, blocks_of, local_shape, rule_by
 from planner.artefacts.strategy import Stage, indices_of
 from planner.costs.cut_losses import loss_steps
-from planner.costs.mesh_memory import conversion_bytes, gather_bytes, scatter_bytes
+from planner.costs.mesh_memory import conversion_bytes
 from planner.resharding import Resharding, reshardings
 from planner.resharding.conversion import Collective, Step
 from planner.resharding.gradients import is_split
 from planner.resharding.reshardings import homes, leaving, reads_back
-from planner.resharding.sums import lies_in
 from planner.support.memo import remembered
 
 ROWS = "@rows"
@@ -60,13 +59,6 @@ class LocalStage:
         losses: by index of what makes an output whose classes are cut, the all-reduces of its loss.
         share: per operator, of the work of the whole one.
         loss_share: per operator, of the losses of what it makes.
-        gradient_bytes: of the gradients of its parameters: as they are accumulated, and of the
-            parts that the optimizer steps, where these are others.
-        state_bytes: of the parts of its trained parameters that the optimizer steps through.
-        copied_bytes: of those of these parts that do not lie in one piece in their parameter, and
-            are there twice.
-        scatter_bytes: taken while a bucket of gradients becomes those of parts.
-        gather_bytes: taken while parameters are gathered from parts, after a step.
     """
 
     profile: Profile
@@ -77,11 +69,6 @@ class LocalStage:
     losses: Mapping[int, tuple[Step, ...]]
     share: tuple[float, ...]
     loss_share: tuple[float, ...]
-    gradient_bytes: int
-    state_bytes: int
-    copied_bytes: int
-    scatter_bytes: int
-    gather_bytes: int
 
 
 def work_share(rule: Rule, mesh: Sequence[int]) -> float:
@@ -191,7 +178,6 @@ class _Builder:
             loss_costs=tuple(self._loss_costs()),
             source=Source.IMPORTED,
         )
-        stepped = self._stepped()
         return LocalStage(
             profile=profile,
             inside=tuple(range(count)),
@@ -201,30 +187,7 @@ class _Builder:
             losses=self._compared(),
             share=tuple(self.share),
             loss_share=tuple(self._loss_share(v) for v in self.graph_index),
-            gradient_bytes=stepped[0],
-            state_bytes=stepped[1],
-            copied_bytes=stepped[2],
-            scatter_bytes=scatter_bytes(self.stage, self.graph),
-            gather_bytes=gather_bytes(self.stage, self.graph),
         )
-
-    def _stepped(self) -> tuple[int, int, int]:
-        """Bytes of gradients, of the parts that are stepped, and of those that are copies."""
-        gradients = states = copies = 0
-        known = parameters_by_name(self.graph)
-        for name, lies in lies_in(self.stage, self.graph).items():
-            accumulated, part = (
-                self._bytes(known[name], spec) for spec in (lies.gradient, lies.state)
-            )
-            gradients += accumulated + (part if part != accumulated else 0)
-            states += part
-            both = zip(lies.parameter, lies.state, strict=True)
-            cuts = {dim_of(after) for before, after in both if before == "R" != after}
-            copies += part if cuts - {0} else 0
-        return gradients, states, copies
-
-    def _bytes(self, one: Tensor | Parameter, spec: Spec) -> int:
-        return replace(one, shape=local_shape(one.shape, spec, self.sharding.mesh)).bytes
 
     def _local(self, one: Tensor, spec: Spec, name: str) -> None:
         shape = local_shape(one.shape, spec, self.sharding.mesh)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
-from planner.artefacts.graph import Graph, Parameter, parameters_by_name
+from planner.artefacts.graph import Graph, Parameter, Tensor, parameters_by_name
 from planner.artefacts.sharding import Spec, blocks_of, dim_of, local_shape
 from planner.artefacts.strategy import Stage
 from planner.resharding.conversion import Collective, Step
@@ -148,7 +148,7 @@ def gather_bytes(stage: Stage, graph: Graph) -> int:
     steps, mesh, most = state_steps(stage, graph), _mesh(stage), 0
     known, lies = parameters_by_name(graph), lies_in(stage, graph)
     for names in gathered_together(stage, graph):
-        size = sum(_bytes(known[name], lies[name].state, mesh) for name in names)
+        size = sum(local_bytes(known[name], lies[name].state, mesh) for name in names)
         held, gather = 0, steps[names[0]].gather
         for step in gather:
             every = size * mesh[step.axis]
@@ -158,7 +158,8 @@ def gather_bytes(stage: Stage, graph: Graph) -> int:
     return most
 
 
-def _bytes(one: Parameter, spec: Spec, mesh: tuple[int, ...]) -> int:
+def local_bytes(one: Tensor | Parameter, spec: Spec, mesh: tuple[int, ...]) -> int:
+    """Bytes of a tensor or parameter on each device of a mesh."""
     return replace(one, shape=local_shape(one.shape, spec, mesh)).bytes
 
 

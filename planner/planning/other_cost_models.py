@@ -15,7 +15,7 @@ from planner.artefacts.formats.piper import RECOMPUTED, PiperGraph
 from planner.artefacts.options import Recompute
 from planner.artefacts.problem import Problem, Status
 from planner.artefacts.topology import too_many
-from planner.costs.memory import own_limit_bytes
+from planner.costs.stage_memory import own_limit_bytes
 from planner.solvers.dnn_partitioning import costs as dnn_partitioning
 from planner.solvers.dnn_partitioning.placement import place
 from planner.solvers.dnn_partitioning.solve import DEFAULT_MAX_DOWNSETS, DnnStage, split

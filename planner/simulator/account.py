@@ -11,7 +11,8 @@ import numpy as np
 from planner.artefacts.problem import Problem
 from planner.artefacts.strategy import Strategy, stages_by_device
 from planner.costs.evaluate import Evaluation, evaluate
-from planner.costs.memory import StageMemory, standing_memory, use_bytes
+from planner.costs.peak_memory import dynamic_bytes, static_memory
+from planner.costs.stage_memory import StageMemory
 from planner.schedules.actions import ActionKind, Code
 from planner.simulator.critical_path import PathStep, critical_path
 from planner.simulator.idle import Wait, by_cause, idle_times
@@ -67,7 +68,7 @@ def memory_over_time(
     problem: Problem, strategy: Strategy, needs: tuple[StageMemory, ...], times: Times
 ) -> Mapping[int, Curve]:
     """Per used device, the bytes that it uses; their maximum is the peak of
-    `costs/memory.peak_memory`.
+    `costs/peak_memory.py`.
 
     A device holds parameters, gradients and the optimizer's state all the time; buffers from the
     posting of their receive on; the workspace of an action from its start to its end.
@@ -83,8 +84,8 @@ def memory_over_time(
         stages = {s: needs[s] for s in mine}
         # A moment of rest after each action shows the bytes that it leaves.
         rested = _with_rests(times.code, d)
-        kept, buffers, workspace = use_bytes(problem, strategy, rested, 0, stages)
-        use = kept + buffers + workspace + standing_memory(problem, strategy, stages).total_bytes
+        kept, buffers, workspace = dynamic_bytes(problem, strategy, rested, 0, stages)
+        use = kept + buffers + workspace + static_memory(problem, strategy, stages).total_bytes
         # An all-reduce beside a computation needs nothing, so its moments may wait for that.
         moments = np.maximum.accumulate(np.stack([start_s[own], end_s[own]], axis=1).ravel())
         curves[device] = _curve(moments, use)

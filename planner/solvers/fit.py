@@ -6,8 +6,9 @@ from planner.artefacts.options import Recompute
 from planner.artefacts.problem import Problem, Result, Status
 from planner.artefacts.strategy import Stage, Strategy, asynchronous_violations, used_devices
 from planner.costs.evaluate import evaluate, evaluation_work_s, pricing_work_s
-from planner.costs.memory import limit_bytes, stage_memory, standing_memory
 from planner.costs.operators import first_of_each_type, operator_times
+from planner.costs.peak_memory import static_memory
+from planner.costs.stage_memory import limit_bytes, stage_memory
 from planner.schedules.orders import default_warmups
 from planner.solvers.placement.stages import strategies_of
 
@@ -104,7 +105,7 @@ def surely_short(problem: Problem, strategy: Strategy) -> bool:
     used, profile = used_devices(strategy), problem.profile
     for s, stage in enumerate(strategy.stages):
         need = stage_memory(profile, stage)
-        least = standing_memory(problem, strategy, {s: need}).total_bytes
+        least = static_memory(problem, strategy, {s: need}).total_bytes
         if not stage.recompute and not strategy.schedule.is_asynchronous:
             rounds = strategy.num_microbatches // stage.num_replicas
             least += min(stage.warmup, rounds) * need.kept_bytes

@@ -26,7 +26,8 @@ from planner.artefacts.profile import Profile
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy, stages_by_device
 from planner.artefacts.topology import Topology
 from planner.costs.evaluate import evaluate
-from planner.costs.memory import peak_memory, stage_memory
+from planner.costs.peak_memory import peak_memory
+from planner.costs.stage_memory import stage_memory
 from planner.model.load import load
 from planner.profilers.measured import measure
 from planner.profilers.rules import with_rules

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from planner.artefacts.files import read_profile
-from planner.costs.memory import memory_of
+from planner.costs.stage_memory import memory_of
 from planner.profilers.cache import processor
 from planner.profilers.summary import summary
 from tests.support.models import MODELS, cached, gpt2

@@ -19,18 +19,17 @@ from planner.costs.actions import action_costs
 from planner.costs.bounds import fractional_s, longest_path_s, lower_bound_s, memory_shortage
 from planner.costs.closed_form import bottleneck_s, iteration_s
 from planner.costs.evaluate import evaluate
-from planner.costs.memory import (
-    Holding,
-    holdings,
-    limit_bytes,
-    memory_of,
-    stage_memory,
-    use_bytes,
-)
 from planner.costs.operators import slowdowns, step_s
+from planner.costs.peak_memory import (
+    MemoryReason,
+    bytes_by_reason,
+    dynamic_bytes,
+    gradients_waiting,
+    outputs_waiting,
+)
+from planner.costs.stage_memory import limit_bytes, memory_of, stage_memory
 from planner.costs.stage_pass import stage_pass
 from planner.costs.transfers import allreduce_s, ring_allreduce_s, transfer_s
-from planner.costs.waiting import gradients_waiting, outputs_waiting
 from planner.planning.judge import judge
 from planner.schedules.actions import ActionKind, Compute, Direction, Receive, Send, text, waits
 from planner.schedules.dry_run import dry_run
@@ -355,7 +354,7 @@ def test_what_is_sent_waits_as_long_as_its_reader_may_be_behind(recompute):
 
     def use(waits):
         """Bytes besides workspace of the first device, in its computations in order."""
-        kept, buffers, _ = use_bytes(problem, strategy, code, 0, needs, waits)
+        kept, buffers, _ = dynamic_bytes(problem, strategy, code, 0, needs, waits)
         return (kept + buffers)[code.kind[: len(kept)] == ActionKind.COMPUTE].tolist()
 
     may, at_once = use(True), use(False)
@@ -372,16 +371,16 @@ def test_what_is_sent_waits_as_long_as_its_reader_may_be_behind(recompute):
     [
         # x and ta, of which tb is a part; of tb a copy is made and waits.
         (False, {
-            Holding.STASH: [110, 110, 110, 220, 220, 220, 220, 110],
-            Holding.COPIES: [0, 60, 60, 60, 120, 120, 60, 0],
-            Holding.WORKSPACE: [60, 0, 0, 60, 0, 0, 1100, 1100],
+            MemoryReason.STASH: [110, 110, 110, 220, 220, 220, 220, 110],
+            MemoryReason.COPIES: [0, 60, 60, 60, 120, 120, 60, 0],
+            MemoryReason.WORKSPACE: [60, 0, 0, 60, 0, 0, 1100, 1100],
         }),
         # x stays, and tb until it has been sent; ta is made again, and tb in it.
         (True, {
-            Holding.STASH: [70, 10, 10, 80, 20, 20, 20, 10],
-            Holding.OUTPUTS: [0, 60, 60, 60, 120, 120, 60, 0],
-            Holding.RERUN: [0, 0, 0, 0, 0, 0, 100, 100],
-            Holding.WORKSPACE: [0, 0, 0, 0, 0, 0, 1100, 1100],
+            MemoryReason.STASH: [70, 10, 10, 80, 20, 20, 20, 10],
+            MemoryReason.OUTPUTS: [0, 60, 60, 60, 120, 120, 60, 0],
+            MemoryReason.RERUN: [0, 0, 0, 0, 0, 0, 100, 100],
+            MemoryReason.WORKSPACE: [0, 0, 0, 0, 0, 0, 1100, 1100],
         }),
     ],
 )  # fmt: skip
@@ -396,9 +395,9 @@ def test_what_is_held_for_which_reason(recompute, held):
     assert [text(one) for one in evaluation.program.lists[0]] == [
         "0F0", "0>1:0:tb", "0<1:0:d/tb", "0F1", "0>1:1:tb", "0<1:1:d/tb", "0B0", "0B1", "A0", "O",
     ]  # fmt: skip
-    due = dict.fromkeys(Holding, [0] * 8) | held
-    due[Holding.RECEIVED] = [0, 0, 60, 60, 60, 120, 120, 60]
-    found = holdings(problem, strategy, code, 0, needs)
+    due = dict.fromkeys(MemoryReason, [0] * 8) | held
+    due[MemoryReason.RECEIVED] = [0, 0, 60, 60, 60, 120, 120, 60]
+    found = bytes_by_reason(problem, strategy, code, 0, needs)
     assert {kind: row.tolist() for kind, row in found.items()} == {
         kind: [*row, 0, 0] for kind, row in due.items()
     }
@@ -532,7 +531,9 @@ def test_with_gpipe_the_outputs_of_one_forward_wait_while_the_next_runs(recomput
     strategy = Strategy(stages, ScheduleName.GPIPE, 4)
     code = evaluate(problem, strategy).program.code
     needs = {0: memory_of(problem.profile, [0, 1])}
-    may, at_once = (use_bytes(problem, strategy, code, 0, needs, waits) for waits in (True, False))
+    may, at_once = (
+        dynamic_bytes(problem, strategy, code, 0, needs, waits) for waits in (True, False)
+    )
     computes = code.kind[: code.start[1]] == ActionKind.COMPUTE
     waiting = (may[0] + may[1] - at_once[0] - at_once[1])[computes].tolist()
     assert waiting == [0, 60, 60, 60, 0, 0, 0, 0]
@@ -548,7 +549,7 @@ def test_a_gradient_may_wait_until_the_next_backward_is_through():
     needs = {1: memory_of(problem.profile, [2])}
     assert needs[1].returned_bytes == 60
     with_it, without = (
-        use_bytes(problem, strategy, code, 1, needs, waits)[1] for waits in (True, False)
+        dynamic_bytes(problem, strategy, code, 1, needs, waits)[1] for waits in (True, False)
     )
     computes = code.kind[mine] == ActionKind.COMPUTE
     assert (with_it - without)[computes].tolist() == [0, 0, 60, 60, 60, 60]

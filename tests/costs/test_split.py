@@ -16,7 +16,7 @@ from planner.artefacts.strategy import violations
 from planner.artefacts.topology import CollectiveKind, CollectiveTable
 from planner.costs.evaluate import evaluate
 from planner.costs.local_stage import local_stage, work_share
-from planner.costs.memory import stage_memory
+from planner.costs.stage_memory import stage_memory
 from planner.costs.stage_pass import stage_pass
 from planner.costs.transfers import (
     allgather_s,

@@ -20,7 +20,7 @@ from planner.artefacts.strategy import ScheduleName, Stage, Strategy, violations
 from planner.artefacts.topology import take
 from planner.clusters.yaml.read import find_topology, read_topology
 from planner.costs.evaluate import closed_form_s, evaluate
-from planner.costs.memory import memory_of
+from planner.costs.stage_memory import memory_of
 from planner.costs.stage_pass import stage_pass
 from planner.costs.transfers import allreduce_s, conversion_s
 from planner.model.load import load

@@ -12,15 +12,15 @@ from planner.artefacts.options import Objective, Recompute
 from planner.artefacts.strategy import ScheduleName
 from planner.artefacts.topology import device_type
 from planner.costs.closed_form import exposed_sum_s, extend
-from planner.costs.memory import (
+from planner.costs.operators import operator_times, slowdowns, step_s
+from planner.costs.passes import block_workspace_bytes
+from planner.costs.stage_memory import (
     limit_bytes,
     memory_of,
     search_bytes,
     search_recompute_bytes,
     static_bytes,
 )
-from planner.costs.operators import operator_times, slowdowns, step_s
-from planner.costs.passes import block_workspace_bytes
 from planner.costs.stage_pass import sums_overlap_compute
 from planner.costs.transfers import ring_allreduce_s, ring_links, slowest_link
 from planner.solvers.antichain.devices import numbers_of_devices, orders_of

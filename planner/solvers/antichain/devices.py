@@ -17,8 +17,8 @@ from planner.artefacts.problem import Problem
 from planner.artefacts.strategy import ScheduleName
 from planner.artefacts.topology import device_type
 from planner.clusters.routes import chain, host_order, pair_widths
-from planner.costs.memory import limit_bytes
 from planner.costs.operators import first_of_each_type, slowdowns, step_s
+from planner.costs.stage_memory import limit_bytes
 from planner.costs.stage_pass import sums_overlap_compute
 from planner.costs.transfers import ring_links, slowest_link
 from planner.solvers.antichain import kernels

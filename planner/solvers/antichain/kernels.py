@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from planner.costs import closed_form, memory, transfers
+from planner.costs import closed_form, stage_memory, transfers
 from planner.solvers.graphs.downsets import Downsets
 from planner.support.arrays import Bools, Floats, Ints, Masks
 from planner.support.jit import inlined, inner, njit
@@ -33,8 +33,8 @@ extend = inner(closed_form.extend)
 exposed_sum_s = inner(closed_form.exposed_sum_s)
 rounds_to_turn = inner(closed_form.rounds_to_turn)
 ring_allreduce_s = inner(transfers.ring_allreduce_s)
-search_bytes = inner(memory.search_bytes)
-search_recompute_bytes = inner(memory.search_recompute_bytes)
+search_bytes = inner(stage_memory.search_bytes)
+search_recompute_bytes = inner(stage_memory.search_recompute_bytes)
 
 # Labels that there is room for at first.
 _ROOM = 1 << 14

@@ -43,7 +43,7 @@ from planner.artefacts.problem import Problem, Result, Status
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy, shares_devices
 from planner.clusters.routes import bandwidth_bytes_per_s
 from planner.costs.evaluate import closed_form_s, evaluate, evaluation_work_s
-from planner.costs.memory import limit_bytes
+from planner.costs.stage_memory import limit_bytes
 from planner.solvers.antichain import kernels
 from planner.solvers.antichain.blocks import sets_of, times_of
 from planner.solvers.antichain.devices import (

@@ -22,8 +22,8 @@ from planner.artefacts.problem import Problem
 from planner.artefacts.profile import stash_bytes
 from planner.artefacts.roofline import OperatorTimes
 from planner.clusters.routes import pair_widths
-from planner.costs.memory import static_bytes
 from planner.costs.operators import operator_times
+from planner.costs.stage_memory import static_bytes
 from planner.support.memo import remembered
 
 

@@ -40,7 +40,7 @@ from dataclasses import replace
 import numpy as np
 
 from planner.artefacts.problem import Problem, Result, Status, switches_of
-from planner.costs.memory import limit_bytes
+from planner.costs.stage_memory import limit_bytes
 from planner.solvers.fit import placed
 from planner.solvers.netsplit import cpsat as netsplit_cpsat
 from planner.solvers.netsplit.model import (

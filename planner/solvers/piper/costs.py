@@ -30,7 +30,7 @@ from planner.artefacts.formats.piper import (
 )
 from planner.artefacts.graph import consumers, producers, tensors_by_name
 from planner.artefacts.problem import Problem
-from planner.costs.memory import memory_of
+from planner.costs.stage_memory import memory_of
 from planner.solvers.dnn_partitioning.costs import (
     held_bytes,
     slowest_bandwidth_bytes_per_s,

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from planner.artefacts.problem import Problem
-from planner.costs.memory import limit_bytes
+from planner.costs.stage_memory import limit_bytes
 from planner.solvers.placement.problem import PlacementProblem, feeds_of, transfer_s
 from planner.support.units import format_bytes
 

@@ -18,8 +18,8 @@ from planner.artefacts.profile import storage_owner
 from planner.artefacts.strategy import Strategy
 from planner.clusters.routes import pair_widths
 from planner.costs.evaluate import evaluate
-from planner.costs.memory import limit_bytes
 from planner.costs.operators import operator_times, slowdowns
+from planner.costs.stage_memory import limit_bytes
 from planner.solvers.placement.links import Pair, SharedLink, shared_links
 from planner.support.arrays import Floats, Ints
 from planner.support.memo import remembered

@@ -14,7 +14,7 @@ from planner.costs.evaluate import (
     evaluation_work_s,
     pricing_work_s,
 )
-from planner.costs.memory import limit_bytes
+from planner.costs.stage_memory import limit_bytes
 from planner.resharding.checks import all_violations
 from planner.schedules.orders import default_warmups
 from planner.solvers.fit import recompute_choices

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from planner.artefacts.graph import Graph, parameters_by_name, tensors_by_name
 from planner.artefacts.problem import Problem
-from planner.costs.memory import memory_of, own_limit_bytes
 from planner.costs.operators import operator_times
+from planner.costs.stage_memory import memory_of, own_limit_bytes
 from planner.costs.transfers import slowest_link
 from planner.solvers.fit import recompute_choices
 from planner.solvers.sharded.layout import divisors

@@ -1,0 +1,309 @@
+"""Bytes on a device that a stage needs: what is there all the time, and what it keeps for one
+microbatch. `peak_memory.py` puts them together over the actions of a list.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from planner.artefacts.graph import (
+    Graph,
+    loss_outputs,
+    parameters_by_name,
+    producers,
+    tensors_by_name,
+)
+from planner.artefacts.losses import losses
+from planner.artefacts.options import Optimizer
+from planner.artefacts.problem import Problem
+from planner.artefacts.profile import Profile, storage_owner
+from planner.artefacts.sharding import dim_of
+from planner.artefacts.strategy import Stage, indices_of
+from planner.artefacts.topology import device_type, hosts_by_name
+from planner.costs.local_stage import local_stage
+from planner.costs.mesh_memory import gather_bytes, local_bytes, scatter_bytes
+from planner.costs.passes import (
+    backward_excess,
+    forward_excess,
+    read_from_outside,
+    used_outside,
+)
+from planner.resharding.sums import lies_in
+
+
+@dataclass(frozen=True, slots=True)
+class StageMemory:
+    """Memory that one replica of a stage needs.
+
+    Attributes:
+        parameter_bytes: weights, buffers and constants, each once.
+        trainable_bytes: the trained part of them.
+        gradient_bytes: of their gradients: as many, or fewer where these are cut further, or more
+            where parts of them are stepped.
+        state_bytes: of what the optimizer steps through, which is the size of one moment.
+        kept_bytes: alive from the forward to the backward of one microbatch: tensors stashed by
+            autograd and by the loss, and the stage's inputs and outputs.
+        boundary_bytes: the stage's inputs and the outputs that others read. Only these are kept if
+            the forward is run again; an output stays until it has been sent.
+        output_bytes: those outputs that are no input, no parameter, and no view of one.
+        returned_bytes: gradients that go back to earlier stages, until they have been sent.
+        forward_workspace_bytes: most bytes above `kept_bytes` while its forward runs: activations
+            that live only inside the pass, and memory that kernels take for themselves.
+        backward_workspace_bytes: the same of its backward, which lets go of the stash on its way
+            and makes gradients.
+        left_bytes: gradients that stay on the device after its backward, for an earlier stage that
+            adds to them or uses them.
+        taken_bytes: those that have waited for its backward and are gone after it.
+        copied_bytes: outputs that are parts of something larger: copies of them are sent.
+        scatter_bytes: taken while a bucket of its gradients becomes those of parts.
+        gather_bytes: taken while its parameters are gathered from parts, after a step.
+    """
+
+    parameter_bytes: int
+    trainable_bytes: int
+    gradient_bytes: int
+    state_bytes: int
+    kept_bytes: int
+    boundary_bytes: int
+    output_bytes: int
+    returned_bytes: int
+    forward_workspace_bytes: int
+    backward_workspace_bytes: int
+    left_bytes: int = 0
+    taken_bytes: int = 0
+    copied_bytes: int = 0
+    scatter_bytes: int = 0
+    gather_bytes: int = 0
+
+
+def stage_memory(profile: Profile, stage: Stage, before: Iterable[Stage] = ()) -> StageMemory:
+    """Memory that one replica of a stage needs; of one that is split, each of its devices.
+
+    Args:
+        before: earlier stages on the same device; parameters that they hold, and tensors that they
+            read or make, are there already.
+    """
+    graph = profile.graph
+    if stage.sharding is not None:
+        local = local_stage(profile, stage)
+        return _with_stepped_parts(memory_of(local.profile, local.inside), stage, graph)
+    return memory_of(
+        profile, indices_of(stage, graph), [v for one in before for v in indices_of(one, graph)]
+    )
+
+
+def _with_stepped_parts(need: StageMemory, stage: Stage, graph: Graph) -> StageMemory:
+    """The memory of a split stage, whose optimizer steps through the parts that `lies_in` has."""
+    gradients = states = copies = 0
+    known, mesh = parameters_by_name(graph), stage.sharding.mesh if stage.sharding else ()
+    for name, lies in lies_in(stage, graph).items():
+        accumulated, part = (
+            local_bytes(known[name], spec, mesh) for spec in (lies.gradient, lies.state)
+        )
+        # Gradients of parts have buffers of their own where they are others.
+        gradients += accumulated + (part if part != accumulated else 0)
+        states += part
+        both = zip(lies.parameter, lies.state, strict=True)
+        cuts = {dim_of(after) for before, after in both if before == "R" != after}
+        # A part that does not lie in one piece in its parameter is there twice.
+        copies += part if cuts - {0} else 0
+    return replace(
+        need,
+        parameter_bytes=need.parameter_bytes + copies,
+        gradient_bytes=gradients,
+        state_bytes=states,
+        scatter_bytes=scatter_bytes(stage, graph),
+        gather_bytes=gather_bytes(stage, graph),
+    )
+
+
+def memory_of(
+    profile: Profile, operators: Iterable[int], before: Iterable[int] = ()
+) -> StageMemory:
+    """The same for sets of operators, by their indices, as searches have them."""
+    graph, inside = profile.graph, frozenset(operators)
+    tensors, parameters = tensors_by_name(graph), parameters_by_name(graph)
+    there = _touched(graph, before)
+    held = [
+        parameters[name]
+        for name in {n for v in inside for n in graph.operators[v].parameters} - there
+    ]
+    inputs, made = read_from_outside(graph, inside), used_outside(graph, inside)
+    # Sets of storages, not of tensors: several views may be kept, for several reasons, of a storage
+    # that is there once.
+    kept = {
+        storage_owner(profile, name, inside)
+        for v in inside
+        for name in profile.operators[v].stash_tensors
+    }
+    through = {storage_owner(profile, n, inside) for n in (*inputs, *made)}
+    kept |= through
+    coming = [name for name in inputs if name not in there]
+    sent, copied = _storages_sent(profile, inside, made)
+    private = sum(profile.operators[v].stash_private_bytes for v in inside)
+    loss, target = _loss_bytes(graph, inside), _target_bytes(profile, inside)
+    freed = kept - there - through
+    trainable = sum(p.bytes for p in held if p.trainable)
+    return StageMemory(
+        parameter_bytes=sum(p.bytes for p in held),
+        trainable_bytes=trainable,
+        gradient_bytes=trainable,
+        state_bytes=trainable,
+        kept_bytes=private + sum(tensors[n].bytes for n in kept - there if n in tensors) + loss,
+        boundary_bytes=sum(tensors[n].bytes for n in {*coming, *sent}),
+        output_bytes=sum(tensors[n].bytes for n in sent.difference(inputs)),
+        returned_bytes=sum(tensors[name].bytes for name in coming if tensors[name].gradient),
+        forward_workspace_bytes=forward_excess(profile, inside, kept - there, loss),
+        backward_workspace_bytes=backward_excess(profile, inside, freed, loss, target),
+        copied_bytes=sum(tensors[n].bytes for n in copied),
+    )
+
+
+def _storages_sent(
+    profile: Profile, inside: Collection[int], made: Iterable[str]
+) -> tuple[set[str], set[str]]:
+    """The storages that wait until the tensors that a stage makes for others have been sent, and
+    those of them that are copies: of tensors that do not fill the storage that they lie in.
+    Storages of parameters are left out, because they are there anyway.
+    """
+    tensors, parameters = tensors_by_name(profile.graph), parameters_by_name(profile.graph)
+    owners = {name: storage_owner(profile, name, inside) for name in made}
+    copied = {
+        name
+        for name, owner in owners.items()
+        if (tensors.get(owner) or parameters[owner]).bytes != tensors[name].bytes
+    }
+    whole = {owner for name, owner in owners.items() if name not in copied}
+    return copied | whole - parameters.keys(), copied
+
+
+def _touched(graph: Graph, operators: Iterable[int]) -> set[str]:
+    """Parameters and tensors that operators read or make."""
+    return {
+        name
+        for v in operators
+        for names in (graph.operators[v].parameters, graph.operators[v].inputs,
+                      graph.operators[v].outputs)
+        for name in names
+    }  # fmt: skip
+
+
+def device_memory(profile: Profile, stages: Mapping[int, Stage]) -> Mapping[int, StageMemory]:
+    """The memory of the stages of one device; parameters and tensors that several of
+    them use count with the first.
+
+    Args:
+        stages: by index, ascending.
+    """
+    needs: dict[int, StageMemory] = {}
+    inside = {s: indices_of(stage, profile.graph) for s, stage in stages.items()}
+    left, taken = _waiting_bytes(profile.graph, inside)
+    before: list[int] = []
+    for s, operators in inside.items():
+        need = memory_of(profile, operators, before)
+        needs[s] = replace(need, left_bytes=left[s], taken_bytes=taken[s])
+        before += operators
+    return needs
+
+
+def _waiting_bytes(
+    graph: Graph, stages: Mapping[int, Collection[int]]
+) -> tuple[Counter[int], Counter[int]]:
+    """Per stage of a device, the bytes of gradients that begin to wait with its backward, and of
+    those that have waited for it. A tensor's gradient begins with the last stage that reads it and
+    goes to the one that makes it, or, if that is elsewhere, goes back from the first reader.
+    """
+    tensors = tensors_by_name(graph)
+    made_in = {name: s for s, inside in stages.items() for v in inside
+               for name in graph.operators[v].outputs}  # fmt: skip
+    read_in: dict[str, list[int]] = {}
+    for s, inside in stages.items():
+        for name in read_from_outside(graph, inside):
+            read_in.setdefault(name, []).append(s)
+    left, taken = Counter[int](), Counter[int]()
+    for name, readers in read_in.items():
+        home = made_in.get(name, readers[0])
+        if tensors[name].gradient and home != readers[-1]:
+            left[readers[-1]] += tensors[name].bytes
+            taken[home] += tensors[name].bytes
+    return left, taken
+
+
+def _loss_bytes(graph: Graph, inside: Collection[int]) -> int:
+    """A loss keeps a tensor as large as its input (log-probabilities, or the difference)."""
+    made_by, tensors = producers(graph), tensors_by_name(graph)
+    return sum(tensors[n].bytes for n in loss_outputs(graph) if made_by.get(n) in inside)
+
+
+def _target_bytes(profile: Profile, inside: Collection[int]) -> int:
+    """Losses of values compare with targets as large as their outputs. Imported profiles do not say
+    what their outputs are.
+    """
+    if profile.model_hash is None:
+        return 0
+    made_by = producers(profile.graph)
+    return sum(
+        one.output.bytes
+        for one in losses(profile.graph)
+        if one.has_target and one.class_dim is None and made_by.get(one.output.name) in inside
+    )
+
+
+def static_bytes(parameter_bytes: int, trainable_bytes: int, optimizer: Optimizer) -> int:
+    """Parameters, gradients and optimizer state, in bytes."""
+    return parameter_bytes + (1 + optimizer.num_moments) * trainable_bytes
+
+
+def search_bytes(
+    static: float, kept: float, entering: float, leaving: float, workspace: float, warmup: int,
+    rounds: int,
+) -> float:  # fmt: skip
+    """Peak of a stage without recomputation in closed form, for search.
+
+    It has the static bytes, W microbatches in flight with their inputs and outputs, one more set of
+    inputs on its way, two of the gradients of leaving tensors (one in use, one on its way), one of
+    gradients that go back, and the workspace. With a single microbatch nothing more is on its way.
+    Compiled by the solver that searches with it.
+
+    Args:
+        entering: bytes of the tensors that come from earlier stages.
+        leaving: bytes of the gradients of the tensors that cross the cut behind the stage.
+        rounds: microbatches per replica.
+    """
+    coming = min(2, rounds)
+    return static + warmup * kept + coming * (entering + leaving) + workspace
+
+
+def search_recompute_bytes(
+    static: float, kept: float, boundary: float, entering: float, leaving: float,
+    workspace: float, warmup: int, rounds: int,
+) -> float:  # fmt: skip
+    """The same with recomputation: only inputs and outputs are in flight, and the stash of the one
+    microbatch that is being run again.
+
+    Args:
+        boundary: bytes of all inputs of the stage, of the tensors that cross the cut behind it,
+            and of the model's outputs that it makes.
+    """
+    coming = min(2, rounds)
+    return static + warmup * boundary + kept + coming * (entering + leaving) + workspace
+
+
+def own_limit_bytes(problem: Problem, device: int) -> int:
+    """The memory of a device: the option's if it is given, else its type's."""
+    given = problem.training.device_memory
+    return device_type(problem.topology, device).memory_bytes if given is None else given
+
+
+def limit_bytes(problem: Problem, used: Collection[int], device: int) -> int:
+    """The memory that a device of the problem may use while the devices `used` run: its own or
+    the option's, and no more than its share where its host's memory is shared.
+    """
+    topology = problem.topology
+    own = own_limit_bytes(problem, device)
+    name = topology.devices[device].host
+    memory_bytes = hosts_by_name(topology)[name].memory_bytes
+    if memory_bytes is None:
+        return own
+    sharing = sum(topology.devices[d].host == name for d in {*used, device})
+    return min(own, memory_bytes // sharing)
