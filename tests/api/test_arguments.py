@@ -155,6 +155,8 @@ def test_one_solver_and_a_time_with_a_unit_are_taken_as_on_the_command_line():
             "traces: expected a list (each item: a path), got a list",
         ),
         (lambda: planner.solve([PROFILE, 3]), "profile: expected a path or a Profile or a list"),
+        (lambda: planner.start_launch("s", True), "nproc: expected a whole number, got True"),
+        (lambda: planner.start_launch("s", 2.0), "nproc: expected a whole number, got 2.0"),
         (lambda: planner.check_outputs({"trace": 3}, {}), "written: expected a mapping from text"),
         (lambda: planner.solve_under("piper", PROFILE, bandwidth=-1), "bandwidth: expected a rate"),
         (lambda: planner.own_options([1]), "values: expected a mapping from text to a value, got"),
