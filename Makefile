@@ -72,7 +72,6 @@ bench-accuracy bench-convergence bench-memory bench-periodic bench-placements be
 bench-demo: RUNS = "$* --repeat 3"
 bench-mutants: RUNS = "$* --seed 1"
 bench-netsplit: RUNS = $* "$* --coplaced"
-bench-simulate: RUNS = $* "$* --delta"
 bench-solvers: RUNS = $* "$* --scaling"
 bench-split: RUNS = "split --write" "split_grid --write"
 bench-strategies: RUNS = "$* solve $(OUT)"

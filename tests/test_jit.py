@@ -16,6 +16,7 @@ from planner.commands.errors import words_of_caches
 from planner.support import caches, jit
 from planner.support.brake import compile_clock, stopwatch
 from planner.support.caches import private_folder
+from planner.support.jit import compiled_before
 
 PACKAGE_FILES = sorted(jit._PLANNER.rglob("*.py"))
 
@@ -29,6 +30,14 @@ def test_the_clock_counts_what_is_compiled_and_nothing_else():
     assert first_s > 0.0
     sum(range(10**6))
     assert compiling_s() == first_s
+
+
+def test_a_folder_without_compiled_kernels_is_told_from_one_with_them(own_folder):
+    assert not compiled_before()
+    (own_folder / "search.other").touch()
+    assert not compiled_before()
+    (own_folder / "search.kernel").touch()
+    assert compiled_before()
 
 
 def test_a_stopwatch_stands_still_while_functions_are_compiled():

@@ -40,7 +40,7 @@ OTHER_PROGRAMS = {
     # torchrun
     "--nnodes", "--node-rank", "--nproc-per-node", "--no-python", "--master-addr", "--max-restarts",
     # benchmarks of tests/bench
-    "--again", "--checks", "--cluster", "--delta", "--hosts", "--only", "--per-device",
+    "--again", "--checks", "--cluster", "--hosts", "--only", "--per-device",
     "--scaling", "--write",
     # SLURM
     "--requeue",

@@ -141,7 +141,7 @@ if TYPE_CHECKING:
     from planner.simulator.traces.read import Trace as Trace
     from planner.solvers.pipedream.costs import PipeDreamReport as PipeDreamReport
     from planner.training.checkpoints.into_onnx import Weights as Weights
-    from planner.training.own_loop import LoopTrainer as LoopTrainer
+    from planner.training.loop import BatchTrainer as BatchTrainer
     from planner.training.report import LaunchReport as LaunchReport
     from planner.training.trials import Trial as Trial
 

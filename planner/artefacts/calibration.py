@@ -18,11 +18,8 @@ belongs to one stage or one model, so that it holds for models that were not run
 from dataclasses import dataclass, field
 from statistics import fmean
 
-import numpy as np
-
-from planner.artefacts.graph import LEFT_OUT_AS_DEFAULT, loss_outputs, tensors_by_name
+from planner.artefacts.graph import LEFT_OUT_AS_DEFAULT
 from planner.artefacts.profile import MAX_SECONDS, Profile
-from planner.support.arrays import Floats
 
 MAX_FACTOR = 1e6
 """No correction is larger; times with it stay far from the largest floats."""
@@ -135,37 +132,3 @@ def whole_share(profile: Profile) -> float:
         return 1.0
     whole_s = fmean((profile.whole_step.before_s, profile.whole_step.after_s))
     return whole_s / sum(one.forward_s + one.backward_s for one in profile.operators)
-
-
-def calibrated_s(
-    calibration: Calibration, profile: Profile, forward_s: Floats, backward_s: Floats
-) -> tuple[Floats, Floats]:
-    """Times of all operators in a run.
-
-    Args:
-        forward_s, backward_s: (N,) measured alone, on a device of the calibration's type.
-    """
-    scale = whole_share(profile) if calibration.whole else 1.0
-    known = {one.type: one for one in calibration.deviations}
-    own = [
-        known.get(operator.type, Deviation("", 0.0, 0.0)) for operator in profile.graph.operators
-    ]
-    lost = loss_input_bytes(profile)
-    return (
-        scale * forward_s * (calibration.forward + np.array([one.forward for one in own]))
-        + lost * calibration.loss_forward_s_per_byte,
-        scale * backward_s * (calibration.backward + np.array([one.backward for one in own]))
-        + lost * calibration.loss_backward_s_per_byte,
-    )
-
-
-def loss_input_bytes(profile: Profile) -> Floats:
-    """(N,) bytes that each operator makes of the outputs that losses are computed from."""
-    lost, tensors = loss_outputs(profile.graph), tensors_by_name(profile.graph)
-    return np.array(
-        [
-            sum(tensors[name].bytes for name in operator.outputs if name in lost)
-            for operator in profile.graph.operators
-        ],
-        dtype=float,
-    )

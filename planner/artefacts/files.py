@@ -513,18 +513,21 @@ def _read(
         raise complaint(path, error) from None
 
 
-def read_artefact(kind: Any, form: str, path: Path, made_by: str) -> Any:
+def read_artefact(
+    kind: Any, form: str, path: Path, made_by: str, text: str | None = None
+) -> Any:  # fmt: skip
     """An artefact of another module from its JSON file, see `artefact_bytes`.
 
     Args:
         kind: its frozen dataclass.
         form: the format that the file has to have.
         made_by: the command that makes such a file, for messages.
+        text: of the file, if it was read already.
 
     Raises:
         FileError: if it is missing, of another format, or malformed.
     """
-    return _read(kind, form, path, made_by)
+    return _read(kind, form, path, made_by, text=text)
 
 
 def read_profile(path: Path, text: str | None = None) -> Profile:

@@ -1,5 +1,6 @@
 """A profile's times on another type of device, by the roofline."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +10,9 @@ from planner.artefacts.profile import OperatorCost, Profile, Source
 from planner.artefacts.topology import DeviceType, Topology
 from planner.support.arrays import Floats
 from planner.support.errors import OptionError
-from planner.support.memo import remembered
+
+EMPTY_KERNEL_S = 5e-6
+"""Time of a kernel that does nothing; `profilers/efficiencies.py` says where that is from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,15 @@ def roofline_s(cost: OperatorCost, kind: DeviceType, dtype: str) -> float:
     """
     return max(
         cost.flops / kind.peak_flops(dtype), cost.bytes_moved / kind.memory_bandwidth_bytes_per_s
+    )
+
+
+def unknown_speeds(dtype: str, kinds: Iterable[DeviceType]) -> tuple[str, ...]:
+    """Notes on types of devices without a speed for a dtype: float32's is taken."""
+    return tuple(
+        f"no speed of {kind.name} in {dtype} is known; its speed in float32 was taken"
+        for kind in kinds
+        if dtype not in kind.flops
     )
 
 
@@ -62,8 +74,7 @@ def loss_times_s(profile: Profile) -> tuple[Floats, Floats]:
     return forward, backward
 
 
-@remembered(kept=64)
-def operator_times(
+def rescaled_times(
     profile: Profile, kind: DeviceType, measured_on: DeviceType | None
 ) -> OperatorTimes:
     """Times of the operators on a type of device: the profile's own, or, on another type, times

@@ -19,6 +19,7 @@ from planner.artefacts.topology import (
     Level,
     Link,
     Topology,
+    problems,
     tables_among,
     take,
 )
@@ -88,6 +89,8 @@ def what_if(
     for name in dropped:
         step = drop(topology, name)
         topology, changes = step.topology, [*changes, *step.changes]
+    if wrong := problems(topology):
+        raise OptionError("; ".join(wrong))
     routes(topology)
     notes = (*topology.notes, *(f"what if: {one}" for one in changes))
     return Changed(replace(topology, notes=notes), tuple(changes))
@@ -285,7 +288,10 @@ def _set_type(topology: Topology, rest: str, value: str) -> Changed:
     types = {kind.name: kind for kind in topology.device_types}
     fields = ["memory", "memory_bandwidth"]
     fields += sorted({f"flops.{dtype}" for kind in types.values() for dtype in kind.flops})
-    name, field = _split("device type", rest, types, fields)
+    # A type with another speed has a new name. The next figure may be set under the old one.
+    known = {name.removesuffix(CHANGED): name for name in types} | {name: name for name in types}
+    given, field = _split("device type", rest, known, fields)
+    name = known[given]
     old = types[name]
     if field == "memory":
         new = replace(old, memory_bytes=_checked(Bytes, value))
@@ -305,7 +311,7 @@ def _set_type(topology: Topology, rest: str, value: str) -> Changed:
     )
     return Changed(
         _of_devices(topology, devices, {**types, new.name: new}),
-        (f"device_types.{name}.{field}: {' -> '.join(figures)}",),
+        (f"device_types.{given}.{field}: {' -> '.join(figures)}",),
     )
 
 

@@ -4,10 +4,10 @@ asynchronous one where such a one is asked for.
 
 Where the profile has rules by which operators are split, that is over all strategies with split
 operators too: a part of an operator with rules takes at least 1/n of its time on n devices, and no
-less than any part takes (`split.floor_s`). The parts together take no less than the whole.
-So the bounds hold for every mesh and every rule of the profile on it, for data, tensor and sequence
-parallelism alike, and for all ways in which parameters, gradients and optimizer state lie: these
-change collectives, steps and memory, which count for nothing here.
+less than any part takes (`stage_pass.shortest_part_s`). The parts together take no less than the
+whole. So the bounds hold for every mesh and every rule of the profile on it, for data, tensor and
+sequence parallelism alike, and for all ways in which parameters, gradients and optimizer state lie:
+these change collectives, steps and memory, which count for nothing here.
 
 They speak of the cost model and not of the machine. A part that would take less than its share,
 since it fits into a cache, is known only if it was measured (`OperatorCost.parts`). Ways to split
@@ -25,11 +25,16 @@ from planner.artefacts.graph import loss_outputs, predecessors, producers, tenso
 from planner.artefacts.options import Objective
 from planner.artefacts.problem import Problem
 from planner.artefacts.profile import PartTime, Profile, has_rules
-from planner.artefacts.roofline import OperatorTimes, loss_times_s
-from planner.artefacts.topology import Host
-from planner.costs.compute import crowded_hosts, host_slowdown, times_on
+from planner.artefacts.roofline import loss_times_s
+from planner.artefacts.topology import Host, hosts_by_name
 from planner.costs.memory import own_limit_bytes, static_bytes
-from planner.costs.split import floor_s
+from planner.costs.operators import (
+    first_of_each_type,
+    hosts_with_contention,
+    operator_times,
+    slowdown,
+)
+from planner.costs.stage_pass import shortest_part_s
 from planner.support.arrays import Floats
 from planner.support.units import format_bytes, format_bytes_apart
 
@@ -109,14 +114,17 @@ def _fastest(problem: Problem, most: int = 1) -> Floats:
     """(2, N) forward and backward of each operator on the type that is fastest for it, or of its
     part if it has rules and is split over `most` devices, in s.
     """
-    kinds = _kinds(problem).values()
-    times = np.array([(k.forward_s, k.backward_s) for k in kinds])  # (types, 2, N)
+    first = first_of_each_type(problem.topology).values()
+    kinds = [operator_times(problem, device) for device in first]
+    times = np.array([(one.forward_s, one.backward_s) for one in kinds])  # (types, 2, N)
     if most > 1:
         # A loss is computed of a part of its output, whoever made that.
         lost = loss_times_s(problem.profile)
         splits = (lost[0] + lost[1] > 0) | [bool(o.rules) for o in problem.profile.operators]
-        least = [[floor_s(problem.profile, side) for side in both] for both in times]
-        floors = np.array(least)[:, :, None]
+        # A part takes at least the floor or, where the whole is shorter, the whole, and at least
+        # its even share of the work; a smaller number of devices leaves it more of both. A part
+        # that was measured may be below either, so its share comes last.
+        floors = np.array([shortest_part_s(problem, device) for device in first])[:, :, None]
         parts = np.maximum(np.minimum(times, floors), times / most)
         parts = np.minimum(parts, times * _least_shares(problem.profile, most))
         times = np.where(splits, parts, times)
@@ -151,26 +159,19 @@ def _least(profile: Profile, factor: Callable[[PartTime], int | None]) -> Floats
     return shares
 
 
-def _kinds(problem: Problem) -> Mapping[str, OperatorTimes]:
-    """Operator times by the names of the device types that are there."""
-    devices = problem.topology.devices
-    first = {kind: i for i, kind in reversed(list(enumerate(d.type for d in devices)))}
-    return {kind: times_on(problem, first[kind]) for kind in sorted(first)}
-
-
 def _capacity(problem: Problem) -> Mapping[str, float]:
     """The work that the devices of each type do at once, in devices that compute alone: on a host
     with cores no more than it has cores. Where contention was measured, n devices of a host do
     n / slowdown(n), and any number may be the best.
     """
-    cores = {host.name: host.cores for host in problem.topology.hosts}
+    hosts = hosts_by_name(problem.topology)
     counts = Counter((d.type, d.host) for d in problem.topology.devices)
     at_once: dict[str, float] = defaultdict(float)
     for (kind, host), count in counts.items():
-        if host in crowded_hosts(problem):
-            at_once[kind] += max(n / host_slowdown(problem, host, n) for n in range(1, count + 1))
+        if host in hosts_with_contention(problem):
+            at_once[kind] += max(n / slowdown(problem, host, n, n) for n in range(1, count + 1))
         else:
-            limit = cores[host]
+            limit = hosts[host].cores
             at_once[kind] += count if limit is None else min(count, limit)
     return at_once
 
@@ -185,9 +186,12 @@ def fractional_s(problem: Problem) -> float:
     sum_v min_k (y_k t_vk) / sum_k y_k K_k is a bound for any y >= 0. Where measured parts of an
     operator take less together than the whole, t_vd is that time.
     """
-    kinds, capacity, share = _kinds(problem), _capacity(problem), _together(problem.profile)
-    times = np.array([k.forward_s * share[0] + k.backward_s * share[1] for k in kinds.values()])
-    counts = np.array([capacity[kind] for kind in kinds], dtype=float)
+    capacity, share = _capacity(problem), _together(problem.profile)
+    # In the order of the names, so that the program's solution does not depend on the devices'.
+    first = sorted(first_of_each_type(problem.topology).items())
+    kinds = [operator_times(problem, device) for _, device in first]
+    times = np.array([one.forward_s * share[0] + one.backward_s * share[1] for one in kinds])
+    counts = np.array([capacity[kind] for kind, _ in first], dtype=float)
     if len(kinds) == 1:
         return float(times[0].sum() / counts[0])
     weights = _assignment_duals(times, counts)

@@ -37,7 +37,8 @@ back: its second term is such a maximum with f_s and c_s plus another one with b
 
 The sums run from the last stage to the first, so `extend` puts one more stage in front.
 
-Where a device runs several stages (`shared.py`), p_s counts the computation of all of them. The
+What else occupies the devices of a stage counts in p_s, too: computations of other stages that run
+on them, and posting what crosses. Where devices run several stages (`stage_costs.py`), the
 sum of all stages is then shortened by the time in which they run beside each other, so that it is
 the time of one microbatch in a list schedule with that placement. The same holds for l_s.
 """
@@ -64,8 +65,9 @@ class StageCost:
         tail_s: a, once per iteration, or per microbatch of a replica under PipeDream's schedule.
         num_replicas: R.
         warmup: W.
-        others_forward_s: forwards of the other stages on its device.
-        others_backward_s: their backwards.
+        others_forward_s: what else occupies its devices beside a forward: forwards of other stages,
+            and posting what crosses.
+        others_backward_s: the same beside a backward.
         beside_s: of one microbatch, how much of the stage's time and transfers runs beside later
             stages.
     """
@@ -98,7 +100,7 @@ def exposed_sum_s(
         sum_s: S, of all gradients at once.
         size_bytes: of the same.
         backward_s: b, without a forward that is run again.
-        beside: whether sums run beside computations (`overlap.runs_beside`).
+        beside: whether sums run beside computations (`overlap.sums_overlap_compute`).
 
     >>> exposed_sum_s(4.0, 100 * 2**20, 2.0, True), exposed_sum_s(4.0, 2**20, 2.0, True)
     (2.5, 4.0)
@@ -114,6 +116,8 @@ def extend(
     exposed: float,
     forward: float,
     backward: float,
+    others: float,
+    others_back: float,
     send: float,
     back: float,
     tail: float,
@@ -139,6 +143,8 @@ def extend(
         exposed: time from the last backward of the first of them to the end, in s.
         forward: f of the new stage.
         backward: b of the new stage.
+        others: what else occupies its devices beside a forward, in s.
+        others_back: the same beside a backward.
         send: c of the new stage.
         back: g of the new stage.
         tail: a of the new stage.
@@ -158,11 +164,11 @@ def extend(
     # The side of the cut with fewer replicas has more rounds, so a larger weight.
     crossing = max(weight, weight_behind)
     if phases:
-        worst = max(worst, weight * forward, crossing * send)
-        worst_back = max(worst_back, weight * backward, crossing * back)
+        worst = max(worst, weight * (forward + others), crossing * send)
+        worst_back = max(worst_back, weight * (backward + others_back), crossing * back)
     else:
         step = tail if steady else 0.0
-        period = forward + backward + step
+        period = (forward + others) + (backward + others_back) + step
         # With all microbatches in flight, no forward waits for a backward.
         if warmup < rounds:
             period = max(period, (total + step) / warmup)
@@ -201,15 +207,10 @@ def iteration_s(
         rounds = -(-num_microbatches // stage.num_replicas)
         total, worst, worst_back, exposed = extend(
             total - stage.beside_s, worst, worst_back, exposed,
-            stage.forward_s, stage.backward_s, stage.send_s, stage.return_s, stage.tail_s,
+            stage.forward_s, stage.backward_s, stage.others_forward_s, stage.others_backward_s,
+            stage.send_s, stage.return_s, stage.tail_s,
             rounds, stage.warmup, 1, rounds - 1, behind, phases, False,
         )  # fmt: skip
-        load_s, load_back_s = _loads_s(stage)
-        if phases:
-            worst = max(worst, (rounds - 1) * load_s)
-            worst_back = max(worst_back, (rounds - 1) * load_back_s)
-        else:
-            worst = max(worst, (rounds - 1) * (load_s + load_back_s))
         behind = rounds - 1
     return total + worst + worst_back + exposed
 
@@ -228,7 +229,8 @@ def _steady_s(stages: Sequence[StageCost]) -> float:
         turn = rounds_to_turn(stage.warmup, stage.num_replicas, ahead, width)
         total, worst, here, _ = extend(
             total, worst, here, 0.0,
-            stage.forward_s, stage.backward_s, stage.send_s, stage.return_s, stage.tail_s,
+            stage.forward_s, stage.backward_s, stage.others_forward_s, stage.others_backward_s,
+            stage.send_s, stage.return_s, stage.tail_s,
             MANY_ROUNDS, stage.warmup, turn, weight, behind, False, True,
         )  # fmt: skip
         ahead, width, behind = stage.warmup, stage.num_replicas, weight
@@ -279,7 +281,7 @@ def bottleneck_s(
     behind = [stage.num_replicas for stage in stages[1:]]
     return max(
         max(
-            (sum(_loads_s(s)) + steps * s.tail_s) / s.num_replicas,
+            (_load_s(s) + steps * s.tail_s) / s.num_replicas,
             max(s.send_s, s.return_s) / min(s.num_replicas, ahead),
         )
         for s, ahead in zip(stages, [*behind, stages[-1].num_replicas], strict=True)
@@ -291,6 +293,7 @@ def latency_s(stages: Sequence[StageCost]) -> float:
     return sum(s.forward_s + s.backward_s + s.send_s + s.return_s - s.beside_s for s in stages)
 
 
-def _loads_s(stage: StageCost) -> tuple[float, float]:
-    """Time of a microbatch in all stages of the stage's device, forward and backward, in s."""
-    return stage.forward_s + stage.others_forward_s, stage.backward_s + stage.others_backward_s
+def _load_s(stage: StageCost) -> float:
+    """Time of a microbatch in which the stage's device is occupied, in s."""
+    forward_s = stage.forward_s + stage.others_forward_s
+    return forward_s + (stage.backward_s + stage.others_backward_s)

@@ -36,7 +36,7 @@ from planner.artefacts.strategy import (
 )
 from planner.artefacts.topology import Topology
 from planner.clusters.routes import latency_s, routes
-from planner.costs.split import stage_collectives_s
+from planner.costs.stage_pass import stage_collectives_s
 from planner.resharding import Piece, pieces
 from planner.resharding.conversion import conversion
 from planner.resharding.gradients import gradient_spec

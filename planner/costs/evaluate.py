@@ -2,27 +2,21 @@
 (`planning/judge.py`) adds the simulated times.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 
 import numpy as np
 
-from planner.artefacts.graph import ITEM_BYTES, tensors_by_name
 from planner.artefacts.plan import MemoryParts, StagePrediction
 from planner.artefacts.problem import Problem
 from planner.artefacts.strategy import (
-    Crossing,
-    GradientSum,
     Strategy,
-    crossings,
     shares_devices,
     stages_by_device,
     used_devices,
 )
-from planner.costs.closed_form import StageCost, exposed_sum_s, objective_s
-from planner.costs.collectives import gradient_sum_s, slowest_link
+from planner.costs.actions import ActionCosts, action_costs
+from planner.costs.closed_form import StageCost, objective_s
 from planner.costs.memory import (
     StageMemory,
     device_memory,
@@ -30,16 +24,12 @@ from planner.costs.memory import (
     peak_memory,
     stage_memory,
 )
-from planner.costs.overlap import runs_beside
-from planner.costs.pricing import ActionCosts, action_costs, all_busy, stage_price, sum_factor
-from planner.costs.shared import shared_stage_costs, stage_transfers
-from planner.resharding import Piece, pieces
+from planner.costs.stage_costs import stage_costs, stage_transfers
 from planner.resharding.checks import all_violations
 from planner.resharding.sums import gradient_sums
 from planner.schedules.actions import ActionKind, Code, Program
 from planner.schedules.dry_run import dry_run, meshes_of
 from planner.schedules.flows import flow, steady_minibatches
-from planner.schedules.pipelines import mesh_end
 from planner.schedules.program import program
 from planner.support.memo import remembered
 from planner.support.units import format_bytes, format_bytes_apart
@@ -87,7 +77,7 @@ def evaluate(problem: Problem, strategy: Strategy) -> Evaluation:
     if wrong:
         raise ValueError("; ".join(wrong))
     costs, stages, needs = _priced(problem, strategy)
-    times = tuple(_times(problem, strategy, stages))
+    times = tuple(_times(problem, strategy, costs, stages))
     if strategy.schedule.is_asynchronous:
         lists = flow(strategy, graph, steady_minibatches(strategy))
     else:
@@ -108,11 +98,11 @@ def evaluate(problem: Problem, strategy: Strategy) -> Evaluation:
 
 
 def _times(
-    problem: Problem, strategy: Strategy, stages: Sequence[StageCost]
+    problem: Problem, strategy: Strategy, costs: ActionCosts, stages: Sequence[StageCost]
 ) -> Iterator[StagePrediction]:
     """The times of each stage, with its transfers where a device runs several."""
     shared = shares_devices(strategy)
-    moved = stage_transfers(problem, strategy) if shared else ((),) * len(stages)
+    moved = stage_transfers(problem, strategy, costs) if shared else ((),) * len(stages)
     for one, transfers in zip(stages, moved, strict=True):
         yield StagePrediction(one.forward_s, one.backward_s, transfers)
 
@@ -145,11 +135,8 @@ def _priced(
     """All that needs no action lists: costs of the actions, and of each stage time and memory."""
     graph = problem.profile.graph
     sums, needs = gradient_sums(strategy, graph), _needs(problem, strategy)
-    prices = [
-        stage_price(problem, stage, needs[s].state_bytes) for s, stage in enumerate(strategy.stages)
-    ]
-    costs = action_costs(problem, strategy, prices, crossings(strategy, graph), sums)
-    stages = _stage_costs(problem, strategy, sums, all_busy(costs))
+    costs = action_costs(problem, strategy, sums, [need.state_bytes for need in needs])
+    stages = stage_costs(problem, strategy, sums, costs)
     return costs, stages, needs
 
 
@@ -164,106 +151,6 @@ def _needs(problem: Problem, strategy: Strategy) -> list[StageMemory]:
     for mine in dict.fromkeys(stages_by_device(strategy).values()):
         needs |= device_memory(problem.profile, {s: stages[s] for s in mine})
     return [needs[s] for s in range(len(stages))]
-
-
-def _stage_costs(
-    problem: Problem, strategy: Strategy, sums: Sequence[GradientSum], costs: ActionCosts
-) -> tuple[StageCost, ...]:
-    if shares_devices(strategy):
-        return shared_stage_costs(problem, strategy, sums, costs)
-    crossing = crossings(strategy, problem.profile.graph)
-    # A sum has all devices of a stage or none; of a split one, those of some lines of its mesh.
-    members = [frozenset(one.devices) for one in sums]
-    stages = []
-    for s, stage in enumerate(strategy.stages):
-        send = back = 0.0
-        if s + 1 < len(strategy.stages):
-            ahead = strategy.stages[s + 1].devices
-            over = [c for c in crossing if c.source <= s < c.targets[-1]]
-            sizes = {c.tensor: _sent_bytes(problem, strategy, s, c) for c in over}
-            latency, rate = slowest_link(problem.topology, stage.devices, ahead)
-            send = sum(latency + sizes[c.tensor][0] / rate for c in over)
-            latency, rate = slowest_link(problem.topology, ahead, stage.devices)
-            back = sum(latency + sizes[c.tensor][1] / rate for c in over if c.gradient)
-        forward_s = max(costs.forward_s[s, d] for d in stage.devices)
-        backward_s = max(costs.backward_s[s, d] for d in stage.devices)
-        tied = [
-            costs.sum_s[i]
-            for i in range(len(sums))
-            if stage.devices[0] in members[i] and not members[i].issubset(stage.devices)
-        ]
-        own_s = _own_sum_s(
-            problem, strategy, s, sums, backward_s - (forward_s if stage.recompute else 0.0)
-        )
-        stages.append(
-            StageCost(
-                forward_s=forward_s,
-                backward_s=backward_s,
-                send_s=send,
-                return_s=back,
-                tail_s=own_s + sum(tied) + max(costs.step_s[d] for d in stage.devices),
-                num_replicas=stage.num_replicas,
-                warmup=stage.warmup,
-            )
-        )
-    return tuple(stages)
-
-
-def _own_sum_s(
-    problem: Problem, strategy: Strategy, s: int, sums: Sequence[GradientSum], backward_s: float
-) -> float:
-    """What is left of the sums among the replicas of a stage behind its last backward, in s.
-
-    Args:
-        backward_s: of the stage, without a forward that is run again.
-    """
-    there, used = frozenset(strategy.stages[s].devices), used_devices(strategy)
-    sizes = Counter[tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]]()
-    for one in sums:
-        if there.issuperset(one.devices):
-            sizes[one.devices, one.keep] += one.bytes
-    if not sizes.total():
-        return 0.0
-    factor = sum_factor(problem, used)
-    whole_s = {
-        (devices, keep): factor * gradient_sum_s(problem.topology, devices, size, keep)
-        for (devices, keep), size in sizes.items()
-    }
-    # All at once over the same devices, one after the other over the lines of different axes.
-    of_device = {d: sum(t for (some, _), t in whole_s.items() if d in some) for d in there}
-    slowest = max(there, key=lambda d: (of_device[d], -d))
-    size_bytes = sum(n for (some, _), n in sizes.items() if slowest in some)
-    beside = all(runs_beside(problem, used, some) for some, _ in sizes)
-    return exposed_sum_s(of_device[slowest], size_bytes, backward_s, beside)
-
-
-def _sent_bytes(
-    problem: Problem, strategy: Strategy, s: int, crossing: Crossing
-) -> tuple[float, float]:
-    """Bytes of a tensor that crosses the cut behind a stage, and of its gradient: the most that a
-    device sends or receives. From a stage to the first that reads it and is behind the cut.
-    """
-    target = next(t for t in crossing.targets if t > s)
-    stages = strategy.stages[crossing.source], strategy.stages[target]
-    if all(stage.sharding is None for stage in stages):
-        return crossing.bytes, crossing.bytes
-    ends = (
-        mesh_end(stages[0], crossing.tensor, source=True),
-        mesh_end(stages[1], crossing.tensor, source=False, first=len(stages[0].groups[0])),
-    )
-    shape = tensors_by_name(problem.profile.graph)[crossing.tensor].shape
-    there, back = pieces(shape, *ends), pieces(shape, ends[1], ends[0])
-    return _most_bytes(crossing, there), _most_bytes(crossing, back)
-
-
-def _most_bytes(crossing: Crossing, some: Iterable[Piece]) -> float:
-    """The most bytes that a device gives or takes."""
-    moved = Counter[tuple[bool, int]]()
-    for one in some:
-        size = prod(stop - start for start, stop in one.box)
-        moved[True, one.source] += size
-        moved[False, one.target] += size
-    return max(moved.values()) * ITEM_BYTES[crossing.dtype]
 
 
 def _memory(

@@ -4,8 +4,8 @@ operators and tensors, which the rest of this folder prices and measures like an
 Operators run at their local shapes. A resharding (`resharding/reshardings.py`) is an operator of
 its own in front of the first that reads the copy, or, of a tensor that leaves the stage, at the
 end. The copy is a tensor that its readers stash, unless they gather it again, and its gradient is
-another. Such an operator takes no time here; `split.py` has that of its collectives, which depends
-on the devices.
+another. Such an operator takes no time here; `stage_pass.py` has that of its collectives, which
+depends on the devices.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,8 +29,8 @@ from planner.artefacts.graph import (
 from planner.artefacts.profile import LossCost, OperatorCost, Profile, Source, View, view_bases
 from planner.artefacts.sharding import Rule, Spec, blocks_of, dim_of, local_shape, rule_by
 from planner.artefacts.strategy import Stage, indices_of
-from planner.costs.conversion_memory import conversion_bytes, gather_bytes, scatter_bytes
 from planner.costs.cut_losses import loss_steps
+from planner.costs.mesh_memory import conversion_bytes, gather_bytes, scatter_bytes
 from planner.resharding import Resharding, reshardings
 from planner.resharding.conversion import Collective, Step
 from planner.resharding.gradients import is_split
@@ -54,9 +54,9 @@ class LocalStage:
         profile: of the local operators, the reshardings, and one operator more that reads what
             other stages read.
         inside: the operators of the stage and its reshardings, by their indices there.
-        whole: per operator of the stage's, its index in the whole profile; -1 of a resharding.
+        graph_index: per operator, its index in the whole graph; -1 of a resharding.
         conversions: by index, the reshardings.
-        again: by the index of an operator, those of the reshardings that its backward runs again.
+        regathered: by the index of an operator, the reshardings that its backward runs again.
         losses: by index of what makes an output whose classes are cut, the all-reduces of its loss.
         share: per operator, of the work of the whole one.
         loss_share: per operator, of the losses of what it makes.
@@ -71,9 +71,9 @@ class LocalStage:
 
     profile: Profile
     inside: tuple[int, ...]
-    whole: tuple[int, ...]
+    graph_index: tuple[int, ...]
     conversions: Mapping[int, Resharding]
-    again: Mapping[int, tuple[int, ...]]
+    regathered: Mapping[int, tuple[int, ...]]
     losses: Mapping[int, tuple[Step, ...]]
     share: tuple[float, ...]
     loss_share: tuple[float, ...]
@@ -134,7 +134,7 @@ class _Builder:
         self.parameters: dict[str, Parameter] = {}
         self.operators: list[Operator] = []
         self.costs: list[OperatorCost] = []
-        self.whole: list[int] = []
+        self.graph_index: list[int] = []
         self.share: list[float] = []
         self.conversions: dict[int, Resharding] = {}
         self.bases: dict[str, str] = {}  # of views
@@ -143,7 +143,7 @@ class _Builder:
         self.read_as: dict[tuple[str, str], str] = {}
         # By operator's name, the reshardings that its backward runs again; then by index.
         self.gathers: dict[str, list[int]] = {}
-        self.again: dict[int, tuple[int, ...]] = {}
+        self.regathered: dict[int, tuple[int, ...]] = {}
 
     def built(self) -> LocalStage:
         """The local stage."""
@@ -195,12 +195,12 @@ class _Builder:
         return LocalStage(
             profile=profile,
             inside=tuple(range(count)),
-            whole=tuple(self.whole),
+            graph_index=tuple(self.graph_index),
             conversions=self.conversions,
-            again=self.again,
+            regathered=self.regathered,
             losses=self._compared(),
             share=tuple(self.share),
-            loss_share=tuple(self._loss_share(v) for v in self.whole),
+            loss_share=tuple(self._loss_share(v) for v in self.graph_index),
             gradient_bytes=stepped[0],
             state_bytes=stepped[1],
             copied_bytes=stepped[2],
@@ -274,7 +274,7 @@ class _Builder:
                 workspace_bytes=max(self._taken(copy)),
             )
         )  # fmt: skip
-        self.whole.append(-1)
+        self.graph_index.append(-1)
         self.share.append(0.0)
 
     def _taken(self, copy: Resharding) -> tuple[int, int]:
@@ -307,7 +307,7 @@ class _Builder:
         of_outputs, of_all, moved = self._byte_shares(operator, named, cost.bytes_moved)
         again = self.gathers.get(operator.name, [])
         if again:
-            self.again[len(self.operators)] = tuple(again)
+            self.regathered[len(self.operators)] = tuple(again)
         self.operators.append(replace(operator, inputs=inputs, parameters=held))
         copies = {self.operators[i].outputs[0] for i in again}
         short = self._cast(operator, cost)
@@ -339,7 +339,7 @@ class _Builder:
                 ),
             )
         )
-        self.whole.append(v)
+        self.graph_index.append(v)
         self.share.append(share)
         bases, of_gradients = view_bases(self.profile), _gradient_views(self.profile)
         for name in operator.outputs:
@@ -456,7 +456,7 @@ class _Builder:
         self.tensors[outside] = Tensor(outside, (), "float32", False)
         self.operators.append(Operator(outside, "Outside", tuple(sent), (outside,), ()))
         self.costs.append(OperatorCost(outside, 1e-9, 0.0, 4, 0, 0, 0, (), 0))
-        self.whole.append(-1)
+        self.graph_index.append(-1)
         self.share.append(0.0)
         # A graph needs an output with a loss; without one of the model's that is this scalar.
         return (outside, *results)

@@ -6,7 +6,7 @@
     job.py           strategy.json -> what is trained, known before the ranks meet
     seating.py       which rank runs which device: hosts of the plan on hosts
     rendezvous.py    this process among the ranks; whether all are of one launch; how they join
-    feed.py          synthetic data and the user's own
+    batch.py         the data of a microbatch
     transfers.py     tensors between two devices: channels, order in memory, parts
     groups.py        process groups, and what all ranks do together
     mesh/            stages whose operators are split over the devices of a mesh
@@ -21,7 +21,7 @@
     clocks.py        times of all ranks on rank 0's clock
     probe.py         measured transfers and all-reduces of the cluster itself
 
-`planner.training.run.launch` runs inside every process;
+`planner.training.launch.launch` runs inside every process;
 `planner.launcher.failures.monitor.start_ranks` starts them. This file imports neither, because
 torch takes a second to import.
 """

@@ -17,11 +17,11 @@ import numpy as np
 from torch.optim import Optimizer
 
 from planner.artefacts.plan import Plan
+from planner.launcher.batch import Batch
 from planner.launcher.device_part import DevicePart
 from planner.launcher.executor import Executor, IterationRecord
 from planner.launcher.failures.rank import current_status
 from planner.launcher.failures.status import Phase
-from planner.launcher.feed import Batch, Feed
 from planner.launcher.gradients import GradientBuckets, buckets
 from planner.launcher.groups import Groups
 from planner.launcher.job import TrainingJob
@@ -145,7 +145,7 @@ class Flow:
         )  # fmt: skip
         self._pending_sums = groups.pending_sums() if rules.reports_loss else None
         self._status = current_status()
-        self._fetch: Feed
+        self._coming: Iterator[Batch] = iter(())
         self._known: dict[int, list[Action]] = {}  # by the number of minibatches
         self._first = 0  # index of the first step of this flow
         self._current = 0  # of the step that the latest backward belongs to
@@ -155,13 +155,13 @@ class Flow:
         self.longest = FlowRecord()
 
     def run(
-        self, fetch: Feed, first: int, num_steps: int, watch: MemoryWatch | None = None
+        self, coming: Iterator[Batch], first: int, num_steps: int, watch: MemoryWatch | None = None
     ) -> Iterator[IterationRecord]:
         """Runs a flow; gives the loss and the time of each step, as soon as this device has ended
         it and the loss of all ranks is known, where that is needed.
 
         Args:
-            fetch: gives the data of a microbatch of a step.
+            coming: the data of the microbatches of this device from the first step on.
             first: the index of the first step.
             num_steps: of the training, M minibatches each.
             watch: of the memory in use.
@@ -171,7 +171,7 @@ class Flow:
         self._gradients.follow(actions)
         mine = np.arange(self._replica, count, self._num_replicas)
         self.weights.begin(versions(self.strategy, self._stage, mine).tolist())
-        self._first, self._fetch, self._losses = first, fetch, {}
+        self._first, self._coming, self._losses = first, coming, {}
         ended: deque[tuple[int, IterationRecord]] = deque()
         for step, record in enumerate(self._steps(actions, watch), first):
             ended.append((step, record))
@@ -243,13 +243,13 @@ class Flow:
 
     def begin(self, action: Compute) -> None:
         """Fetches the data of a forward."""
-        step, microbatch = self.place(action.microbatch)
+        step, _ = self.place(action.microbatch)
         self._status.turn_to(step)
         if action.direction is Direction.BACKWARD:
             self._current = step
             return
         self._status.enter(Phase.BETWEEN)
-        self._batch = self._fetch(step, microbatch)
+        self._batch = next(self._coming)
 
     def forward(self, action: Compute, stage: StageModule, tensors: Tensors) -> Tensors:
         """As `Work.forward`, with the version of the weights that the minibatch uses. The loss of a

@@ -13,7 +13,7 @@ from planner.artefacts.losses import Loss
 from planner.artefacts.plan import Plan
 from planner.artefacts.sharding import Spec
 from planner.artefacts.strategy import Stage, indices_of
-from planner.launcher.feed import Batch
+from planner.launcher.batch import Batch
 from planner.launcher.gradients import GradientBuckets
 from planner.launcher.groups import Groups
 from planner.launcher.job import TrainingJob

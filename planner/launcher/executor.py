@@ -9,10 +9,10 @@ from typing import Protocol
 import torch
 
 from planner.launcher import clocks
+from planner.launcher.batch import Batch
 from planner.launcher.failures.errors import current_place
 from planner.launcher.failures.rank import current_status
 from planner.launcher.failures.status import Phase
-from planner.launcher.feed import Batch
 from planner.launcher.gradients import GradientBuckets
 from planner.launcher.groups import Groups
 from planner.launcher.stage import LocalHandover, StageModule, Tensors

@@ -86,7 +86,7 @@ class Groups:
     ) -> None:
         self.device = ranks[rank]
         self.torch_device = torch_device
-        self._rank = rank
+        self._rank, self._ranks = rank, ranks
         self._size = len(ranks)
         self._channels: dict[tuple[int, int], Channel] = {}
         self._sum_groups: list[dist.ProcessGroup | None] = []
@@ -183,6 +183,18 @@ class Groups:
         with peer_errors(self._rank):
             dist.all_reduce(sums)
         return [float(one) for one in sums.tolist()]
+
+    def share(self, tensor: Tensor, devices: Sequence[int]) -> None:
+        """Gives a contiguous tensor on the CPU of the first of some devices to the others, in
+        place; each of them calls it.
+        """
+        first, *others = (self._ranks.index(device) for device in devices)
+        with peer_errors(self._rank):
+            if self._rank != first:
+                dist.recv(tensor, first)
+                return
+            for rank in others:
+                dist.send(tensor, rank)
 
     def extremes(self, values: Sequence[float | None]) -> list[tuple[float, float]]:
         """The smallest and the largest value of all ranks, for each of some numbers; every rank

@@ -27,7 +27,7 @@ from planner.artefacts.graph import Graph, tensors_by_name
 from planner.artefacts.sharding import Box, tile
 from planner.artefacts.strategy import Strategy, indices_of
 from planner.launcher import clocks
-from planner.launcher.feed import torch_dtype
+from planner.launcher.batch import torch_dtype
 from planner.launcher.mesh.lines import replica_and_index
 from planner.schedules.actions import Receive, Send
 

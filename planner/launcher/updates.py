@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from planner.artefacts.options import Optimizer as OptimizerName
-from planner.artefacts.strategy import GradientSum
 from planner.launcher.gradients import GradientBuckets
 from planner.launcher.mesh.shards import OptimizerShards
 from planner.launcher.options import NanRule
@@ -219,25 +218,6 @@ class OptimizerStep:
         if factor != 1:
             for buffer in self._buckets.everything():
                 buffer.mul_(factor)
-
-
-def owned_parameters(
-    trained: Mapping[str, Tensor], sums: Sequence[GradientSum], device: int
-) -> tuple[Tensor, ...]:
-    """The parameters of a device that no device before it holds.
-
-    Args:
-        trained: its trained parameters, by name.
-        sums: all-reduces of the whole program: one for every parameter that several devices hold.
-        device: its index in the topology.
-    """
-    others = {
-        name
-        for one in sums
-        if device in one.devices and device != min(one.devices)
-        for name in one.parameters
-    }
-    return tuple(tensor for name, tensor in trained.items() if name not in others)
 
 
 def make_optimizer(

@@ -13,14 +13,14 @@ from planner.artefacts.options import Objective
 from planner.artefacts.plan import Certificate, DevicePrediction, Plan, Prediction
 from planner.artefacts.problem import Problem, Result
 from planner.artefacts.profile import Profile
-from planner.artefacts.roofline import fits_any_device, rescaled
+from planner.artefacts.roofline import fits_any_device, rescaled, unknown_speeds
 from planner.artefacts.strategy import Strategy, crossings, indices_of, used_devices
 from planner.artefacts.topology import Topology
 from planner.clusters.routes import host_order
 from planner.costs.closed_form import bottleneck_s, iteration_s
-from planner.costs.compute import crowded_hosts, slowdowns
 from planner.costs.edges import gathered
 from planner.costs.evaluate import Evaluation, evaluate, evaluation_work_s
+from planner.costs.operators import hosts_with_contention, slowdowns
 from planner.schedules.orders import default_warmups
 from planner.simulator.objective import latency_s
 from planner.simulator.steady import Iteration, iterate
@@ -301,6 +301,9 @@ def _notes(problem: Problem, strategy: Strategy) -> tuple[str, ...]:
             f"{profile.source.value} times, of {profile.device_type}, are rescaled to"
             f" {', '.join(scaled)} by roofline"
         )
+        kinds = [kind for kind in topology.device_types if kind.name in scaled]
+        own = [] if problem.measured_on is None else [problem.measured_on]
+        notes += unknown_speeds(profile.dtype, own + kinds)
     if fits_any_device(profile):
         notes.append(
             "times are imported, and the file does not say from which device: they are taken as"
@@ -310,7 +313,7 @@ def _notes(problem: Problem, strategy: Strategy) -> tuple[str, ...]:
         notes.append(calibrated)
     slow = max(slowdowns(problem, used).values())
     if slow > 1:
-        measured = any(topology.devices[d].host in crowded_hosts(problem) for d in used)
+        measured = any(topology.devices[d].host in hosts_with_contention(problem) for d in used)
         much = (
             f"{slow:.3g}x slower while all of them compute, as measured"
             if measured

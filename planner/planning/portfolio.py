@@ -15,7 +15,6 @@ from planner.artefacts.problem import Problem, Result, Status
 from planner.artefacts.profile import Source, has_rules
 from planner.artefacts.strategy import Strategy
 from planner.costs.bounds import lower_bound_s, memory_shortage, unreplicated_s
-from planner.costs.pins import broken, separated
 from planner.planning.beside import beside
 from planner.planning.judge import (
     Verdict,
@@ -27,6 +26,7 @@ from planner.planning.judge import (
     predicted_s,
     samples_in,
 )
+from planner.planning.pins import violated_pin, with_pinned_types
 from planner.solvers.engines.watch import INTERRUPTED
 from planner.solvers.registry import SOLVERS, portfolio
 from planner.support.brake import TIMES, Brake, braked, stopwatch
@@ -284,7 +284,7 @@ class _Case:
     Attributes:
         problem: without pins. The bound and the judge need none: a bound over all strategies holds
             for those that keep the pins, too.
-        asked: as solvers see it, pins as types of devices (`costs/pins.py`).
+        asked: as solvers see it, pins as types of devices (`planning/pins.py`).
         names: of the solvers, in the order of the asking.
         answers: theirs, by name.
         results: of solvers, from which others start.
@@ -335,7 +335,7 @@ class _Case:
 
 
 def _case(problem: Problem, names: Sequence[str] | None) -> _Case:
-    checked, asked = _checked(problem, names), separated(problem)
+    checked, asked = _checked(problem, names), with_pinned_types(problem)
     if problem.search.pins:
         problem = replace(problem, search=replace(problem.search, pins=()))
     return _Case(problem, asked, checked, lower_bound_s(problem), memory_shortage(problem))
@@ -561,7 +561,7 @@ def _without_broken(problem: Problem, result: Result) -> Result:
     """The result without strategies that break a pin."""
     if not problem.search.pins or result.strategy is None:
         return result
-    reasons = {one: broken(problem, one) for one in (result.strategy, *result.others)}
+    reasons = {one: violated_pin(problem, one) for one in (result.strategy, *result.others)}
     kept = [one for one, reason in reasons.items() if reason is None]
     if not kept:
         return _without_strategy(result, reasons[result.strategy])

@@ -19,7 +19,7 @@ from planner.artefacts.profile import Part, Profile
 from planner.artefacts.strategy import Strategy
 from planner.artefacts.topology import Topology
 from planner.costs.bounds import lower_bound_s
-from planner.costs.split import split_parts
+from planner.costs.stage_pass import split_parts
 from planner.planning.judge import judge, judge_unchanged, predicted_s
 from planner.planning.portfolio import Answer, Answers, comparison
 

@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 
 from planner.artefacts.problem import Problem
 from planner.artefacts.strategy import Strategy
-from planner.artefacts.topology import Link, Topology
-from planner.costs.collectives import allreduce_s
-from planner.costs.evaluate import Evaluation, evaluate
-from planner.costs.pricing import ActionCosts
+from planner.artefacts.topology import CollectiveTable, DeviceType, Link, Topology
+from planner.costs.evaluate import evaluate
+from planner.costs.transfers import collective_s
 from planner.simulator.steady import iterate
 from planner.support.units import format_rate, format_seconds
 
@@ -46,28 +45,31 @@ def sensitivity(problem: Problem, strategy: Strategy) -> tuple[Gain, ...]:
     equals by kind and name.
 
     Links are taken together that have a name in common, or no name and the same figures. Measured
-    all-reduces (`Topology.tables`) become faster by as much as the ring formula does.
+    collectives (`Topology.tables`) become faster by as much as their formulas do.
 
     Raises:
         ValueError: if the strategy is wrong.
     """
     base, topology = evaluate(problem, strategy), problem.topology
     own_s = iterate(problem, strategy, base).iteration_s
+
+    def with_it_s(changed: Problem) -> float:
+        # Where devices run several stages, lists are made for given times. The plan has its own.
+        evaluation = replace(evaluate(changed, strategy), program=base.program)
+        return iterate(changed, strategy, evaluation).iteration_s
+
     classes, gains = dict(link_classes(topology)), []
     if len(classes) > 1:
         classes[ALL_LINKS] = frozenset(range(len(topology.links)))
     for name, members in classes.items():
-        there = with_faster(topology, members)
-        changed = replace(base, costs=replace(base.costs, sum_s=_sums(base, topology, there)))
-        time_s = iterate(replace(problem, topology=there), strategy, changed).iteration_s
+        time_s = with_it_s(replace(problem, topology=with_faster_links(topology, members)))
         ends = {frozenset((topology.links[i].source, topology.links[i].target)) for i in members}
         change = time_s / own_s - 1
         gains.append(Gain("links", name, len(ends), time_s, change, name == ALL_LINKS))
     for kind in topology.device_types:
-        devices = {d for d, device in enumerate(topology.devices) if device.type == kind.name}
-        changed = replace(base, costs=_computing_faster(base.costs, devices))
-        time_s = iterate(problem, strategy, changed).iteration_s
-        gains.append(Gain("device type", kind.name, len(devices), time_s, time_s / own_s - 1))
+        count = sum(device.type == kind.name for device in topology.devices)
+        time_s = with_it_s(with_faster_devices(problem, kind))
+        gains.append(Gain("device type", kind.name, count, time_s, time_s / own_s - 1))
     return tuple(sorted(gains, key=lambda gain: (gain.change, gain.kind, gain.name)))
 
 
@@ -85,51 +87,63 @@ def link_classes(topology: Topology) -> Mapping[str, frozenset[int]]:
     return {name: frozenset(members) for name, members in classes.items()}
 
 
-def with_faster(topology: Topology, links: frozenset[int]) -> Topology:
-    """The topology with some links, by index, twice as wide and half as far."""
+def with_faster_links(topology: Topology, links: frozenset[int]) -> Topology:
+    """The topology with some links, by index, twice as wide and half as far, and measured
+    collectives as much faster as their formulas are.
+    """
+    faster = tuple(
+        replace(
+            link,
+            bandwidth_bytes_per_s=FASTER * link.bandwidth_bytes_per_s,
+            latency_s=link.latency_s / FASTER,
+        )
+        if i in links
+        else link
+        for i, link in enumerate(topology.links)
+    )
+    bare = replace(topology, tables=()), replace(topology, tables=(), links=faster)
     return replace(
-        topology,
-        links=tuple(
-            replace(
-                link,
-                bandwidth_bytes_per_s=FASTER * link.bandwidth_bytes_per_s,
-                latency_s=link.latency_s / FASTER,
-            )
-            if i in links
-            else link
-            for i, link in enumerate(topology.links)
-        ),
+        topology, links=faster, tables=tuple(_faster(table, *bare) for table in topology.tables)
     )
 
 
-def _sums(base: Evaluation, before: Topology, after: Topology) -> tuple[float, ...]:
-    """Times of the all-reduces on the links of `after`."""
-    rings = [replace(topology, tables=()) for topology in (before, after)]
-    times_s = []
-    # The all-reduces of a flow come again in each of its rounds, and cost the same.
-    for one, sum_s in zip(base.program.sums, base.costs.sum_s, strict=False):
-        old_s, new_s = (allreduce_s(ring, one.devices, one.bytes) for ring in rings)
-        times_s.append(sum_s * (new_s / old_s) if old_s > 0 else sum_s)
-    return tuple(times_s)
+def _faster(table: CollectiveTable, before: Topology, after: Topology) -> CollectiveTable:
+    """A table of measured times on other links."""
+    index = {device.name: d for d, device in enumerate(before.devices)}
+    group = tuple(sorted(index[name] for name in table.devices[: table.num_devices]))
+
+    def scaled_s(size_bytes: int, time_s: float) -> float:
+        old_s, new_s = (collective_s(one, group, table.kind, size_bytes) for one in (before, after))
+        return time_s * new_s / old_s if old_s > 0 else time_s
+
+    return replace(table, times=tuple((size, scaled_s(size, one)) for size, one in table.times))
 
 
-def _computing_faster(costs: ActionCosts, devices: set[int]) -> ActionCosts:
-    """The costs where some devices compute faster."""
-
-    def shorter(
-        times: Mapping[tuple[int, int], float],
-    ) -> dict[tuple[int, int], float]:
-        return {
-            (of, device): time_s / FASTER if device in devices else time_s
-            for (of, device), time_s in times.items()
-        }
-
-    return replace(
-        costs,
-        forward_s=shorter(costs.forward_s),
-        backward_s=shorter(costs.backward_s),
-        left_s=shorter(costs.left_s),
-        step_s={
-            d: time_s / FASTER if d in devices else time_s for d, time_s in costs.step_s.items()
-        },
+def with_faster_devices(problem: Problem, kind: DeviceType) -> Problem:
+    """The problem where operators and steps take half as long on a type of device, collectives as
+    long as before.
+    """
+    known = problem.calibration
+    if known.device_type in ("", kind.name):
+        correction = replace(
+            known,
+            device_type=kind.name,
+            forward=known.forward / FASTER,
+            backward=known.backward / FASTER,
+            deviations=tuple(
+                replace(one, forward=one.forward / FASTER, backward=one.backward / FASTER)
+                for one in known.deviations
+            ),
+            loss_forward_s_per_byte=known.loss_forward_s_per_byte / FASTER,
+            loss_backward_s_per_byte=known.loss_backward_s_per_byte / FASTER,
+            steps=known.steps / FASTER,
+        )
+        return replace(problem, calibration=correction)
+    # The calibration is for the profile's own type. Times on others follow from their speeds.
+    faster = replace(
+        kind,
+        flops={dtype: FASTER * rate for dtype, rate in kind.flops.items()},
+        memory_bandwidth_bytes_per_s=FASTER * kind.memory_bandwidth_bytes_per_s,
     )
+    types = tuple(faster if one == kind else one for one in problem.topology.device_types)
+    return replace(problem, topology=replace(problem.topology, device_types=types))

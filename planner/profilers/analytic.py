@@ -28,7 +28,7 @@ from planner.artefacts.graph import (
     tensors_by_name,
 )
 from planner.artefacts.profile import ROOFLINE, OperatorCost, Profile, Source
-from planner.artefacts.roofline import fits_any_device, operator_times
+from planner.artefacts.roofline import fits_any_device, rescaled_times, unknown_speeds
 from planner.artefacts.topology import DeviceType
 from planner.model.load import Model
 from planner.profilers.devices import autocast_dtype, versions
@@ -92,7 +92,7 @@ def analytic(
         whole_step=None,
         versions=versions(),
         engine=ROOFLINE,
-        warnings=(*_warnings(kind, dtype), *unknown),
+        warnings=(*unknown_speeds(dtype, (kind,)), *unknown),
         loss_costs=loss_costs,
     )
 
@@ -112,12 +112,6 @@ def _cost(
         stash_tensors=fact.stash.tensors,
         stash_private_bytes=fact.stash.private_bytes,
     )
-
-
-def _warnings(kind: DeviceType, dtype: str) -> tuple[str, ...]:
-    if dtype in kind.flops:
-        return ()
-    return (f"no speed of {kind.name} in {dtype} is known; its speed in float32 was taken",)
 
 
 class _Passes:
@@ -172,20 +166,21 @@ def rescale(profile: Profile, kind: DeviceType, measured_on: DeviceType | None) 
             f"the profile does not name the device that it was made on, so it cannot be rescaled"
             f" to {kind.name}; solve takes its times as they are on every device"
         )
-    times = operator_times(profile, kind, measured_on)
+    times = rescaled_times(profile, kind, measured_on)
+    assert measured_on is not None  # or there are no times
     costs = zip(profile.operators, times.forward_s, times.backward_s, strict=True)
     how = f"rescaled from {profile.device_type} ({profile.source}) by the ratio of the rooflines"
     return replace(
         profile,
         operators=tuple(
-            replace(cost, forward_s=float(forward_s), backward_s=float(backward_s))
+            replace(cost, forward_s=float(forward_s), backward_s=float(backward_s), parts=())
             for cost, forward_s, backward_s in costs
         ),
         device_type=kind.name,
         source=Source.RESCALED,
         threads=1 if kind.name == "cpu" else None,
         whole_step=None,
-        warnings=(*profile.warnings, how),
+        warnings=(*profile.warnings, how, *unknown_speeds(profile.dtype, (measured_on, kind))),
         contention=None,
         loss_costs=(),  # in the times of the operators that make the outputs
     )

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from planner.artefacts.roofline import EMPTY_KERNEL_S
 from planner.artefacts.topology import DeviceType
 
 
@@ -103,7 +104,7 @@ _STREAMING: Mapping[Work, Efficiency] = {
 }  # fmt: skip
 
 SINGLE = DeviceFamily(
-    launch_s=5e-6,
+    launch_s=EMPTY_KERNEL_S,
     launch_source=_LAUNCH,
     efficiencies={
         **_STREAMING,
@@ -123,7 +124,7 @@ SINGLE = DeviceFamily(
 """GPUs in single and double precision, without tensor cores."""
 
 HALF = DeviceFamily(
-    launch_s=5e-6,
+    launch_s=EMPTY_KERNEL_S,
     launch_source=_LAUNCH,
     efficiencies={
         **_STREAMING,
@@ -146,7 +147,7 @@ _FITTED = (
 )
 
 CPU = DeviceFamily(
-    launch_s=5e-6,
+    launch_s=EMPTY_KERNEL_S,
     launch_source="measured there: median of 897 views forward, which compute nothing, 4.7 us",
     efficiencies={
         Work.PRODUCT: Efficiency(1.3, 0.66, _FITTED),

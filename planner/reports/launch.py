@@ -14,7 +14,8 @@ from planner.reports.tables import Column, Table, count, json_rows, table
 from planner.support.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from planner.training.report import Evaluation, LaunchReport, MeasuredDevice, MeasuredStage
+    from planner.training.evaluation import Evaluation
+    from planner.training.report import LaunchReport, MeasuredDevice, MeasuredStage
 
 
 class _Time(NamedTuple):

@@ -14,7 +14,7 @@ import numpy as np
 from planner.artefacts.topology import CollectiveKind, DeviceType, Topology, device_type, table_of
 from planner.clusters.presets import Preset, presets
 from planner.clusters.routes import bandwidth_bytes_per_s, chain, pair_widths, routes
-from planner.costs.collectives import allreduce_s, collective_s
+from planner.costs.transfers import allreduce_s, collective_s
 from planner.reports.tables import (
     Column,
     Table,

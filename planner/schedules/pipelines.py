@@ -9,7 +9,7 @@ parts of everything. A stage of replicas on one device each is one row. Between 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -296,21 +296,6 @@ def assembled(
         np.concatenate([block.peer[row] for block, (*_, row) in zip(each, rows, strict=True)]),
         pieces,
     )
-
-
-def renamed(
-    code: Code,
-    blocks: Sequence[Sequence[Block]],
-    tensors: Sequence[StageTensors],
-    tails: Sequence[Sequence[int]],
-    pieces: tuple[Piece, ...],
-) -> Code:
-    """The lists that were put together from blocks, for other tensors. Arguments as of `assembled`,
-    with the same blocks.
-    """
-    owner = {device: (s, b) for s, some in enumerate(blocks) for b in some for device in b.devices}
-    piece = _pieces([owner[device] for device in code.devices.tolist()], tensors, tails)
-    return replace(code, piece=piece, pieces=pieces)
 
 
 def _pieces(

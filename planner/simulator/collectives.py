@@ -10,7 +10,7 @@ import numpy as np
 from planner.artefacts.problem import Problem
 from planner.artefacts.strategy import Stage, Strategy
 from planner.costs.local_stage import local_stage
-from planner.costs.split import conversion_times, local_times, stage_collectives_s
+from planner.costs.stage_pass import stage_collectives_s, stage_pass
 from planner.resharding import Resharding
 from planner.resharding.conversion import LOCAL
 from planner.schedules.actions import Compute, Direction
@@ -68,38 +68,34 @@ def _parts(
     group: tuple[int, ...],
     direction: Direction,
 ) -> Iterator[_Part]:
-    local, times = local_stage(problem.profile, stage), local_times(problem, stage, group[0])
-    mesh = () if stage.sharding is None else stage.sharding.mesh
-    forward, backward = conversion_times(problem, stage, group)
-    there = [(i, False) for i in range(len(local.whole))]
-    back = [(i, True) for i in reversed(range(len(local.whole)))]
-    order = there
-    if direction is Direction.BACKWARD:
-        order = there * stage.recompute + back
-    each = np.array(
-        [
-            (times.backward_s[i] + backward[i]) if is_back else (times.forward_s[i] + forward[i])
-            for i, is_back in order
-        ]
-    )
+    assert stage.sharding is not None
+    local, own = local_stage(problem.profile, stage), stage_pass(problem, stage, group[0])
+    each_s = own.compute_s + own.collective_s
+    count = len(own.operators)
+    # By side, as in `StagePass`, and place in the forward.
+    order = [(1, i) for i in reversed(range(count))]
+    if direction is Direction.FORWARD or stage.recompute:
+        there = [(0, i) for i in range(count)]
+        order = there + order if direction is Direction.BACKWARD else there
+    each = np.array([each_s[at] for at in order])
     ends: Floats = np.cumsum(each)
     total_s = float(ends[-1])
-    for (i, is_back), end_s, time_s in zip(order, ends.tolist(), each.tolist(), strict=True):
+    for (is_back, i), end_s, time_s in zip(order, ends.tolist(), each.tolist(), strict=True):
         begun_s = end_s - time_s
         if is_back:
-            for copy in local.again.get(i, ()):
-                gathered_s = begun_s + float(forward[copy])
+            for copy in local.regathered.get(i, ()):
+                gathered_s = begun_s + float(own.collective_s[0, copy])
                 yield begun_s / total_s, gathered_s / total_s, _name(local.conversions[copy])
                 begun_s = gathered_s
         elif i in local.losses:
             # The loss follows what makes its output.
             steps = local.losses[i]
-            lost_s = stage_collectives_s(problem, group, mesh, steps)
+            lost_s = stage_collectives_s(problem, group, stage.sharding.mesh, steps)
             name = f"all-reduce of the loss of {local.profile.graph.operators[i].outputs[0]}"
             yield (end_s - lost_s) / total_s, end_s / total_s, name
             end_s -= lost_s
         if i in local.conversions and end_s > begun_s:
-            name = _name(local.conversions[i], is_back=is_back)
+            name = _name(local.conversions[i], is_back=bool(is_back))
             if name:
                 yield begun_s / total_s, end_s / total_s, name
 

@@ -1,17 +1,18 @@
 """Times action lists (`schedules/actions.py`) on devices and links, by discrete events.
 
 The rules are those of `schedules/rules_kernels.py`, which runs the lists. Each device runs its list
-in order. Computations and steps occupy it. Sends and receives occupy it only for the
-time that posting them takes. A computation or step on a device of a crowd (`ActionCosts.crowds`) is
-slower the more devices of the crowd compute at the time. A transfer starts when both its ends have
-posted it and the one before it of the same ordered pair of devices has ended. It waits for the
-latency of its route without taking bandwidth, then moves its bytes at a max-min fair rate, beside
-whatever the devices compute.
+in order. Computations and steps occupy it. Sends and receives occupy it only for the time that
+posting them takes. A computation or step on a device of a contention group
+(`ActionCosts.contention`) is slower the more devices of the group compute at the time. A transfer
+starts when both its ends have posted it and the one before it of the same ordered pair of devices
+has ended. It waits for the latency of its route without taking bandwidth, then moves its bytes at a
+max-min fair rate, beside whatever the devices compute.
 
 All-reduces of gradients run beside the computations of their members, one after the other on each.
 One starts when all its members have the gradients, and have ended the all-reduce before it. The
-gradients are there within the last backward before it (`ActionCosts.left_s`), or when the device
-comes to the all-reduce (`costs/overlap.py` says where). There the device waits until it has ended.
+gradients are there within the last backward before it (`ActionCosts.backward_left_s`), or when the
+device comes to the all-reduce (`costs/stage_pass.py` says where). There the device waits until it
+has ended.
 
 A route may have exclusive links. Then the transfer starts when it is its turn on all of them, and
 keeps them from then on, latency included. Turns go by the time at which transfers were ready, then
@@ -26,17 +27,16 @@ device's time only for the posting, and for copies that its processor makes for 
 """
 
 from math import nan, prod
-from typing import NamedTuple
 
 import numpy as np
 
 from planner.artefacts.topology import Topology
-from planner.costs.pricing import ActionCosts
+from planner.costs.actions import ActionCosts
 from planner.schedules import rules
 from planner.schedules.actions import ActionKind, Code, Piece, Program
-from planner.schedules.dependencies import Dependencies, dependencies, tasks
+from planner.schedules.dependencies import dependencies, tasks
 from planner.schedules.dry_run import dry_run
-from planner.schedules.tasks import Crowds, Cuts, Paths
+from planner.schedules.tasks import Crowds, Cuts
 from planner.simulator.network import network, paths
 from planner.simulator.timeline import Timeline, Times, timeline_of, transfers
 from planner.support.arrays import Floats, Ints
@@ -56,72 +56,18 @@ def simulate(program: Program, costs: ActionCosts, topology: Topology) -> Timeli
 
 
 def run(program: Program, costs: ActionCosts, topology: Topology) -> Times:
-    """The same as times of the actions, in arrays. Arguments and errors as of `simulate`."""
-    return run_prepared(
-        program, costs, prepared(program.code, topology), workload(program.code, costs)
-    )
-
-
-class Prepared(NamedTuple):
-    """What can be known of some lists before the costs of their actions.
-
-    Attributes:
-        dependencies: which actions belong together.
-        paths: the routes of transfers.
-    """
-
-    dependencies: Dependencies
-    paths: Paths
-
-
-def prepared(code: Code, topology: Topology) -> Prepared:
-    """Finds which actions belong together, and the routes between their devices."""
-    known = dependencies(code)
-    sources, targets = code.devices[known.source], code.devices[known.target]
-    return Prepared(known, paths(topology, network(topology, sources, targets)))
-
-
-class Workload(NamedTuple):
-    """What the actions of some lists take; nan where it is not known.
-
-    Attributes:
-        duration_s: (n,) for which each action occupies its device; of a send or receive, its
-            posting. In a crowd, as if no other device computed.
-        size_bytes: (n,) of a receive, the bytes that move over links; 0 of other actions.
-        crowd, slowdown: as in `Crowds`.
-        first_cut, cut_at, cut_s, cut_of: as in `Tasks`.
-    """
-
-    duration_s: Floats
-    size_bytes: Floats
-    crowd: Ints
-    slowdown: Floats
-    first_cut: Ints
-    cut_at: Ints
-    cut_s: Floats
-    cut_of: Ints
-
-    @property
-    def cuts(self) -> Cuts:
-        """Moments within computations at which the gradients of all-reduces are there."""
-        return Cuts(self.first_cut, self.cut_at, self.cut_s, self.cut_of)
-
-
-def run_prepared(program: Program, costs: ActionCosts, known: Prepared, work: Workload) -> Times:
-    """The same as `run`.
-
-    Args:
-        known: `prepared` of these lists, or of ones that differ in the names of tensors only.
-        work: `workload` of these lists.
+    """The same as times of the actions, in arrays. Arguments and errors as of `simulate`.
 
     Raises:
-        ValueError: if the lists block each other, or the costs lack an action.
+        ValueError: also if the costs lack an action.
     """
     code = program.code
-    job = tasks(
-        code, known.dependencies, program.members, work.duration_s, work.size_bytes, work.cuts
-    )
-    result = rules.run(job, known.paths, Crowds(work.crowd, work.slowdown))
+    known, duration_s = dependencies(code), _durations_s(code, costs)
+    sources, targets = code.devices[known.source], code.devices[known.target]
+    ways = paths(topology, network(topology, sources, targets))
+    cuts = _cuts(code, costs, duration_s)
+    job = tasks(code, known, program.members, duration_s, _sizes_bytes(code, costs), cuts)
+    result = rules.run(job, ways, _crowds(code.devices, costs))
     if not result.ended:
         raise ValueError(f"the schedule blocks: {dry_run(program)}")
     if np.isnan(result.end_s).any():
@@ -134,19 +80,9 @@ def run_prepared(program: Program, costs: ActionCosts, known: Prepared, work: Wo
         iteration_s=float(max(result.end_s.max(initial=0.0), result.posted_s.max(initial=0.0))),
         post_s=result.post_s,
         posted_s=result.posted_s,
-        cut_at=work.cut_at,
-        cut_of=work.cut_of,
+        cut_at=cuts.cut_at,
+        cut_of=cuts.cut_of,
     )
-
-
-def workload(code: Code, costs: ActionCosts) -> Workload:
-    """What the actions of some lists take."""
-    duration_s, crowds = _durations_s(code, costs), _crowds(code.devices, costs)
-    cuts = _cuts(code, costs, duration_s)
-    return Workload(
-        duration_s, _sizes_bytes(code, costs), crowds.crowd, crowds.slowdown,
-        cuts.first_cut, cuts.cut_at, cuts.cut_s, cuts.cut_of,
-    )  # fmt: skip
 
 
 def _cuts(code: Code, costs: ActionCosts, duration_s: Floats) -> Cuts:
@@ -157,7 +93,7 @@ def _cuts(code: Code, costs: ActionCosts, duration_s: Floats) -> Cuts:
     sums = np.flatnonzero((code.kind == ActionKind.ALL_REDUCE) & (latest >= code.start[owner]))
     buckets = code.piece[sums] % max(len(costs.sum_s), 1)
     keys = zip(buckets.tolist(), code.devices[owner[sums]].tolist(), strict=True)
-    left_s = np.array([costs.left_s.get(key, nan) for key in keys], dtype=float)
+    left_s = np.array([costs.backward_left_s.get(key, nan) for key in keys], dtype=float)
     sums, left_s = sums[~np.isnan(left_s)], left_s[~np.isnan(left_s)]
     at = latest[sums]
     cut_s = np.maximum(duration_s[at] - left_s, 0.0)
@@ -167,12 +103,12 @@ def _cuts(code: Code, costs: ActionCosts, duration_s: Floats) -> Cuts:
 
 
 def _crowds(devices: Ints, costs: ActionCosts) -> Crowds:
-    """The crowds of some devices, which are indices into the topology."""
+    """The contention groups of some devices, which are indices into the topology."""
     crowd = np.full(len(devices), -1)
     slowdown = np.ones(
-        (len(costs.crowds), max((len(one.slowdown) for one in costs.crowds), default=1))
+        (len(costs.contention), max((len(one.slowdown) for one in costs.contention), default=1))
     )
-    for number, one in enumerate(costs.crowds):
+    for number, one in enumerate(costs.contention):
         crowd[np.isin(devices, one.devices)] = number
         slowdown[number, : len(one.slowdown)] = one.slowdown
     return Crowds(crowd, slowdown)
@@ -197,10 +133,6 @@ def _durations_s(code: Code, costs: ActionCosts) -> Floats:
     own = np.flatnonzero(code.kind == ActionKind.STEP)
     step_s = np.array([costs.step_s.get(device, nan) for device in devices])
     duration_s[own] = step_s[owner[own]]
-    if costs.launch_s:
-        launch_s = np.array([costs.launch_s.get(device, 0.0) for device in devices])
-        own = np.flatnonzero(~transfers(code))
-        duration_s[own] += launch_s[owner[own]]
     if costs.post_s or costs.copy_s_per_byte:
         post_s = np.array([costs.post_s.get(device, 0.0) for device in devices])
         per_byte_s = np.array([costs.copy_s_per_byte.get(device, 0.0) for device in devices])

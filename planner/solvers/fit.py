@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from planner.artefacts.options import Recompute
 from planner.artefacts.problem import Problem, Result, Status
 from planner.artefacts.strategy import Stage, Strategy, asynchronous_violations, used_devices
-from planner.costs.compute import times_on
 from planner.costs.evaluate import evaluate, evaluation_work_s, pricing_work_s
 from planner.costs.memory import limit_bytes, stage_memory, standing_memory
+from planner.costs.operators import first_of_each_type, operator_times
 from planner.schedules.orders import default_warmups
 from planner.solvers.placement.stages import strategies_of
 
@@ -25,10 +25,9 @@ def recompute_choices(problem: Problem) -> tuple[bool, ...]:
 def fastest_first(problem: Problem) -> tuple[int, ...]:
     """The devices by the time of the whole model on one of them, then by index."""
     devices = problem.topology.devices
-    first = {kind: i for i, kind in reversed(list(enumerate(d.type for d in devices)))}
     total_s = {}
-    for kind, device in first.items():
-        times = times_on(problem, device)
+    for kind, device in first_of_each_type(problem.topology).items():
+        times = operator_times(problem, device)
         total_s[kind] = float(times.forward_s.sum() + times.backward_s.sum())
     return tuple(sorted(range(len(devices)), key=lambda d: (total_s[devices[d].type], d)))
 

@@ -26,6 +26,8 @@ BYTES_PER_S: Mapping[str, float] = {
     **{f"{unit}/s": factor for unit, factor in BYTES.items()},
     **{f"{p}bps": 1000**k / 8 for k, p in enumerate(("", "K", "M", "G", "T"))},
     **{f"{p}bit/s": 1000**k / 8 for k, p in enumerate(("", "K", "M", "G", "T"))},
+    "kbps": 125.0,
+    "kbit/s": 125.0,
 }
 FLOPS: Mapping[str, float] = {
     f"{p}FLOP/s": 1000.0**k for k, p in enumerate(("", "K", "M", "G", "T", "P"))

@@ -7,20 +7,19 @@ model, as in DistributedDataParallel. Every sample counts once: the last microba
 with its last sample, and the rows of that are cut off before anything is computed from them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
 
 from planner.artefacts.graph import Graph
 from planner.artefacts.losses import Loss
 from planner.artefacts.profile import BatchNorm
+from planner.launcher.batch import Batch
 from planner.launcher.device_part import DevicePart
 from planner.launcher.executor import Executor
 from planner.launcher.failures.rank import current_status
 from planner.launcher.failures.status import Phase
-from planner.launcher.feed import Batch
 from planner.launcher.gradients import GradientBuckets
 from planner.launcher.groups import Groups
 from planner.launcher.job import TrainingJob
@@ -29,84 +28,22 @@ from planner.launcher.transfers import boxes_of
 from planner.operators.running import REFUSALS
 from planner.schedules.actions import Compute, Direction, Receive, Send, text
 from planner.support.errors import LaunchError, words_of
-from planner.training.datasets import MapSource, given, is_dataset, told
-from planner.training.dealing import Deal, Request, seed_of
+from planner.training.data.batching import BatchLayout
+from planner.training.data.datasets import EvalData
 from planner.training.metrics import Meter, metrics_of
-from planner.training.samples import Reader
 
 
-class EvalData:
-    """The samples of an evaluation, as one device reads them.
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Figures of the model in the middle of a training.
 
     Attributes:
-        where: they are from, for messages.
-        num_samples: None where this device reads none.
-
-    Args:
-        data: as a user gives it.
-        deal: how samples become microbatches.
-        mine: the microbatches of a step that this device runs.
-        read: makes tensors of them; None on a device that needs none.
-
-    Raises:
-        LaunchError: if it is no dataset of known length, or does not fit the model.
+        step: number of steps before it.
+        figures: loss, accuracy and the user's, by name.
     """
 
-    def __init__(
-        self, data: object, option: str, deal: Deal, mine: Sequence[int], read: Reader | None
-    ) -> None:
-        self._deal, self._mine, self._read = deal, mine, read
-        self.where, self.num_samples = option, None
-        if read is None:
-            return
-        self.where, found = given(data, option)
-        inner: Any = found.dataset if isinstance(found, DataLoader) else found
-        if (
-            not is_dataset(found)
-            or isinstance(inner, IterableDataset)
-            or not (hasattr(inner, "__getitem__") and hasattr(inner, "__len__"))
-        ):
-            raise LaunchError(
-                f"{self.where}: expected a dataset with __getitem__ and __len__, or a DataLoader of"
-                f" one, got {type(inner).__name__}"
-            )
-        self._source = MapSource(self.where, found, deal, whole_steps=False)
-        self.num_samples = self._source.num_samples
-        if not self.num_samples:
-            raise LaunchError(f"{self.where}: expected at least one sample, got none")
-        with told(self.where):
-            item = self._source.first(self._request(0, 0))
-        read.microbatch(item, f"{self.where}: microbatch 0")
-
-    def batches(self, num_samples: int) -> Callable[[int], Batch]:
-        """The data of this device by the index of a microbatch among all, each of which is given
-        once.
-
-        Args:
-            num_samples: that are evaluated.
-        """
-        if self._read is None:
-            return lambda index: Batch({}, {})
-        read, total = self._read, -(-num_samples // self._deal.size)
-        own = {m % self._deal.count for m in self._mine}
-        indices = [i for i in range(total) if i % self._deal.count in own]
-        coming = self._source.fetched(self._request(i, 0) for i in indices)
-        due, held = iter(indices), dict[int, object]()
-
-        def batch(index: int) -> Batch:
-            where = f"{self.where}: microbatch {index}"
-            with told(where):
-                while index not in held:
-                    held[next(due)] = next(coming)
-            return read.microbatch(held.pop(index), where)
-
-        return batch
-
-    def _request(self, index: int, epoch: int) -> Request:
-        order, size = self._source.order(epoch), self._deal.size
-        inside = order[index * size : (index + 1) * size]
-        seed = seed_of(self._deal.seed, "evaluation", index)
-        return seed, [*inside, *[inside[-1]] * (size - len(inside))]
+    step: int
+    figures: Mapping[str, float]
 
 
 class Evaluator:
@@ -122,7 +59,7 @@ class Evaluator:
         graph: with the types of elements that tensors have where they cross stages.
         groups: the other devices.
         data: the samples.
-        deal: how they become microbatches.
+        layout: how they become microbatches.
         names: functions of the user, besides loss and accuracy.
 
     Raises:
@@ -131,13 +68,13 @@ class Evaluator:
 
     def __init__(
         self, job: TrainingJob, part: DevicePart, graph: Graph, groups: Groups, data: EvalData,
-        deal: Deal, names: Sequence[str] = (),
+        layout: BatchLayout, names: Sequence[str] = (),
     ) -> None:  # fmt: skip
         self._job, self._part, self._groups, self._data = job, part, groups, data
-        self._deal, self._metrics = deal, metrics_of(job.losses, names)
+        self._layout, self._metrics = layout, metrics_of(job.losses, names)
         boxes = boxes_of(job.plan.strategy, graph, groups.device)
         no_gradients = GradientBuckets({}, (), groups)
-        self._executor = Executor(part.stages, boxes, no_gradients, groups, seed=deal.seed)
+        self._executor = Executor(part.stages, boxes, no_gradients, groups, seed=layout.seed)
         # Without backward passes, each forward still finds what it needs: that comes from forward
         # passes alone, and these keep their order.
         self._forwards = [
@@ -147,7 +84,7 @@ class Evaluator:
         ]
         self._status = current_status()
         self._meter, self._first = Meter(self._metrics), 0
-        self._fetch: Callable[[int], Batch]
+        self._coming: Iterator[Batch] = iter(())
         self._batches: dict[int, Batch] = {}  # of microbatches between their first and last stage
         self.notes: tuple[str, ...] = ()
         known = {one for one in groups.gather(data.num_samples) if one is not None}
@@ -157,22 +94,22 @@ class Evaluator:
                 f"{data.where}: expected the same dataset on all ranks, got {counts} samples"
             )
         (self._num_samples,) = known
-        left = self._num_samples % deal.size
-        if left and not all(_has_rows(loss, deal.size) for loss in job.losses):
+        left = self._num_samples % layout.size
+        if left and not all(_has_rows(loss, layout.size) for loss in job.losses):
             self._num_samples -= left
             self.notes = (
                 f"evaluation leaves out the last {left} samples: the loss is one of whole"
-                f" microbatches of {deal.size}",
+                f" microbatches of {layout.size}",
             )
 
     def __call__(self) -> dict[str, float]:
         """The figures, on all ranks."""
         share_statistics(self._job, self._part, self._groups)
         self._meter = Meter(self._metrics)
-        self._fetch = self._data.batches(self._num_samples)
-        total = -(-self._num_samples // self._deal.size)
-        for first in range(0, total, self._deal.count):
-            self._first, count = first, min(self._deal.count, total - first)
+        self._coming = self._data.microbatches(self._num_samples)
+        total = -(-self._num_samples // self._layout.size)
+        for first in range(0, total, self._layout.count):
+            self._first, count = first, min(self._layout.count, total - first)
             self._executor.run([one for one in self._forwards if one.microbatch < count], self)
         self._status.enter(Phase.BARRIER)
         sums = self._groups.add_up(self._meter.sums())
@@ -187,7 +124,7 @@ class Evaluator:
         """Fetches the data of a microbatch before its first stage here."""
         if action.microbatch not in self._batches:
             self._status.enter(Phase.BETWEEN)
-            self._batches[action.microbatch] = self._fetch(self._first + action.microbatch)
+            self._batches[action.microbatch] = next(self._coming)
 
     def forward(self, action: Compute, stage: StageModule, tensors: Tensors) -> Tensors:
         """As `Work.forward`, in evaluation; judges the outputs."""
@@ -201,7 +138,7 @@ class Evaluator:
             raise LaunchError(
                 f"--eval-data: at {text(action)}: {type(error).__name__}: {words_of(error)}"
             ) from error
-        size = self._deal.size
+        size = self._layout.size
         rows = min(size, self._num_samples - (self._first + action.microbatch) * size)
         whole = _cut(self._whole(action.stage, outputs), rows, size)
         self._meter.add(whole, _cut(batch.targets, rows, size))
@@ -239,19 +176,12 @@ def _cut(tensors: Mapping[str, Tensor], rows: int, size: int) -> Tensors:
 
 
 def share_statistics(job: TrainingJob, part: DevicePart, groups: Groups) -> None:
-    """Gives all replicas the running statistics of the first one; every rank calls it."""
-    stages = job.plan.strategy.stages
-    replicated = any(stage.num_replicas > 1 for stage in stages)
-    if not replicated or job.plan.batch_norm is BatchNorm.FROZEN:
+    """Gives all replicas of a stage the running statistics of the first one; all ranks call it."""
+    if job.plan.batch_norm is BatchNorm.FROZEN:
         return
-    own = {
-        (s, place.mesh.index): {name: one.cpu() for name, one in part.stages[s].running.items()}
-        for s, place in part.places.items()
-        if stages[s].num_replicas > 1 and place.replica == 0
-    }
-    places = {(s, place.mesh.index) for s, place in part.places.items()}
-    for given_by in groups.gather(own):
-        for (s, index), statistics in given_by.items():
-            if (s, index) in places - own.keys():
-                for name, one in statistics.items():
-                    part.stages[s].running[name].copy_(one)
+    for s, place in sorted(part.places.items()):
+        alike = [group[place.mesh.index] for group in place.stage.groups]
+        for _, one in sorted(part.stages[s].running.items()):
+            statistic = one.cpu().contiguous()
+            groups.share(statistic, alike)
+            one.copy_(statistic)

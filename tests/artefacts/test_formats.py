@@ -29,7 +29,7 @@ from planner.artefacts.formats.graph_txt import (
 )
 from planner.artefacts.graph import predecessors
 from planner.artefacts.profile import Profile, Source
-from planner.artefacts.roofline import operator_times
+from planner.artefacts.roofline import rescaled_times
 from planner.costs.bounds import longest_path_s
 from planner.support.errors import FileError
 from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type
@@ -122,7 +122,7 @@ def test_a_node_called_input_that_is_fed_is_an_operator():
 def test_imported_times_hold_on_every_device():
     profile = small()
     for kind in (unit_type("V100"), unit_type("other", flops=1.0)):
-        times = operator_times(profile, kind, None)
+        times = rescaled_times(profile, kind, None)
         assert list(times.forward_s) == [o.forward_s for o in profile.operators]
     problem = problem_of(profile, cluster([unit_type()]))
     assert longest_path_s(problem) == pytest.approx(0.00525)

@@ -44,7 +44,7 @@ from planner.artefacts.calibration import UNCALIBRATED
 from planner.artefacts.files import read_profile, write_plan, write_profile
 from planner.artefacts.profile import Part
 from planner.clusters.yaml.read import read_topology
-from planner.costs.split import split_parts
+from planner.costs.stage_pass import split_parts
 from planner.profilers.cache import processor
 from planner.profilers.contention_worker import WORK
 from planner.profilers.origin import profiled_model

@@ -26,7 +26,7 @@ from planner.artefacts.options import Objective
 from planner.artefacts.problem import Problem, Result
 from planner.artefacts.strategy import Strategy
 from planner.costs.bounds import fractional_s, lower_bound_s
-from planner.costs.compute import times_on
+from planner.costs.operators import operator_times
 from planner.planning.judge import judge, judge_unchanged
 from planner.planning.portfolio import compare
 from planner.solvers import SOLVERS
@@ -188,7 +188,7 @@ def row_of(case: Case, limit_s: float) -> Row:
 
 def _work_s(problem: Problem, device: int) -> float:
     """Time of all operators on one device."""
-    times = times_on(problem, device)
+    times = operator_times(problem, device)
     return float((times.forward_s + times.backward_s).sum())
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from planner.artefacts.topology import table_of
 from planner.clusters.yaml.read import find_topology, preset_names, read_topology
-from planner.costs.collectives import allreduce_s, ring_links
+from planner.costs.transfers import allreduce_s, ring_links
 from planner.support.units import format_seconds
 from tests.bench.solvers import put
 

@@ -14,14 +14,14 @@ from planner.artefacts.problem import Status
 from planner.artefacts.topology import Link, Sharing, problems, take
 from planner.clusters.routes import bandwidth_bytes_per_s, routes
 from planner.clusters.yaml.read import preset_names, read_topology
-from planner.costs.collectives import (
+from planner.costs.evaluate import closed_form_s, evaluate
+from planner.costs.transfers import (
     allgather_s,
     allreduce_s,
     line_below,
     ring_allreduce_s,
     ring_links,
 )
-from planner.costs.evaluate import closed_form_s, evaluate
 from planner.planning.portfolio import compare
 from planner.solvers import SOLVERS
 from planner.support.errors import FileError
@@ -482,6 +482,8 @@ def test_a_mistake_is_said_with_the_path_of_its_field(said, old, new, line):
         ("{num_devices: 3}", "tables[0]: expected one of `times`, `busbw` and `algbw`"),
         ("{algbw: {1 GB: 1 GB/s}, busbw: {1 GB: 1 GB/s}}",
          "tables[0]: expected one of `times`, `busbw` and `algbw`"),
+        ("{times: {1 GB: 1 s, 1000 MB: 5 s}}",
+         "tables[0].times: expected each size once, got 1 GB, 1000 MB"),
         ("{algbw: {1 GB: 1}}",
          "tables[0].algbw.1 GB: expected a rate such as '300 GB/s', got '1'"),
         ("{algbw: {1: 1 GB/s}}",

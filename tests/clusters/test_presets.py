@@ -16,8 +16,8 @@ from planner.artefacts.problem import Problem
 from planner.artefacts.topology import problems
 from planner.clusters.routes import bandwidth_bytes_per_s, pair_widths, routes
 from planner.clusters.yaml.read import device_table, find_topology, preset_names, read_topology
-from planner.costs.collectives import allreduce_s
-from planner.costs.pricing import ActionCosts
+from planner.costs.actions import ActionCosts
+from planner.costs.transfers import allreduce_s
 from planner.planning.portfolio import compare
 from planner.simulator.events import simulate
 from tests.bench import preset_table

@@ -1,6 +1,7 @@
 """Clusters with something else in them, and what bounds a plan."""
 
 from dataclasses import replace
+from itertools import permutations
 
 import pytest
 
@@ -10,10 +11,13 @@ from planner.clusters.places import homes, joint
 from planner.clusters.routes import bandwidth_bytes_per_s, latency_s
 from planner.clusters.what_if import CHANGED, drop, set_value, what_if
 from planner.clusters.yaml.read import find_topology, read_topology
-from planner.costs.collectives import allreduce_s
+from planner.costs.evaluate import evaluate
+from planner.costs.transfers import allreduce_s
 from planner.planning.sensitivity import ALL_LINKS, link_classes, sensitivity
+from planner.simulator.steady import iterate
 from planner.support.errors import OptionError
 from tests.support.builders import cluster, graph_of, hierarchy, problem_of, profile_of, unit_type
+from tests.support.split import megatron, mlp, one_stage
 
 FOUR_HOSTS = """
 format: planner-topology/1
@@ -125,6 +129,20 @@ def test_a_type_with_another_speed_has_another_name_so_that_its_profile_is_resca
     larger = set_value(four, "device_types.T4.memory=32 GiB", {}).topology
     assert {device.type for device in larger.devices} == {"T4"}
     assert larger.device_types[0].memory_bytes == 32 * 1024**3
+
+
+def test_figures_of_a_type_may_be_set_in_any_order(four):
+    settings = (
+        "device_types.T4.flops.float32=4 TFLOP/s",
+        "device_types.T4.memory=8 GB",
+        "device_types.T4.memory_bandwidth=100 GB/s",
+    )
+    changed = [what_if(four, order).topology.device_types for order in permutations(settings)]
+    (kind,) = changed[0]
+    assert all(types == (kind,) for types in changed)
+    assert kind.name == "T4 (what if)"
+    assert kind.peak_flops("float32") == 4e12
+    assert (kind.memory_bytes, kind.memory_bandwidth_bytes_per_s) == (8 * 10**9, 1e11)
 
 
 def test_a_host_gets_cores_and_memory(four):
@@ -307,6 +325,29 @@ def test_a_measured_sum_gains_as_much_as_the_ring_would():
     assert allreduce_s(topology, (0, 1), 1000) == 10.0
     links, _ = sensitivity(problem, data_parallel(problem, 2))
     assert links.iteration_s == pytest.approx(3 + 5, rel=1e-3)
+
+
+def test_gains_of_a_split_plan_are_those_of_the_changed_cluster():
+    """A tensor-parallel MLP, whose collectives take as long as its computation."""
+    profile, count = mlp(), 4
+    topology = cluster([unit_type()] * count, bandwidth=300.0)
+    problem = problem_of(profile, topology, num_microbatches=2)
+    strategy = one_stage(profile, megatron(count), [range(count)], 2)
+    gains = {gain.kind: gain for gain in sensitivity(problem, strategy)}
+    links, device = gains["links"], gains["device type"]
+    faster = replace(problem, topology=cluster([unit_type()] * count, bandwidth=600.0))
+    halved = tuple(
+        replace(one, forward_s=one.forward_s / 2, backward_s=one.backward_s / 2)
+        for one in profile.operators
+    )
+    for gain, changed in (
+        (links, faster),
+        (device, replace(problem, profile=replace(profile, operators=halved))),
+    ):
+        evaluation = evaluate(changed, strategy)
+        assert gain.iteration_s == pytest.approx(iterate(changed, strategy, evaluation).iteration_s)
+    assert -0.5 < links.change < -0.1
+    assert -0.4 < device.change < -0.1
 
 
 def test_hierarchies_of_the_builders_have_places_too():

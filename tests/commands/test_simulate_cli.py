@@ -197,7 +197,7 @@ def test_another_topology_is_taken_when_it_is_named(folder):
     ("arguments", "said"),
     [
         ([], "give a strategy, or --cuts"),
-        (["strategy.json", "--schedule", "gpipe"], "--schedule is for your own cuts"),
+        (["strategy.json", "--schedule", "gpipe"], "--schedule gpipe is for your own cuts"),
         (["strategy.json", "--gpus", "2"], "--gpus is for your own cuts"),
         (["nothing.json"], "nothing.json"),
         (["pair.yaml"], "pair.yaml"),

@@ -12,13 +12,12 @@ from planner.artefacts.graph import Graph, Operator, Parameter, Tensor
 from planner.artefacts.options import Optimizer
 from planner.artefacts.problem import Result, Status
 from planner.artefacts.profile import Contention, OperatorCost, View, stash_bytes
-from planner.artefacts.roofline import operator_times
+from planner.artefacts.roofline import rescaled_times
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy
 from planner.artefacts.topology import Link, take
+from planner.costs.actions import action_costs
 from planner.costs.bounds import fractional_s, longest_path_s, lower_bound_s, memory_shortage
 from planner.costs.closed_form import bottleneck_s, iteration_s
-from planner.costs.collectives import allreduce_s, ring_allreduce_s, transfer_s
-from planner.costs.compute import slowdown, step_s
 from planner.costs.evaluate import evaluate
 from planner.costs.memory import (
     Holding,
@@ -28,7 +27,9 @@ from planner.costs.memory import (
     stage_memory,
     use_bytes,
 )
-from planner.costs.pricing import stage_price
+from planner.costs.operators import slowdowns, step_s
+from planner.costs.stage_pass import stage_pass
+from planner.costs.transfers import allreduce_s, ring_allreduce_s, transfer_s
 from planner.costs.waiting import gradients_waiting, outputs_waiting
 from planner.planning.judge import judge
 from planner.schedules.actions import ActionKind, Compute, Direction, Receive, Send, text, waits
@@ -63,15 +64,15 @@ def straight(problem, **options):
 def test_a_transfer_takes_latency_and_bytes_over_bandwidth():
     topology = cluster([unit_type()] * 2, bandwidth=1000.0, latency=0.5)
     # Two links of 0.25 s and 1000 bytes/s each, in cut-through.
-    assert transfer_s(topology, 0, 1, 2000) == pytest.approx(0.5 + 2.0)
-    assert transfer_s(topology, 1, 1, 2000) == 0.0
+    assert transfer_s(topology, (0,), (1,), 2000) == pytest.approx(0.5 + 2.0)
+    assert transfer_s(topology, (1,), (1,), 2000) == 0.0
 
 
 def test_a_path_never_runs_through_another_device():
     # 0 - 1 - 2 are chained by fast links; from 0 to 2 only the slow host is allowed.
     topology = cluster([unit_type()] * 3, bandwidth=10.0, links=[(0, 1, 1e6), (1, 2, 1e6)])
-    assert transfer_s(topology, 0, 2, 1000) == pytest.approx(100.0)
-    assert transfer_s(topology, 0, 1, 1000) == pytest.approx(0.001)
+    assert transfer_s(topology, (0,), (2,), 1000) == pytest.approx(100.0)
+    assert transfer_s(topology, (0,), (1,), 1000) == pytest.approx(0.001)
 
 
 def test_a_ring_avoids_the_slow_pair():
@@ -86,8 +87,8 @@ def test_a_ring_avoids_the_slow_pair():
 def test_directions_of_a_link_may_differ():
     topology = cluster([unit_type()] * 2, bandwidth=1.0)
     topology = replace(topology, links=(*topology.links, Link("d0", "d1", 50.0, 0.0)))
-    assert transfer_s(topology, 0, 1, 100) == pytest.approx(2.0)
-    assert transfer_s(topology, 1, 0, 100) == pytest.approx(100.0)
+    assert transfer_s(topology, (0,), (1,), 100) == pytest.approx(2.0)
+    assert transfer_s(topology, (1,), (0,), 100) == pytest.approx(100.0)
 
 
 # ------------------------------------------------------------------------------ computation
@@ -97,26 +98,26 @@ def test_times_are_rescaled_by_the_ratio_of_rooflines():
     # 1e9 FLOP and 1e6 bytes per operator: bound by FLOPs on both types.
     profile = profile_of(graph_of([[]]), [1.0])
     slow = unit_type("slow", flops=0.25e12)
-    assert operator_times(profile, slow, unit_type()).forward_s[0] == pytest.approx(4.0)
-    assert operator_times(profile, unit_type(), None).forward_s[0] == 1.0
+    assert rescaled_times(profile, slow, unit_type()).forward_s[0] == pytest.approx(4.0)
+    assert rescaled_times(profile, unit_type(), None).forward_s[0] == 1.0
 
 
 def test_rescaling_by_memory_bandwidth_where_that_binds():
     profile = profile_of(graph_of([[]]), [1.0])  # 1e6 bytes, 1e9 FLOP
     narrow = unit_type("narrow", flops=1e15, bandwidth=1e8)  # 10 ms for the bytes, 1 us else
-    assert operator_times(profile, narrow, unit_type()).forward_s[0] == pytest.approx(10.0)
+    assert rescaled_times(profile, narrow, unit_type()).forward_s[0] == pytest.approx(10.0)
 
 
 def test_an_unknown_source_device_cannot_be_rescaled():
     profile = profile_of(graph_of([[]]), [1.0])
     with pytest.raises(OptionError, match="made on 'unit', whose speed is not known"):
-        operator_times(profile, unit_type("other"), None)
+        rescaled_times(profile, unit_type("other"), None)
 
 
 def test_processes_on_shared_cores_slow_each_other_down():
     topology = cluster([unit_type()] * 4, cores=2)
     problem = problem_of(profile_of(graph_of([[]]), [1.0]), topology)
-    assert [slowdown(problem, range(n), 0) for n in (1, 2, 3, 4)] == [1.0, 1.0, 1.5, 2.0]
+    assert [slowdowns(problem, range(n))[0] for n in (1, 2, 3, 4)] == [1.0, 1.0, 1.5, 2.0]
 
 
 def test_a_measured_contention_replaces_the_rule_on_hosts_with_as_many_cores():
@@ -125,7 +126,7 @@ def test_a_measured_contention_replaces_the_rule_on_hosts_with_as_many_cores():
 
     def slow(kinds, cores):
         problem = problem_of(profile, cluster(kinds, cores=cores))
-        return [slowdown(problem, range(n), 0) for n in (1, 2, 3, 4)]
+        return [slowdowns(problem, range(n))[0] for n in (1, 2, 3, 4)]
 
     assert slow([unit_type()] * 4, 2) == [1.0, 1.25, 2.0, pytest.approx(8 / 3)]
     assert slow([unit_type()] * 4, 4) == [1.0, 1.0, 1.0, 1.0]
@@ -416,10 +417,13 @@ def test_a_stage_needs_its_operators_and_what_earlier_stages_of_the_device_have_
 def test_the_price_of_a_stage_has_its_operators_and_the_step_of_all_that_it_trains():
     problem = problem_of(views_profile(), cluster([unit_type(bandwidth=4000.0)] * 2))
     stage = Stage.whole(("b", "c"), (0, 1), 1, False)
-    assert stage_price(problem, stage) == {"unit": (1.0, 2.0, 1.0)}
-    assert stage_price(problem, stage, 0) == {"unit": (1.0, 2.0, 0.0)}
+    own = stage_pass(problem, stage, 1)
+    assert (own.forward_s, own.backward_s) == (1.0, 2.0)
+    both = Stage.whole(("a",), (0,), 1, False), replace(stage, groups=((1,),))
+    strategy = Strategy(both, ScheduleName.GPIPE, 1)
+    assert action_costs(problem, strategy, (), [0, 1000]).step_s == {0: 0.0, 1: 1.0}
     with pytest.raises(ValueError, match="a stage has no mesh, and its replicas have 2 devices"):
-        stage_price(problem, replace(stage, groups=((0, 1),)))
+        stage_pass(problem, replace(stage, groups=((0, 1),)), 0)
 
 
 def chain_in_stages(widths, count, warmups):

@@ -11,7 +11,7 @@ from planner.artefacts.topology import Host
 from planner.costs.bounds import lower_bound_s
 from planner.costs.closed_form import exposed_sum_s
 from planner.costs.evaluate import evaluate
-from planner.costs.overlap import left_s, runs_beside
+from planner.costs.stage_pass import backward_left_s, sums_overlap_compute
 from planner.simulator.events import run
 from tests.support.builders import asked, cluster, graph_of, profile_of, unit_type
 
@@ -68,7 +68,7 @@ def test_what_is_left_of_a_backward_are_the_operators_before():
     backward_s = [cost.backward_s for cost in problem.profile.operators]
     strategy = replicas_of(problem.profile.graph, 2)
     sums = gradient_sums(strategy, problem.profile.graph)
-    left = left_s(problem, strategy, sums)
+    left = backward_left_s(problem, strategy, sums)
     assert left[0, 0] == left[0, 1] == pytest.approx(backward_s[0] + backward_s[1])
     assert left[1, 0] == pytest.approx(backward_s[0])
     assert left[2, 0] == 0.0
@@ -85,8 +85,8 @@ def test_processes_that_leave_no_core_sum_behind_their_backwards():
         ([("a", 1), ("b", 1)], True),
     ):
         there = replace(problem, topology=on_hosts(problem.topology, hosts))
-        assert runs_beside(there, (0, 1), (0, 1)) is beside
-        assert bool(left_s(there, strategy, sums)) is beside
+        assert sums_overlap_compute(there, (0, 1), (0, 1)) is beside
+        assert bool(backward_left_s(there, strategy, sums)) is beside
 
 
 def test_on_slow_links_buckets_hide_behind_the_backward():
@@ -99,10 +99,10 @@ def test_on_slow_links_buckets_hide_behind_the_backward():
     one_s = evaluation.costs.sum_s[-1]
     step_s = evaluation.costs.step_s[0]
     passes_s = stage.forward_s + stage.backward_s
-    assert evaluation.costs.left_s
+    assert evaluation.costs.backward_left_s
     found_s = run(evaluation.program, evaluation.costs, problem.topology).iteration_s
     assert found_s == pytest.approx(passes_s + one_s + step_s)
-    behind = replace(evaluation.costs, left_s={})
+    behind = replace(evaluation.costs, backward_left_s={})
     found_s = run(evaluation.program, behind, problem.topology).iteration_s
     assert found_s == pytest.approx(passes_s + whole_s + step_s)
     assert stage.tail_s == pytest.approx(one_s * 25 * 2**20 / 25e6 + step_s, rel=1e-3)

@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.artefacts.options import Objective
-from planner.costs.pins import broken, pinned
+from planner.costs.operators import pinned
+from planner.planning.pins import violated_pin
 from planner.planning.portfolio import compare
 from planner.solvers.registry import automatic
 from planner.support.errors import OptionError
@@ -58,7 +59,7 @@ def test_placements_keep_pins_too():
     found = compare(problem, ("heft", "netsplit"), 5.0, full_time=True)
     for row in found.rows:
         assert row.plan is not None, row.reason
-        assert broken(problem, row.plan.strategy) is None
+        assert violated_pin(problem, row.plan.strategy) is None
         # Three operators one after the other.
         assert row.plan.prediction.latency_s == pytest.approx(0.09, rel=0.01)
 
@@ -96,4 +97,4 @@ def test_no_row_breaks_a_pin(pins):
         if row.plan is None:
             assert row.reason
         else:
-            assert broken(problem, row.plan.strategy) is None
+            assert violated_pin(problem, row.plan.strategy) is None

@@ -2,17 +2,23 @@
 
 from dataclasses import replace
 from math import prod
+from unittest import mock
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.artefacts.options import Optimizer
-from planner.artefacts.profile import ROOFLINE, Source
+from planner.artefacts.profile import ROOFLINE, Contention, Source
 from planner.artefacts.sharding import local_shape, rule_of
 from planner.artefacts.strategy import violations
 from planner.artefacts.topology import CollectiveKind, CollectiveTable
-from planner.costs.collectives import (
+from planner.costs.evaluate import evaluate
+from planner.costs.local_stage import local_stage, work_share
+from planner.costs.memory import stage_memory
+from planner.costs.stage_pass import stage_pass
+from planner.costs.transfers import (
     allgather_s,
     allreduce_s,
     alltoall_s,
@@ -22,10 +28,6 @@ from planner.costs.collectives import (
     lines,
     reducescatter_s,
 )
-from planner.costs.evaluate import evaluate
-from planner.costs.local_stage import local_stage, work_share
-from planner.costs.memory import stage_memory
-from planner.costs.split import local_times
 from planner.resharding import conversion
 from planner.resharding.sums import gradient_sums
 from planner.schedules.actions import Receive, Send
@@ -84,7 +86,7 @@ def test_an_einsum_keeps_permuted_copies_of_what_it_reads():
         changed = replace(profile, graph=graph, operators=tuple(costs))
         (stage,) = one_stage(changed, zero(2, 0), ((0, 1),)).stages
         local = local_stage(changed, stage)
-        assert local.profile.operators[local.whole.index(v)].stash_private_bytes == expected
+        assert local.profile.operators[local.graph_index.index(v)].stash_private_bytes == expected
 
 
 def test_what_was_measured_takes_precedence():
@@ -166,12 +168,43 @@ def test_recomputation_repeats_the_collectives_of_the_forward():
     assert again.backward_s == pytest.approx(plain.backward_s + plain.forward_s)
 
 
+def test_contention_slows_collectives_as_it_slows_computation():
+    """By the rule of cores and where it was measured, a factor of 2 doubles the whole pass, and
+    what is left of a backward is a part of it.
+    """
+    strategy = one_stage(mlp(), megatron(4), [range(4)], 2)
+    measured = replace(mlp(), contention=Contention(2, {4: 2.0}), device_type=FAST.name)
+    passes_s = []
+    for profile, cores in ((mlp(), None), (mlp(), 2), (measured, 2)):
+        topology = cluster([FAST] * 4, 1e3, LATENCY, cores=cores)
+        given_problem = replace(problem(4), profile=profile, topology=topology)
+        (stage,) = evaluate(given_problem, strategy).stages
+        passes_s.append(np.array([stage.forward_s, stage.backward_s]))
+    alone_s, by_cores_s, measured_s = passes_s
+    assert alone_s[0] > 1.1 * (0.5 + 1.0 + 0.5 + 1.0)
+    assert by_cores_s == pytest.approx(2 * alone_s)
+    assert measured_s == pytest.approx(2 * alone_s)
+
+
+def test_what_is_left_of_a_backward_is_that_of_the_devices_own_replica():
+    # The links between devices 2 and 3 are slow, so that their collectives take longer.
+    topology = cluster([FAST] * 4, RATE, LATENCY, links=[(0, 1, 100 * RATE)])
+    given_problem = replace(problem(4), topology=topology)
+    strategy = one_stage(mlp(), megatron(2), [(0, 1), (2, 3)], 2)
+    with mock.patch("planner.artefacts.strategy.FIRST_BUCKET_BYTES", 1.0):
+        costs = evaluate(given_problem, strategy).costs
+    fast_s, slow_s = (
+        max(left_s for (_, d), left_s in costs.backward_left_s.items() if d == device)
+        for device in (0, 2)
+    )
+    assert fast_s < slow_s < costs.backward_s[0, 2]
+
+
 def test_a_part_is_no_faster_than_the_fastest_operator():
     profile = mlp(forward_s=(0.5, 4.0, 0.6, 4.0))
     stage = one_stage(profile, megatron(4), [range(4)], 2).stages[0]
-    assert local_times(problem(4, profile), stage, 0).forward_s.sum() == pytest.approx(
-        0.5 + 1.0 + 0.5 + 1.0
-    )
+    compute_s = stage_pass(problem(4, profile), stage, 0).compute_s[0]
+    assert compute_s.sum() == pytest.approx(0.5 + 1.0 + 0.5 + 1.0)
 
 
 @pytest.mark.parametrize(
@@ -191,9 +224,9 @@ def test_parts_of_computed_times_follow_the_roofline_and_are_launched_each(
     profile = replace(profile, source=source, engine=ROOFLINE)
     stage = one_stage(profile, megatron(4), [range(4)], 2).stages[0]
     topology = cluster([unit_type()] * 4)
-    times = local_times(problem_of(profile, topology), stage, 0)
+    forward_s, _ = stage_pass(problem_of(profile, topology), stage, 0).compute_s
     parts_s = [floor_s + (whole_s - floor_s) / 4 for whole_s in (4e-3, 2e-3, 4e-3)]
-    assert times.forward_s.sum() == pytest.approx(fastest_s + sum(parts_s))
+    assert forward_s.sum() == pytest.approx(fastest_s + sum(parts_s))
 
 
 def test_rules_of_summands_alone_do_all_the_work():
@@ -259,7 +292,7 @@ def test_memory_of_zero_by_hand():
 def test_a_gathered_copy_is_there_only_while_a_pass_reads_it():
     stage = one_stage(mlp(), zero(2, 3), [[0, 1]], 2).stages[0]
     local = local_stage(mlp(), stage)
-    assert [local.profile.graph.operators[i].name for i in local.again] == ["up", "down"]
+    assert [local.profile.graph.operators[i].name for i in local.regathered] == ["up", "down"]
     # The most is there when `down` has run: the gradient of its weight, that of the other device
     # and the sum of a half, and the gradient of a. What the loss has kept, as large as y, and a
     # itself are gone.
@@ -375,6 +408,13 @@ def test_boxes_between_stages(first, here, second, there):
     assert len(sends) == sum(
         isinstance(a, Receive) for some in evaluation.program.lists.values() for a in some
     )
+
+
+def test_a_tensor_without_elements_crosses_stages_in_no_time():
+    profile = mlp(shape=(ROWS, WIDTH, 0))
+    strategy = two_stages(profile, 2, *zip(*[iter(ENDS[2])] * 2, strict=True))
+    first, _ = evaluate(problem(4, profile), strategy).stages
+    assert (first.send_s, first.return_s) == pytest.approx((LATENCY, LATENCY))
 
 
 def test_the_closed_form_counts_the_busiest_device():

@@ -5,8 +5,8 @@ import torch
 from planner.artefacts import graph
 from planner.artefacts.losses import Loss
 from planner.artefacts.strategy import Stage
+from planner.launcher.batch import Batch
 from planner.launcher.device_part import stage_place
-from planner.launcher.feed import Batch
 from planner.launcher.groups import Groups
 from planner.schedules.actions import Program
 

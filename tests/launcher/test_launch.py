@@ -27,7 +27,7 @@ from planner.reports.launch import launch_json, launch_tables, loss_lines
 from planner.schedules.actions import Compute, Direction
 from planner.simulator.traces.read import read_trace
 from planner.support.errors import FileError, LaunchError, OptionError
-from planner.training import run
+from planner.training import trainer
 from tests.support.launch_worker import (
     CASES,
     LENGTH,
@@ -249,7 +249,7 @@ def seat(monkeypatch):
             monkeypatch.setenv(name, str(value))
         # The others are not there to shake hands.
         monkeypatch.setattr(
-            run,
+            trainer,
             "meet_others",
             lambda plan, *_: LaunchAgreement("", restarted=False, ranks=plan.ranks),
         )
@@ -417,7 +417,7 @@ def test_one_gpu_trains_as_a_cpu_does(alone):
 def use_data(monkeypatch, tmp_path, function):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("planner.launcher.options.function_named", lambda *_: function)
-    monkeypatch.setattr("planner.training.datasets.function_named", lambda *_: function)
+    monkeypatch.setattr("planner.training.data.datasets.function_named", lambda *_: function)
 
 
 def test_data_comes_from_a_function(alone, tmp_path, monkeypatch):

@@ -71,7 +71,7 @@ def test_a_shortage_names_the_versions():
     problem, strategy = row([1, 1], 4, 10**9)
     options = {"device_memory": 10**9}
     shortage = evaluate(changed(problem, **options), strategy).shortage
-    assert shortage.startswith("stage 0 needs 3.73 GiB per device")
+    assert shortage.startswith("stage 0 needs 3.73 GiB on d0, the limit is 954 MiB")
     assert "parameters 954 MiB, versions 954 MiB, gradients 954 MiB" in shortage
 
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.artefacts.profile import Source, stash_bytes
-from planner.artefacts.roofline import operator_times
+from planner.artefacts.profile import PartTime, Source, stash_bytes
+from planner.artefacts.roofline import rescaled_times
 from planner.artefacts.topology import DeviceType
 from planner.clusters.yaml.read import device_table, shipped_device_type
 from planner.profilers.analytic import analytic, fit_constants, rank_correlation, rescale
@@ -133,7 +133,7 @@ def measured(model):
 def test_a_rescaled_profile_has_the_times_that_solve_takes(tmp_path):
     profile = measured(attention(tmp_path))
     found = rescale(profile, OTHER, GPU)
-    expected = operator_times(profile, OTHER, GPU)
+    expected = rescaled_times(profile, OTHER, GPU)
     assert [cost.forward_s for cost in found.operators] == expected.forward_s.tolist()
     assert [cost.backward_s for cost in found.operators] == expected.backward_s.tolist()
     assert (found.source, found.engine, found.device_type) == (Source.RESCALED, "torch", "other")
@@ -153,6 +153,24 @@ def test_a_rescaled_profile_plans_as_the_measured_one_does_on_that_device(tmp_pa
     assert found.bound_s == direct.bound_s
 
 
+def test_a_rescaled_profile_leaves_out_what_was_measured_of_parts(tmp_path):
+    """Their shares are those of the device that they were measured on."""
+    profile = measured(residual(tmp_path))
+    part = PartTime((2,), ("S0,R->S0",), 0.9, 0.9)
+    parts = tuple(replace(one, parts=(part,)) for one in profile.operators)
+    found = rescale(replace(profile, operators=parts), OTHER, GPU)
+    assert not any(one.parts for one in found.operators)
+
+
+def test_a_rescaled_profile_says_that_a_speed_is_not_known(tmp_path):
+    profile = replace(measured(residual(tmp_path)), dtype="bfloat16")
+    found = rescale(profile, OTHER, GPU)
+    for kind in (OTHER, GPU):
+        note = f"no speed of {kind.name} in bfloat16 is known; its speed in float32 was taken"
+        assert (note in found.warnings) == ("bfloat16" not in kind.flops)
+    assert any("in bfloat16 is known" in one for one in found.warnings)
+
+
 def test_a_profile_for_the_device_already_stays_as_it_is(tmp_path):
     profile = measured(residual(tmp_path))
     assert rescale(profile, GPU, GPU) is profile
@@ -160,7 +178,7 @@ def test_a_profile_for_the_device_already_stays_as_it_is(tmp_path):
 
 def test_views_of_an_analytic_profile_scale_with_the_bandwidth(tmp_path):
     profile = of(attention(tmp_path))
-    times = operator_times(profile, OTHER, GPU)
+    times = rescaled_times(profile, OTHER, GPU)
     split = [o.type for o in profile.graph.operators].index("Split")
     assert times.forward_s[split] == 0
     assert times.backward_s[split] == pytest.approx(profile.operators[split].backward_s / 2)

@@ -8,9 +8,9 @@ import torch
 
 from planner.artefacts.graph import LossChoice
 from planner.artefacts.profile import LossCost
-from planner.artefacts.roofline import loss_times_s, operator_times
+from planner.artefacts.roofline import loss_times_s, rescaled_times
 from planner.artefacts.topology import DeviceType
-from planner.costs.compute import times_on
+from planner.costs.operators import operator_times
 from planner.profilers.analytic import analytic, rescale
 from planner.profilers.efficiencies import SINGLE, Work
 from planner.profilers.engines import profile_with
@@ -111,23 +111,23 @@ def test_the_device_that_makes_an_output_pays_for_its_loss():
     forward, backward = loss_times_s(with_loss)
     assert forward.tolist() == [0, 0.01]
     assert backward.tolist() == [0, 0.02]
-    times = times_on(problem_of(with_loss, cluster([unit_type()])), 0)
+    times = operator_times(problem_of(with_loss, cluster([unit_type()])), 0)
     assert times.forward_s == pytest.approx([0.3, 0.11])
     assert times.backward_s == pytest.approx([0.5, 0.22])
 
 
 def test_another_device_moves_the_bytes_of_a_loss_at_its_own_speed(tmp_path):
     profile = of(scores(tmp_path))
-    here, there = (operator_times(profile, kind, GPU) for kind in (GPU, OTHER))
+    here, there = (rescaled_times(profile, kind, GPU) for kind in (GPU, OTHER))
     without = replace(profile, loss_costs=())
-    bare = [operator_times(without, kind, GPU) for kind in (GPU, OTHER)]
+    bare = [rescaled_times(without, kind, GPU) for kind in (GPU, OTHER)]
     (cost,) = profile.loss_costs
     assert (here.forward_s - bare[0].forward_s).sum() == pytest.approx(cost.forward_s)
     assert (there.forward_s - bare[1].forward_s).sum() == pytest.approx(cost.forward_s / 2)
     again = rescale(profile, OTHER, GPU)
     assert again.loss_costs == ()
     np.testing.assert_allclose(
-        operator_times(again, OTHER, OTHER).backward_s, there.backward_s, rtol=1e-12
+        rescaled_times(again, OTHER, OTHER).backward_s, there.backward_s, rtol=1e-12
     )
 
 

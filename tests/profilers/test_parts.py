@@ -8,7 +8,7 @@ import torch
 from planner.artefacts.graph import parameters_by_name, tensors_by_name
 from planner.artefacts.profile import Source
 from planner.artefacts.sharding import local_shape, reads, rule_of, tile
-from planner.costs.split import part_of
+from planner.costs.stage_pass import part_of
 from planner.operators import parameters, synthetic
 from planner.operators.parts import HALO
 from planner.profilers.cache import MeasuredClass

@@ -17,9 +17,18 @@ from planner.simulator.critical_path import Reason, critical_path
 from planner.simulator.events import run, simulate
 from planner.simulator.idle import Cause, Wait, idle_by_cause, idle_times
 from planner.simulator.timeline import Event, Timeline, communication_s, compute_s, idle_s
-from tests.simulator.test_delta import example, problems_and_strategies
 from tests.simulator.test_events import ALONE, costs, or_error, timed_cases
-from tests.support.programs import chain, mesh, split, split_graphs, star, with_sharing, written
+from tests.support.programs import (
+    chain,
+    mesh,
+    problems_and_strategies,
+    split,
+    split_graphs,
+    star,
+    three_stages,
+    with_sharing,
+    written,
+)
 
 # Critical path, by hand.
 
@@ -75,7 +84,7 @@ def test_the_path_leaves_a_backward_at_the_cut_that_a_sum_waited_for():
     lists = written("0F0 0B0 A0 A1 O", "0F1 0F3 0B1 A0 A1 O", sums=[(0, 1), (0, 1)])
     found = replace(
         costs(lists, backward_s=5.0, sum_s=4.0, step_s=1.0),
-        left_s={(i, d): 2.0 for i in (0, 1) for d in (0, 1)},
+        backward_left_s={(i, d): 2.0 for i in (0, 1) for d in (0, 1)},
     )
     assert path_text(lists, found, mesh(2)) == (
         "0F1@1[0,1]START 0F3@1[1,2]DEVICE 0B1@1[2,5]DEVICE A0@0[5,9]MEMBERS A1@0[9,13]DEVICE"
@@ -86,7 +95,8 @@ def test_the_path_leaves_a_backward_at_the_cut_that_a_sum_waited_for():
 def test_the_path_goes_over_the_rest_of_a_backward_that_is_longer_than_the_sums():
     lists = written("0B0 A0 O", "0B1 A0 O", sums=[(0, 1)])
     found = replace(
-        costs(lists, backward_s=5.0, sum_s=1.0, step_s=1.0), left_s={(0, 0): 3.0, (0, 1): 3.0}
+        costs(lists, backward_s=5.0, sum_s=1.0, step_s=1.0),
+        backward_left_s={(0, 0): 3.0, (0, 1): 3.0},
     )
     assert path_text(lists, found, mesh(2)) == "0B0@0[0,5]START O@0[5,6]DEVICE"
 
@@ -177,7 +187,7 @@ def test_computation_communication_and_the_causes_make_up_the_iteration(case, ex
 
 
 def test_a_device_with_several_stages_is_accounted_for_too():
-    problem, strategy = example()
+    problem, strategy = three_stages()
     devices = ((0,), (1,), (0,))
     depths = default_warmups((1, 1, 1), 4, devices=devices)
     stages = zip(strategy.stages, devices, depths, strict=True)

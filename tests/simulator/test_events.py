@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from planner.artefacts.strategy import crossings
 from planner.artefacts.topology import Sharing
 from planner.clusters.routes import routes
-from planner.costs.collectives import allreduce_s
-from planner.costs.pricing import ActionCosts, Crowd
+from planner.costs.actions import ActionCosts, ContentionGroup
+from planner.costs.transfers import allreduce_s
 from planner.schedules.actions import AllReduce, Compute, Direction, Receive, Send, Step, text
 from planner.schedules.dry_run import dry_run
 from planner.schedules.program import program
@@ -226,14 +226,7 @@ def test_only_the_links_that_say_so_are_exclusive():
     )
 
 
-# What launching and posting take, by hand.
-
-
-def test_launching_prolongs_what_a_device_does_itself():
-    lists = written("0F0 0>1:0:x A0 O", "1<0:0:x 1F0 A0", sums=[(0, 1)])
-    plain = costs(lists, sum_s=1.0, step_s=1.0)
-    found = simulate(lists, replace(plain, launch_s={0: 0.5}), mesh(2, bandwidth=4.0))
-    assert events(found) == "0F0[0,1.5] A0[3.5,5] O[5,6.5]\n1F0[2.5,3.5] A0[3.5,4.5]"
+# What posting takes, by hand.
 
 
 def test_posting_keeps_a_device_from_its_next_action_and_the_transfer_from_its_start():
@@ -490,7 +483,7 @@ def test_a_crowd_that_computes_slowly_comes_to_its_cuts_later():
     lists = written("0B0 A0 O", "0B1 A0 O", sums=[(0, 1)])
     found = ActionCosts(
         {}, {(0, 0): 3.0, (0, 1): 3.0}, {}, (1.0,), {0: 0.0, 1: 0.0}, {(0, 0): 2.0, (0, 1): 2.0},
-        crowds=(Crowd((0, 1), (1.0, 1.0, 2.0)),),
+        contention=(ContentionGroup((0, 1), (1.0, 1.0, 2.0)),),
     )  # fmt: skip
     assert events(simulate(lists, found, mesh(2))) == (
         "0B0[0,6] A0[2,3] O[6,6]\n0B1[0,6] A0[2,3] O[6,6]"
@@ -513,8 +506,8 @@ def timed_cases(draw):
     kinds = draw(st.sampled_from([[Sharing.FAIR], [Sharing.EXCLUSIVE], [*Sharing]]))
     topology = with_sharing(topology, [draw(st.sampled_from(kinds)) for _ in topology.links])
     equal = costs(lists)
-    extras = [{d: draw(st.sampled_from([0.0, 0.1, 1.0])) for d in lists.lists} for _ in range(3)]
-    extras = extras if draw(st.booleans()) else [{}, {}, {}]
+    extras = [{d: draw(st.sampled_from([0.0, 0.1, 1.0])) for d in lists.lists} for _ in range(2)]
+    extras = extras if draw(st.booleans()) else [{}, {}]
     found = ActionCosts(
         {key: draw(some) for key in sorted(equal.forward_s)},
         {key: draw(some) for key in sorted(equal.backward_s)},
@@ -528,19 +521,21 @@ def timed_cases(draw):
             if draw(st.booleans())
         },
         *extras,
-        crowds=draw(crowds(sorted(lists.lists))),
+        contention=draw(contention_groups(sorted(lists.lists))),
     )
     return lists, found, topology
 
 
 @st.composite
-def crowds(draw, devices):
-    """None, or some of the devices in crowds, which have speeds that often coincide."""
+def contention_groups(draw, devices):
+    """None, or some of the devices in groups, which have speeds that often coincide."""
     slow = st.sampled_from([1.0, 1.0, 1.3, 1.5, 2.0, 3.0])
     number = {d: draw(st.sampled_from([-1, 0, 0, 1])) for d in devices if draw(st.booleans())}
     members = [tuple(d for d, n in number.items() if n == one) for one in (0, 1)]
     return tuple(
-        Crowd(some, (1.0, 1.0, *(draw(slow) for _ in some[1:]))) for some in members if some
+        ContentionGroup(some, (1.0, 1.0, *(draw(slow) for _ in some[1:])))
+        for some in members
+        if some
     )
 
 
@@ -550,7 +545,7 @@ def test_computations_at_the_same_time_slow_each_other_down_by_hand():
     lists = written("0F0 O", "1F0 O")
     found = ActionCosts(
         {(0, 0): 4.0, (1, 1): 1.0}, {}, {}, (), {0: 2.0, 1: 2.0},
-        crowds=(Crowd((0, 1), (1.0, 1.0, 1.5)),),
+        contention=(ContentionGroup((0, 1), (1.0, 1.0, 1.5)),),
     )  # fmt: skip
     ended = {(e.device, type(e.action)): e.end_s for e in simulate(lists, found, mesh(2)).events}
     assert ended == {(1, Compute): 1.5, (1, Step): 4.5, (0, Compute): 5.5, (0, Step): 7.5}
@@ -559,7 +554,7 @@ def test_computations_at_the_same_time_slow_each_other_down_by_hand():
 def test_an_all_reduce_in_a_crowd_is_as_fast_as_alone_and_slows_no_one():
     lists = written("A0 O", "A0 O", sums=[(0, 1)])
     found = ActionCosts(
-        {}, {}, {}, (3.0,), {0: 1.0, 1: 2.0}, crowds=(Crowd((0, 1), (1.0, 1.0, 2.0)),)
+        {}, {}, {}, (3.0,), {0: 1.0, 1: 2.0}, contention=(ContentionGroup((0, 1), (1.0, 1.0, 2.0)),)
     )
     ends = [e.end_s for e in simulate(lists, found, mesh(2)).events if e.action == Step()]
     assert ends == [5.0, 6.0]

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from planner.artefacts.graph import Graph, Operator, Parameter, Tensor
 from planner.artefacts.options import Optimizer
 from planner.artefacts.profile import View
-from planner.costs.collectives import transfer_s as costs_transfer_s
-from planner.costs.compute import times_on
 from planner.costs.evaluate import evaluate
+from planner.costs.operators import operator_times
+from planner.costs.transfers import transfer_s as costs_transfer_s
 from planner.simulator.events import run
 from planner.solvers.fit import pipeline
 from planner.solvers.placement.problem import (
@@ -117,10 +117,14 @@ def test_memory_is_what_each_operator_alone_holds_and_what_several_share():
 def test_times_are_those_of_the_evaluator(problem):
     placement_problem = placement_problem_of(problem)
     for p in range(placement_problem.num_devices):
-        assert np.array_equal(placement_problem.forward_s[:, p], times_on(problem, p).forward_s)
-        assert np.array_equal(placement_problem.backward_s[:, p], times_on(problem, p).backward_s)
+        assert np.array_equal(
+            placement_problem.forward_s[:, p], operator_times(problem, p).forward_s
+        )
+        assert np.array_equal(
+            placement_problem.backward_s[:, p], operator_times(problem, p).backward_s
+        )
         for q in range(placement_problem.num_devices):
-            known = costs_transfer_s(problem.topology, p, q, 12345)
+            known = costs_transfer_s(problem.topology, (p,), (q,), 12345)
             assert transfer_s(placement_problem, 12345, p, q) == pytest.approx(known, rel=1e-12)
 
 

@@ -19,10 +19,10 @@ from planner.artefacts.sharding import rule_lines
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy, violations
 from planner.artefacts.topology import take
 from planner.clusters.yaml.read import find_topology, read_topology
-from planner.costs.collectives import allreduce_s, conversion_s
 from planner.costs.evaluate import closed_form_s, evaluate
 from planner.costs.memory import memory_of
-from planner.costs.split import conversion_times
+from planner.costs.stage_pass import stage_pass
+from planner.costs.transfers import allreduce_s, conversion_s
 from planner.model.load import load
 from planner.planning.portfolio import compare
 from planner.reports.plans import parameter_table, stage_table
@@ -169,7 +169,7 @@ def test_the_head_is_cut_by_columns_and_its_logits_are_not_gathered(block):
     agreed_s = sum(allreduce_s(given.topology, (0, 1), 8 * rows * n) for n in (1, 2))
     whole = replace(stage, sharding=replace(stage.sharding, outputs={}))
     gathered = [one for one in reshardings(whole, block.graph) if one.tensor == logits]
-    cut_s, whole_s = (conversion_times(given, one, (0, 1))[0].sum() for one in (stage, whole))
+    cut_s, whole_s = (stage_pass(given, one, 0).collective_s[0].sum() for one in (stage, whole))
     gathered_s = conversion_s(given.topology, (0, 1), (2,), gathered[0].forward)
     assert whole_s - cut_s == pytest.approx(gathered_s - agreed_s)
 
@@ -527,5 +527,5 @@ def test_a_trace_shows_the_collectives_of_a_stage(block, recompute):
     # for its gradient.
     assert named == {"all-reduce": 3 * again + 3}
     taken = sum(one.end_s - one.start_s for one in inside if one.device == 0)
-    forward, backward = conversion_times(given, strategy.stages[0], (0, 1))
+    forward, backward = stage_pass(given, strategy.stages[0], 0).collective_s
     assert taken == pytest.approx(again * forward.sum() + backward.sum())

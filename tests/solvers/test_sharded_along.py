@@ -6,7 +6,7 @@ from itertools import permutations
 import pytest
 
 from planner.artefacts.profile import PartTime
-from planner.costs.collectives import conversion_s
+from planner.costs.transfers import conversion_s
 from planner.resharding.conversion import conversion
 from planner.solvers.sharded.along import Policy
 from planner.solvers.sharded.layout import axis_of, chosen

@@ -12,8 +12,6 @@ from planner.artefacts.options import Objective, Recompute
 from planner.artefacts.strategy import ScheduleName
 from planner.artefacts.topology import device_type
 from planner.costs.closed_form import exposed_sum_s, extend
-from planner.costs.collectives import ring_allreduce_s, ring_links, slowest_link
-from planner.costs.compute import slowdown, step_s, times_on
 from planner.costs.memory import (
     limit_bytes,
     memory_of,
@@ -21,8 +19,10 @@ from planner.costs.memory import (
     search_recompute_bytes,
     static_bytes,
 )
-from planner.costs.overlap import runs_beside
+from planner.costs.operators import operator_times, slowdowns, step_s
 from planner.costs.passes import block_workspace_bytes
+from planner.costs.stage_pass import sums_overlap_compute
+from planner.costs.transfers import ring_allreduce_s, ring_links, slowest_link
 from planner.solvers.antichain.devices import numbers_of_devices, orders_of
 from planner.solvers.graphs.downsets import downsets, members
 
@@ -140,14 +140,14 @@ class _Trial:
             back = latency * gradients + gradient_bytes / rate
         trained = need.trainable_bytes
         tail = max(
-            slowdown(self.problem, self.order, d)
+            slowdowns(self.problem, self.order)[d]
             * step_s(self.problem.training.optimizer, trained, device_type(topology, d))
             for d in devices
         )
         if width > 1 and trained:
             links = ring_links(topology, tuple(sorted(devices)))
             whole = ring_allreduce_s(trained, width, *links)
-            beside = runs_beside(problem, self.order, devices)
+            beside = sums_overlap_compute(problem, self.order, devices)
             tail += exposed_sum_s(whole, trained, b - again * f, beside)
         weight = {
             Objective.ITERATION: rounds - 1.0,
@@ -174,14 +174,14 @@ class _Trial:
             )  # fmt: skip
             return (total, worst, f + b, 0.0), weight
         return (
-            extend(*value, f, b, send, back, tail, rounds, rounds if bottleneck else depth, 1,
-                   weight, weight_behind, phases, False),
+            extend(*value, f, b, 0.0, 0.0, send, back, tail, rounds,
+                   rounds if bottleneck else depth, 1, weight, weight_behind, phases, False),
             weight,
         )  # fmt: skip
 
     def _time(self, device, inside, which):
-        times = getattr(times_on(self.problem, device), which)
-        return times[sorted(inside)].sum() * slowdown(self.problem, self.order, device)
+        times = getattr(operator_times(self.problem, device), which)
+        return times[sorted(inside)].sum() * slowdowns(self.problem, self.order)[device]
 
     def _ends(self, inside):
         """Bytes of what a stage reads from outside, and of the model's outputs that it makes."""

@@ -55,7 +55,7 @@ from planner.schedules.dry_run import dry_run
 from planner.schedules.orders import default_warmups
 from planner.schedules.program import program
 from planner.solvers.placement.stages import pieces, segments
-from planner.training.trainer import make_feed
+from planner.training.data.feeds import layout_of, make_feed
 
 BATCH, LENGTH, WIDTH, WORDS = 2, 3, 4, 7
 
@@ -317,8 +317,9 @@ def run_case(case, folder, rank):
     capture = Capture(part.trained, gradients)
     boxes = boxes_of(plan.strategy, as_it_crosses(model.graph, plan), groups.device)
     executor = Executor(part.stages, boxes, gradients, groups, waiting_for_sends(lists.code))
-    feed = make_feed(job, part, Loop())
-    batches = {m: feed(0, m) for m in range(case.num_microbatches)}
+    mine, loop = range(case.num_microbatches), Loop()
+    feed = make_feed(job, part, loop, mine)
+    batches = dict(zip(mine, feed.microbatches(0, layout_of(job, loop).history), strict=False))
     works = [TrainingStep(0, batches, capture) for _ in range(2)]
     records = [executor.run(lists.lists[groups.device], work, step=0) for work in works]
     values = [work.loss for work in works]

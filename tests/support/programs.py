@@ -7,13 +7,16 @@ from unittest import mock
 from hypothesis import strategies as st
 
 from planner.artefacts.graph import Graph, Operator, Parameter, Tensor
+from planner.artefacts.problem import Problem
 from planner.artefacts.strategy import GradientSum, ScheduleName, Stage, Strategy
 from planner.artefacts.topology import Device, DeviceType, Host, Link, Sharing, Topology
 from planner.schedules.actions import Program, parse
 from planner.schedules.orders import default_warmups
 from planner.schedules.program import program
+from tests.support.builders import asked, cluster, profile_of, unit_type
 from tests.support.strategies import dags
 
+SPARE = 2
 SYNCHRONOUS = (ScheduleName.GPIPE, ScheduleName.ONE_F_ONE_B)
 ANY_TYPE = DeviceType("any", 2**34, {"float32": 1e12}, 1e11, "made up")
 
@@ -144,3 +147,34 @@ def with_sharing(topology, each):
 def _cluster(names, switches, links):
     devices = tuple(Device(name, "any", "host") for name in names)
     return Topology("test", (ANY_TYPE,), (Host("host"),), devices, switches, tuple(links))
+
+
+@st.composite
+def problems_and_strategies(draw):
+    """A strategy for a graph with skips and tied parameters, and devices that it leaves free; links
+    of every kind.
+    """
+    graph, strategy = draw(split_graphs(max_warmup=4, schedules=SYNCHRONOUS))
+    size = len(graph.operators)
+    times = st.floats(0.1, 3.0)
+    profile = profile_of(
+        graph,
+        draw(st.lists(times, min_size=size, max_size=size)),
+        draw(st.lists(times, min_size=size, max_size=size)),
+    )
+    count = SPARE + sum(stage.num_replicas for stage in strategy.stages)
+    kinds = [unit_type(bandwidth=1e9), unit_type("other", flops=4e12, bandwidth=0.25e9)]
+    types = draw(st.lists(st.sampled_from(kinds), min_size=count, max_size=count))
+    topology = cluster(types, draw(st.sampled_from([1.0, 10.0, 1e3])), draw(st.just(0.25)))
+    sharing = draw(st.sampled_from([*Sharing, Sharing.EXCLUSIVE]))
+    options = asked(strategy.num_microbatches, schedule=strategy.schedule)
+    problem = Problem(profile, with_sharing(topology, sharing), **options, measured_on=kinds[0])
+    return problem, strategy
+
+
+def three_stages():
+    """Three stages of two operators each, on the first three of five devices."""
+    graph = chain(6)
+    topology = with_sharing(cluster([unit_type()] * 5), Sharing.EXCLUSIVE)
+    problem = Problem(profile_of(graph, [1e-3] * 6), topology, **asked(4))
+    return problem, split(graph, [2, 4], [1, 1, 1], 4)

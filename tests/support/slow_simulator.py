@@ -8,7 +8,7 @@ from heapq import heappop, heappush
 
 from planner.artefacts.topology import Sharing, Topology
 from planner.clusters.routes import latency_s, routes
-from planner.costs.pricing import ActionCosts
+from planner.costs.actions import ActionCosts
 from planner.schedules.actions import (
     Action,
     AllReduce,
@@ -144,8 +144,8 @@ class _Simulation:
         self.queue: list[tuple[float, int, int, int | None]] = []
         self.order = 0
         # The crowd of a device; the computations of each crowd, by device; crowds that changed.
-        self.crowds = {d: n for n, crowd in enumerate(costs.crowds) for d in crowd.devices}
-        self.computing: list[dict[int, _Computation]] = [{} for _ in costs.crowds]
+        self.crowds = {d: n for n, crowd in enumerate(costs.contention) for d in crowd.devices}
+        self.computing: list[dict[int, _Computation]] = [{} for _ in costs.contention]
         self.stirred: set[int] = set()
         # By device, the number of its event to come.
         self.due: dict[int, int] = {}
@@ -253,17 +253,16 @@ class _Simulation:
 
     def _time_s(self, device: int, action: Action) -> float:
         """For how long an action that is not a transfer runs, if no other device computes."""
-        launch_s = self.costs.launch_s.get(device, 0.0)
         match action:
             case Compute(direction, stage):
                 forward = direction is Direction.FORWARD
                 time_s = self.costs.forward_s if forward else self.costs.backward_s
-                return time_s[stage, device] + launch_s
+                return time_s[stage, device]
             case AllReduce(index):
                 # In a flow every all-reduce comes again in each round.
-                return self.costs.sum_s[index % len(self.costs.sum_s)] + launch_s
+                return self.costs.sum_s[index % len(self.costs.sum_s)]
             case _:
-                return self.costs.step_s[device] + launch_s
+                return self.costs.step_s[device]
 
     def _compute(self, device: int, action: Compute) -> None:
         forward = action.direction is Direction.FORWARD
@@ -306,7 +305,7 @@ class _Simulation:
     def _pace(self) -> None:
         """At the end of a moment: foresees the computations of the crowds that changed."""
         for crowd in self.stirred:
-            slow = self.costs.crowds[crowd].slowdown[len(self.computing[crowd])]
+            slow = self.costs.contention[crowd].slowdown[len(self.computing[crowd])]
             for device, one in self.computing[crowd].items():
                 if slow != one.slow:
                     if one.slow:
@@ -452,7 +451,7 @@ def cuts(
         if isinstance(action, Compute) and action.direction is Direction.BACKWARD:
             latest = position
         elif isinstance(action, AllReduce) and latest is not None:
-            left_s = costs.left_s.get((action.sum % len(costs.sum_s), device))
+            left_s = costs.backward_left_s.get((action.sum % len(costs.sum_s), device))
             if left_s is not None:
                 there_s = max(time_s(device, actions[latest]) - left_s, 0.0)
                 found.setdefault(latest, []).append((there_s, action.sum))

@@ -19,8 +19,7 @@ from planner.support.errors import FileError
 from planner.support.options import declared
 from planner.support.reading import MAX_OPTIONS_BYTES
 from planner.training.config import OF_PROCESSES, OPTIONS, read_config
-from planner.training.joining import options_of
-from planner.training.options import Checkpoints, Launching
+from planner.training.options import Checkpoints, Launching, options_of
 from tests.support.commands import run
 from tests.support.mode_runs import net, profile_of, write_strategy
 

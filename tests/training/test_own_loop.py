@@ -11,8 +11,8 @@ from planner.artefacts.options import Optimizer
 from planner.launcher.updates import make_optimizer
 from planner.operators import randomness
 from planner.support.errors import FileError, LaunchError, OptionError
-from planner.training.fingerprints import fingerprint
-from planner.training.samples import Named
+from planner.training.data.fingerprints import fingerprint
+from planner.training.data.samples import Named
 from tests.support.mode_runs import MICROBATCHES, RATIO, SEED, net, profile_of, write_strategy
 from tests.support.own_loops import RATES, SAMPLES, STEPS, batches, run_all
 from tests.support.ranks import forked
@@ -279,7 +279,7 @@ def test_ranks_compare_the_metrics_of_evaluations(made, monkeypatch):
         compared.extend(options)
         raise LaunchError("met")
 
-    monkeypatch.setattr("planner.training.own_loop.meet_others", meet)
+    monkeypatch.setattr("planner.training.trainer.meet_others", meet)
     with pytest.raises(LaunchError, match="met"):
         planner.trainer(made / "alone.json", metrics=[metric], **HOW)
     assert [one.metrics for one in compared if hasattr(one, "metrics")] == [(metric,)]
@@ -289,10 +289,10 @@ def test_ranks_compare_the_metrics_of_evaluations(made, monkeypatch):
 THREE = """
 import os
 import planner
-from planner.training import own_loop
+from planner.training import loop
 from tests.support.own_loops import batches
 rank = int(os.environ["RANK"])
-own_loop.fingerprint = lambda named: 5 + rank
+loop.fingerprint = lambda named: 5 + rank
 trainer = planner.trainer("three.json", threads=1)
 try:
     trainer.step(batches()[0])

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from planner import launch
-from planner.artefacts.strategy import GradientSum
 from planner.launcher.gradients import GradientBuckets
 from planner.launcher.updates import (
     BACKOFF,
@@ -18,7 +17,6 @@ from planner.launcher.updates import (
     OptimizerStep,
     UpdateRules,
     loss_scale,
-    owned_parameters,
 )
 from planner.launcher.versions import CurrentWeights
 from planner.support.errors import LaunchError, OptionError
@@ -100,14 +98,6 @@ def test_the_norm_is_that_of_all_ranks(together, by_hand, name):
     assert ranks[0][0] == pytest.approx(losses, rel=1e-7)
     for _, held, running in ranks:
         assert_state({n: held[n] for n in held if n not in running}, state)
-
-
-def test_a_parameter_of_several_devices_belongs_to_the_first():
-    trained = {name: torch.zeros(1) for name in ("a", "b", "c")}
-    sums = (GradientSum((0, 2), ("a",), 8), GradientSum((1, 2), ("b",), 8))
-    held = {device: owned_parameters(trained, sums, device) for device in (0, 1, 2)}
-    assert [len(held[device]) for device in (0, 1, 2)] == [3, 3, 1]
-    assert held[2][0] is trained["c"]
 
 
 class Shards:

@@ -12,6 +12,8 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    ValidatorFunctionWrapHandler,
+    field_validator,
     model_validator,
 )
 from ruamel.yaml import YAML
@@ -154,6 +156,14 @@ class TableSchema(_Schema):
     times: dict[Bytes, Seconds] | None = None
     busbw: dict[Bytes, Rate] | None = None
     algbw: dict[Bytes, Rate] | None = None
+
+    @field_validator("times", "busbw", "algbw", mode="wrap")
+    @classmethod
+    def _each_size_once(cls, given: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        sizes = handler(given)
+        if sizes is not None and len(sizes) < len(given):
+            raise ValueError(f"expected each size once, got {', '.join(map(str, given))}")
+        return sizes
 
     @model_validator(mode="after")
     def _measured(self) -> Self:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from planner.artefacts.losses import Loss
 from planner.artefacts.sharding import Spec, blocks_of, dim_of
-from planner.launcher.feed import IGNORED_CLASS
+from planner.launcher.batch import IGNORED_CLASS
 from planner.launcher.mesh.convert import local_part
 from planner.launcher.mesh.lines import Mesh
 from planner.operators.losses import Criterion, criterion

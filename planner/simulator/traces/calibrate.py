@@ -21,21 +21,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planner.artefacts.calibration import Calibration, Deviation, loss_input_bytes, whole_share
+from planner.artefacts.calibration import Calibration, Deviation, whole_share
 from planner.artefacts.plan import Plan
 from planner.artefacts.problem import Problem
 from planner.artefacts.profile import Profile
-from planner.artefacts.strategy import Stage, indices_of
-from planner.costs.collectives import slowest_link
-from planner.costs.compute import times_on
+from planner.artefacts.strategy import Stage
 from planner.costs.evaluate import evaluate
 from planner.costs.local_stage import local_stage
-from planner.costs.split import (
-    collective_steps,
-    conversion_times,
-    count_collectives,
-    local_times,
-)
+from planner.costs.operators import loss_input_bytes
+from planner.costs.stage_pass import collective_steps, count_collectives, stage_pass
+from planner.costs.transfers import slowest_link
 from planner.schedules.actions import AllReduce, Compute, Direction, Receive, Send, Step
 from planner.simulator.events import run as simulated
 from planner.simulator.timeline import Event, Timeline, timeline_of
@@ -229,7 +224,7 @@ def _factor(pairs: Iterable[tuple[float, float]]) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class _StagePass:
+class _MeasuredPass:
     """One direction of one stage on one device.
 
     Attributes:
@@ -290,7 +285,7 @@ def _computation(runs: Sequence[MeasuredRun]) -> Calibration:
     )
 
 
-def _coefficients(one: _StagePass, types: Sequence[str]) -> Floats:
+def _coefficients(one: _MeasuredPass, types: Sequence[str]) -> Floats:
     """(7 + 2 types,) coefficients of all forwards, all backwards, the loss's forward and backward,
     the launch, each collective, the time of all collectives, each type's forward and each type's
     backward.
@@ -301,68 +296,70 @@ def _coefficients(one: _StagePass, types: Sequence[str]) -> Floats:
     return np.array([*whole, *forward, *backward])
 
 
-def _stages(run: MeasuredRun) -> Iterator[tuple[_StagePass, _StagePass]]:
+def _stages(run: MeasuredRun) -> Iterator[tuple[_MeasuredPass, _MeasuredPass]]:
     """Forward and backward of each replica of each stage."""
     closing = {(device, one.action) for device, one in _closing_backwards(run).items()}
     taken_s, slow = _passes_s(run.timeline, closing), _slowdowns(run)
     for s, stage in enumerate(run.plan.strategy.stages):
-        for group in stage.groups:
-            for device in group:
-                (forward, backward), loss_bytes, (ahead, back) = _work(
-                    run.problem, stage, group, device
-                )
-                passes = [(device, Compute(way, s, 0)) for way in Direction]
-                forward_s, backward_s = (taken_s[one] / slow[one] for one in passes)
-                again = stage.recompute  # then a backward runs the forward, too
-                both = (ahead[0] + back[0], ahead[1] + back[1]) if again else back
-                yield (
-                    _StagePass(forward, {}, loss_bytes, 0.0, ahead, forward_s),
-                    _StagePass(
-                        forward if again else {},
-                        backward,
-                        loss_bytes if again else 0.0,
-                        loss_bytes,
-                        both,
-                        backward_s,
-                    ),
-                )
-
-
-# Of a stage on a device: times of its operators, forward and backward, by type, in s; bytes of its
-# losses' inputs; and of its collectives, forward and backward, the number and the time in s.
-_Work = tuple[
-    tuple[dict[str, float], dict[str, float]], float, tuple[tuple[int, float], tuple[int, float]]
-]
-
-
-def _work(problem: Problem, stage: Stage, group: tuple[int, ...], device: int) -> _Work:
-    profile = problem.profile
-    loss_bytes, scale = loss_input_bytes(profile), whole_share(profile)
-    if stage.sharding is None:
-        inside, shares = indices_of(stage, profile.graph), np.ones(len(stage.operators))
-        known = times_on(problem, device)
-        times = known.forward_s[inside], known.backward_s[inside]
-        ahead = back = (0, 0.0)
-    else:
-        local, parts = local_stage(profile, stage), local_times(problem, stage, device)
-        own = [i for i, v in enumerate(local.whole) if v >= 0]
-        inside, shares = [local.whole[i] for i in own], np.array(local.loss_share)[own]
-        times = parts.forward_s[own], parts.backward_s[own]
-        ahead, back = (
-            (sum(count_collectives(steps) for steps in side.values()), float(times_s.sum()))
-            for side, times_s in zip(
-                collective_steps(profile, stage),
-                conversion_times(problem, stage, group),
-                strict=True,
+        for device in stage.devices:
+            work = _work(run.problem, stage, device)
+            (forward, backward), (ahead, back) = work.operators, work.collectives
+            passes = [(device, Compute(way, s, 0)) for way in Direction]
+            forward_s, backward_s = (taken_s[one] / slow[one] for one in passes)
+            again = stage.recompute  # then a backward runs the forward, too
+            both = (ahead[0] + back[0], ahead[1] + back[1]) if again else back
+            yield (
+                _MeasuredPass(forward, {}, work.loss_bytes, 0.0, ahead, forward_s),
+                _MeasuredPass(
+                    forward if again else {},
+                    backward,
+                    work.loss_bytes if again else 0.0,
+                    work.loss_bytes,
+                    both,
+                    backward_s,
+                ),
             )
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """A stage on a device, as the profile and the topology have it.
+
+    Attributes:
+        operators: by side, forward and backward, times of its operators by type, in s.
+        loss_bytes: of the inputs of its losses.
+        collectives: by side, their number, and their time in s.
+    """
+
+    operators: tuple[dict[str, float], ...]
+    loss_bytes: float
+    collectives: tuple[tuple[int, float], ...]
+
+
+def _work(problem: Problem, stage: Stage, device: int) -> _Work:
+    profile, own = problem.profile, stage_pass(problem, stage, device)
+    inside = own.operators >= 0
+    indices, shares = own.operators[inside], np.ones(int(inside.sum()))
+    counts = 0, 0
+    if stage.sharding is not None:
+        shares = np.array(local_stage(profile, stage).loss_share)[inside]
+        ahead, back = (
+            sum(count_collectives(steps) for steps in side.values())
+            for side in collective_steps(profile, stage)
         )
+        counts = ahead, back
+    scale, graph = whole_share(profile), profile.graph
     sides = []
-    for side in times:
+    for side in own.compute_s[:, inside].tolist():
         by_type: dict[str, float] = defaultdict(float)
-        for v, time_s in zip(inside, side.tolist(), strict=True):
-            by_type[profile.graph.operators[v].type] += scale * time_s
+        for v, time_s in zip(indices.tolist(), side, strict=True):
+            by_type[graph.operators[v].type] += scale * time_s
         sides.append(dict(by_type))
-    return (sides[0], sides[1]), float((loss_bytes[inside] * shares).sum()), (ahead, back)
+    return _Work(
+        tuple(sides),
+        float((loss_input_bytes(profile)[indices] * shares).sum()),
+        tuple(zip(counts, own.collective_s.sum(axis=1).tolist(), strict=True)),
+    )
 
 
 def _passes_s(
@@ -388,7 +385,7 @@ def _slowdowns(run: MeasuredRun) -> dict[tuple[int, Compute], float]:
     evaluation = evaluate(run.problem, run.plan.strategy)
     costs, topology = evaluation.costs, run.problem.topology
     together = simulated(evaluation.program, costs, topology)
-    alone = simulated(evaluation.program, replace(costs, crowds=()), topology)
+    alone = simulated(evaluation.program, replace(costs, contention=()), topology)
     slow_s, alone_s = (_passes_s(timeline_of(times)) for times in (together, alone))
     return {key: time_s / alone_s[key] if alone_s[key] else 1.0 for key, time_s in slow_s.items()}
 
@@ -477,8 +474,8 @@ def _all_reduces(run: MeasuredRun, launch_s: float) -> Iterator[tuple[float, flo
     """Predicted and measured time of the all-reduces of each device, each from when its last member
     had the gradients, without launching them.
 
-    Where the prediction has an all-reduce behind the backward (`costs/overlap.py`), it counts from
-    where the last member's backward would have ended without it.
+    Where the prediction has an all-reduce behind the backward (`costs/stage_pass.py`), it counts
+    from where the last member's backward would have ended without it.
     """
     evaluation = evaluate(run.problem, run.plan.strategy)
     costs, sums = evaluation.costs, evaluation.program.sums
@@ -496,7 +493,9 @@ def _all_reduces(run: MeasuredRun, launch_s: float) -> Iterator[tuple[float, flo
     for index in range(len(sums)):
         events = [e for e in run.timeline.events if e.action == AllReduce(index)]
         begun_s = max(
-            e.start_s if (index, e.device) in costs.left_s else max(e.start_s, computed_s[e.device])
+            e.start_s
+            if (index, e.device) in costs.backward_left_s
+            else max(e.start_s, computed_s[e.device])
             for e in events
         )
         measured_s[index] = max(0.0, max(e.end_s for e in events) - begun_s) - launch_s
@@ -530,7 +529,7 @@ def _closing_backwards(run: MeasuredRun) -> dict[int, _Closing]:
         device
         for index, one in enumerate(evaluation.program.sums)
         for device in one.devices
-        if (index, device) not in evaluation.costs.left_s
+        if (index, device) not in evaluation.costs.backward_left_s
     }
     found = {}
     for device in sorted(behind):

@@ -19,10 +19,9 @@ from planner.artefacts.graph import (
 )
 from planner.artefacts.problem import Problem
 from planner.artefacts.profile import Profile, storage_owner
-from planner.costs.compute import times_on
+from planner.costs.operators import first_of_each_type, operator_times
 from planner.costs.passes import block_workspace_bytes, operator_workspaces
 from planner.solvers.antichain import kernels
-from planner.solvers.antichain.devices import first_of_each_type
 from planner.solvers.graphs.coarsen import Coarsening
 from planner.solvers.graphs.downsets import Downsets, csr, pack, sums_over
 from planner.support.arrays import Floats
@@ -30,7 +29,9 @@ from planner.support.arrays import Floats
 
 def times_of(problem: Problem, coarse: Coarsening, subsets: Downsets) -> kernels.DownsetTimes:
     """The times of the downsets of blocks on every type of device."""
-    times = [times_on(problem, device) for device in first_of_each_type(problem).values()]
+    times = [
+        operator_times(problem, device) for device in first_of_each_type(problem.topology).values()
+    ]
     fastest = np.min([t.forward_s + t.backward_s for t in times], axis=0)
 
     def of_downsets(per_operator: Floats) -> Floats:

@@ -6,7 +6,7 @@ the devices of a stage alone (links, speeds, memory) are looked up here once for
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, permutations, product
 
@@ -17,10 +17,10 @@ from planner.artefacts.problem import Problem
 from planner.artefacts.strategy import ScheduleName
 from planner.artefacts.topology import device_type
 from planner.clusters.routes import chain, host_order, pair_widths
-from planner.costs.collectives import ring_links, slowest_link
-from planner.costs.compute import slowdowns, step_s
 from planner.costs.memory import limit_bytes
-from planner.costs.overlap import runs_beside
+from planner.costs.operators import first_of_each_type, slowdowns, step_s
+from planner.costs.stage_pass import sums_overlap_compute
+from planner.costs.transfers import ring_links, slowest_link
 from planner.solvers.antichain import kernels
 from planner.solvers.graphs.downsets import csr
 from planner.support.arrays import Floats, Ints
@@ -240,7 +240,7 @@ def _stages_on(
     """The fields of `kernels.Moves` that a stage's devices decide, for stages (k, r); 0 for the
     first, which stands for none.
     """
-    topology, kinds = problem.topology, first_of_each_type(problem)
+    topology, kinds = problem.topology, first_of_each_type(problem.topology)
     slow = slowdowns(problem, order)
     speed = np.array([slow[d] for d in order])
     kind = np.array([list(kinds).index(topology.devices[d].type) for d in order])
@@ -271,7 +271,7 @@ def _stages_on(
         if r > 1:
             if (k, r) not in rings:
                 devices = tuple(sorted(order[where]))
-                beside = runs_beside(problem, order, devices)
+                beside = sums_overlap_compute(problem, order, devices)
                 rings[k, r] = *ring_links(topology, devices), beside
             latency_s, rate, beside = rings[k, r]
             decided["ring_latency"][c], decided["ring_rate"][c] = latency_s, rate
@@ -289,11 +289,3 @@ def _weights(problem: Problem, widths: Ints) -> Floats:
         Objective.LATENCY: np.zeros(len(widths)),
     }[problem.training.objective]
     return np.where(widths > 0, weights, 0.0)
-
-
-def first_of_each_type(problem: Problem) -> Mapping[str, int]:
-    """A device of every type."""
-    first: dict[str, int] = {}
-    for index, device in enumerate(problem.topology.devices):
-        first.setdefault(device.type, index)
-    return first

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from planner.costs import closed_form, collectives, memory
+from planner.costs import closed_form, memory, transfers
 from planner.solvers.graphs.downsets import Downsets
 from planner.support.arrays import Bools, Floats, Ints, Masks
 from planner.support.jit import inlined, inner, njit
@@ -32,7 +32,7 @@ from planner.support.jit import inlined, inner, njit
 extend = inner(closed_form.extend)
 exposed_sum_s = inner(closed_form.exposed_sum_s)
 rounds_to_turn = inner(closed_form.rounds_to_turn)
-ring_allreduce_s = inner(collectives.ring_allreduce_s)
+ring_allreduce_s = inner(transfers.ring_allreduce_s)
 search_bytes = inner(memory.search_bytes)
 search_recompute_bytes = inner(memory.search_recompute_bytes)
 
@@ -632,7 +632,7 @@ def _extend_labels(sweep: Sweep, stage: FrontStage, c: int, to: int, price: Fron
         progress.work += 1
         total, worst, worst_back, exposed = extend(
             value[label, TOTAL], value[label, WORST], value[label, WORST_BACK],
-            value[label, EXPOSED], price.forward, price.backward, price.send, price.back,
+            value[label, EXPOSED], price.forward, price.backward, 0.0, 0.0, price.send, price.back,
             price.tail, price.rounds, price.warmup, price.turn, moves.weight[to], moves.weight[c],
             options.phases, options.steady,
         )  # fmt: skip

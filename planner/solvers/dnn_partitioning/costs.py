@@ -22,8 +22,8 @@ from planner.artefacts.problem import Problem
 from planner.artefacts.profile import stash_bytes
 from planner.artefacts.roofline import OperatorTimes
 from planner.clusters.routes import pair_widths
-from planner.costs.compute import times_on
 from planner.costs.memory import static_bytes
+from planner.costs.operators import operator_times
 from planner.support.memo import remembered
 
 
@@ -83,7 +83,7 @@ def memory_bytes(graph: DnnGraph, nodes: Collection[int]) -> float:
 def slowest_times(problem: Problem) -> OperatorTimes:
     """Times of the operators on the type of device of the topology that is slowest for each."""
     devices = {device.type: d for d, device in enumerate(problem.topology.devices)}
-    by_type = [times_on(problem, d) for d in devices.values()]
+    by_type = [operator_times(problem, d) for d in devices.values()]
     return OperatorTimes(
         np.max([times.forward_s for times in by_type], axis=0),
         np.max([times.backward_s for times in by_type], axis=0),

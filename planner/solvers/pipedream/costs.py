@@ -31,7 +31,7 @@ import numpy as np
 from planner.artefacts.graph import parameters_by_name, tensors_by_name
 from planner.artefacts.problem import Problem
 from planner.artefacts.topology import Level
-from planner.costs.compute import times_on
+from planner.costs.operators import operator_times
 from planner.solvers.pipedream.states import States, bit_matrix
 from planner.support.arrays import Floats
 
@@ -131,7 +131,7 @@ def state_costs(problem: Problem, states: States, operators: Sequence[int]) -> S
         states: of the graph that `operators` form.
         operators: per node of the states, its index in the problem's graph.
     """
-    graph, times = problem.profile.graph, times_on(problem, 0)
+    graph, times = problem.profile.graph, operator_times(problem, 0)
     tensors, parameters = tensors_by_name(graph), parameters_by_name(graph)
     chosen = [graph.operators[v] for v in operators]
     held = [[parameters[name] for name in one.parameters] for one in chosen]

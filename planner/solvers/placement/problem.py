@@ -17,9 +17,9 @@ from planner.artefacts.problem import Problem
 from planner.artefacts.profile import storage_owner
 from planner.artefacts.strategy import Strategy
 from planner.clusters.routes import pair_widths
-from planner.costs.compute import slowdowns, times_on
 from planner.costs.evaluate import evaluate
 from planner.costs.memory import limit_bytes
+from planner.costs.operators import operator_times, slowdowns
 from planner.solvers.placement.links import Pair, SharedLink, shared_links
 from planner.support.arrays import Floats, Ints
 from planner.support.memo import remembered
@@ -133,7 +133,7 @@ def placement_problem_of(problem: Problem) -> PlacementProblem:
     """
     profile, topology, graph = problem.profile, problem.topology, problem.profile.graph
     devices = range(len(topology.devices))
-    slow, times = slowdowns(problem, devices), [times_on(problem, d) for d in devices]
+    slow, times = slowdowns(problem, devices), [operator_times(problem, d) for d in devices]
     tensors, made_by, read_by = tensors_by_name(graph), producers(graph), consumers(graph)
     latency, width = pair_widths(topology)
     everything = frozenset(range(len(graph.operators)))

@@ -22,9 +22,9 @@ from planner.artefacts.graph import Graph, consumers, predecessors, producers, t
 from planner.artefacts.options import Recompute
 from planner.artefacts.problem import Problem
 from planner.artefacts.strategy import Stage, Strategy
-from planner.costs.collectives import transfer_s
-from planner.costs.compute import slowdowns, times_on
 from planner.costs.evaluate import closed_form_s, evaluate
+from planner.costs.operators import operator_times, slowdowns
+from planner.costs.transfers import transfer_s
 from planner.schedules.orders import default_warmups
 
 MAX_DOWNSETS = 2_000
@@ -316,7 +316,7 @@ def _order(problem: Problem, parts: Sequence[Segment], *, backward: bool = False
 def _times_s(problem: Problem, parts: Sequence[Segment], *, backward: bool) -> list[float]:
     """The forward or backward of each part on its device, in s."""
     slow = slowdowns(problem, {device for device, _ in parts})
-    by_device = {device: times_on(problem, device) for device in slow}
+    by_device = {device: operator_times(problem, device) for device in slow}
     parts_s = []
     for device, inside in parts:
         times = by_device[device]
@@ -340,7 +340,7 @@ def _edges_s(
         sent = 0 if backward and not tensors[name].gradient else tensors[name].bytes
         for other in {part_of[v] for v in read_by[name]} - {part_of[maker]}:
             a, b = (other, part_of[maker]) if backward else (part_of[maker], other)
-            sent_s = transfer_s(problem.topology, parts[a][0], parts[b][0], sent)
+            sent_s = transfer_s(problem.topology, parts[a][:1], parts[b][:1], sent)
             edges[a][b] = max(edges[a].get(b, 0.0), sent_s)
     return edges
 

@@ -9,9 +9,9 @@ the first of these, and little by the second: few tensors are read by later oper
 What a state has cost is the time of a microbatch on the axis: local operators, conversions forward
 and backward, and per iteration, divided by its microbatches, the step through the local parts of
 parameters and the sums of their gradients. A conversion along one axis takes the time that
-`costs/collectives.py` gives for its line, where all-reduces are not measured; a part takes its
+`costs/transfers.py` gives for its line, where all-reduces are not measured; a part takes its
 measured time, or else 1/n of its operator's. The judge also knows what other axes do, and how few
-bytes a part reads (`costs/split.py`).
+bytes a part reads (`costs/stage_pass.py`).
 """
 
 from collections.abc import Callable, Mapping, Sequence

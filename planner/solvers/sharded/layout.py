@@ -15,9 +15,9 @@ from planner.artefacts.problem import Problem
 from planner.artefacts.sharding import Sharding
 from planner.artefacts.topology import device_type
 from planner.clusters.routes import host_order
-from planner.costs.collectives import lines, ring_links
-from planner.costs.compute import times_on
-from planner.costs.split import floor_s
+from planner.costs.operators import operator_times
+from planner.costs.stage_pass import shortest_part_s
+from planner.costs.transfers import lines, ring_links
 from planner.solvers.fit import fastest_first
 from planner.solvers.sharded.along import Axis, Policy, along
 from planner.solvers.sharded.rules import AxisRule, Named, rules_of
@@ -96,9 +96,9 @@ def chosen(
     beam: int | None = None,
 ) -> tuple[AxisRule, ...]:
     """The rules of all operators along one axis, by the times on a device."""
-    times = times_on(problem, device)
+    times = operator_times(problem, device)
     total = (times.forward_s + times.backward_s).tolist()
-    floor = sum(floor_s(problem.profile, one) for one in (times.forward_s, times.backward_s))
+    floor = sum(shortest_part_s(problem, device))
     measured = _measured_s(problem, device, axis.size)
     rules = rules_of(problem.profile)
     more = {} if beam is None else {"beam": beam}
@@ -111,7 +111,7 @@ def _measured_s(problem: Problem, device: int, size: int) -> dict[tuple[int, str
     """
     if device_type(problem.topology, device).name != problem.profile.device_type:
         return {}
-    times = times_on(problem, device)
+    times = operator_times(problem, device)
     return {
         (v, part.rule[0]): float(
             times.forward_s[v] * part.forward + times.backward_s[v] * part.backward
@@ -139,7 +139,7 @@ def stage_cuts(problem: Problem, count: int) -> tuple[tuple[int, ...], ...]:
     """The operators in so many stages of about the same time, each cut where few bytes cross:
     within a tenth of a stage around the place where the times are equal.
     """
-    times = times_on(problem, fastest_first(problem)[0])
+    times = operator_times(problem, fastest_first(problem)[0])
     done = np.cumsum(times.forward_s + times.backward_s)
     crossing = crossing_bytes(problem)
     bounds, size = [0], len(done)

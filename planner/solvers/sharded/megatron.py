@@ -33,9 +33,9 @@ from planner.artefacts.problem import Problem, Result, Status, switches_of
 from planner.artefacts.profile import has_rules
 from planner.artefacts.sharding import Sharding, dim_of, reads
 from planner.artefacts.strategy import Stage, Strategy
-from planner.costs.collectives import slowest_link
-from planner.costs.compute import times_on
-from planner.costs.split import operator_times
+from planner.costs.operators import operator_times
+from planner.costs.stage_pass import stage_pass
+from planner.costs.transfers import slowest_link
 from planner.resharding.checks import all_violations
 from planner.solvers.sharded.along import Policy, cut_by
 from planner.solvers.sharded.best import best_of
@@ -174,7 +174,7 @@ class _Cut:
     def _times(self) -> tuple[Floats, Floats]:
         """(N,) times of the operators, as if all were one stage."""
         problem, group = self.problem, self.groups[0][0]
-        graph, whole = problem.profile.graph, times_on(problem, group[0])
+        graph, whole = problem.profile.graph, operator_times(problem, group[0])
         if not self.mesh:
             return whole.forward_s, whole.backward_s
         everything = (range(len(graph.operators)),)
@@ -184,7 +184,9 @@ class _Cut:
         strategy = Strategy((stage,), problem.training.schedule, 1)
         if all_violations(strategy, graph, len(group)):
             return whole.forward_s, whole.backward_s  # it is refused when it is a strategy
-        return operator_times(problem, stage, group)
+        there = replace(stage, groups=(group,))
+        forward_s, backward_s = stage_pass(problem, there, group[0]).by_operator_s()
+        return forward_s, backward_s
 
     def _crossing_s(self) -> Floats:
         """(p - 1, N + 1) time to send what crosses each cut, behind each stage."""

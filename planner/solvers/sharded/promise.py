@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from planner.artefacts.graph import Graph, parameters_by_name, tensors_by_name
 from planner.artefacts.problem import Problem
-from planner.costs.collectives import slowest_link
-from planner.costs.compute import times_on
 from planner.costs.memory import memory_of, own_limit_bytes
+from planner.costs.operators import operator_times
+from planner.costs.transfers import slowest_link
 from planner.solvers.fit import recompute_choices
 from planner.solvers.sharded.layout import divisors
 
@@ -40,7 +40,7 @@ def promises(
     trained = sum(one.bytes for one in profile.graph.parameters if one.trainable)
     kept = memory_of(profile, range(len(profile.operators))).kept_bytes
     summed = _summed_bytes(profile.graph)
-    times = times_on(problem, devices[0])
+    times = operator_times(problem, devices[0])
     forward_s, backward_s = float(times.forward_s.sum()), float(times.backward_s.sum())
     room = min(own_limit_bytes(problem, device) for device in devices) - problem.training.reserve
     across = slowest_link(problem.topology, devices, devices)[1]

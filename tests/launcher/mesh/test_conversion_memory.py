@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from planner.artefacts.sharding import local_shape
-from planner.costs.conversion_memory import conversion_bytes, gather_bytes, scatter_bytes
+from planner.costs.mesh_memory import conversion_bytes, gather_bytes, scatter_bytes
 from planner.launcher.mesh import lines as meshes
 from planner.launcher.mesh.convert import converted
 from planner.launcher.mesh.lines import Mesh, ProcessGroupAxis, SingleDeviceAxis, line_of

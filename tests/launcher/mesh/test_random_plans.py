@@ -94,7 +94,7 @@ def test_parameters_that_are_gathered_in_every_pass(models):
 @pytest.mark.parametrize("name", FOUND)
 def test_rules_that_were_found(tmp_path, name, mesh):
     module, inputs = build(name)
-    export_module(module, inputs, tmp_path / "single.onnx", check=False)
+    export_module(module, inputs, tmp_path / "single.onnx")
     model = read(name, doubled(tmp_path / "single.onnx", tmp_path / "double.onnx"))
     check(model, mesh, 24, 3, split_rules(model))
 

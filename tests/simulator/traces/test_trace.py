@@ -13,8 +13,8 @@ from planner.simulator.traces.write import TRACE_FILE, chrome_trace
 from planner.support.errors import OptionError
 from planner.support.outputs import check_outputs
 from planner.support.reading import MAX_TEXT_BYTES
-from tests.simulator.test_delta import problems_and_strategies
 from tests.simulator.test_events import or_error, simulate, timed_cases, traced
+from tests.support.programs import problems_and_strategies
 from tests.support.trace_rules import broken
 
 NAMES = {device: f"gpu{device}" for device in range(64)}

@@ -11,22 +11,17 @@ A sample, or a batch of them, is one of
 A model that computes its loss itself has no targets; its labels are inputs.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import Tensor
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, StackDataset
 
 from planner.artefacts.graph import Graph, tensors_by_name
-from planner.artefacts.losses import Loss
-from planner.launcher.feed import (
-    Batch,
-    BatchNeeds,
-    checked,
-    checked_target,
-    described,
-    moved,
-    torch_dtype,
-)
+from planner.artefacts.losses import Loss, LossName
+from planner.launcher.batch import IGNORED_CLASS, Batch, torch_dtype
 from planner.support.errors import LaunchError
 
 USUAL_TARGETS = ("target", "targets", "label", "labels")
@@ -45,8 +40,25 @@ class Named:
     targets: Mapping[str, object]
 
 
-class Reader:
+@dataclass(frozen=True, slots=True)
+class NeededData:
+    """The data of each microbatch that one process needs.
+
+    Attributes:
+        inputs: names of graph inputs.
+        targets: names of outputs whose loss it computes, and compares with a target.
+    """
+
+    inputs: frozenset[str]
+    targets: frozenset[str]
+
+
+class BatchReader:
     """Reads batches of the user for one device.
+
+    Attributes:
+        reads: whether the device needs any data.
+        wanted: shape and type of each input of the model, for functions of the user.
 
     Args:
         graph: the model's.
@@ -56,11 +68,13 @@ class Reader:
     """
 
     def __init__(
-        self, graph: Graph, losses: Sequence[Loss], needs: BatchNeeds, device: str
+        self, graph: Graph, losses: Sequence[Loss], needs: NeededData, device: str
     ) -> None:
         self._inputs = {name: tensors_by_name(graph)[name] for name in graph.inputs}
         self._losses = {loss.output.name: loss for loss in losses if loss.has_target}
         self._needs, self._device = needs, device
+        self.reads = bool(needs.inputs or needs.targets)
+        self.wanted = {name: (one.shape, torch_dtype(one)) for name, one in self._inputs.items()}
 
     def microbatch(self, item: object, where: str) -> Batch:
         """The data of one microbatch.
@@ -73,6 +87,20 @@ class Reader:
             LaunchError: if it does not fit the model.
         """
         return self._batch(self.named(item, where), where)
+
+    def returned(self, item: object, where: str) -> Batch:
+        """The data of one microbatch as a function of the user returns it: ({input: tensor},
+        target). The target is a tensor; with several losses that have one, {output: tensor};
+        without any, it is not read.
+
+        Raises:
+            LaunchError: if it is something else.
+        """
+        if not (isinstance(item, tuple | list) and len(item) == 2 and isinstance(item[0], Mapping)):
+            raise LaunchError(
+                f"{where}: expected ({{input: tensor}}, target), got {described(item)}"
+            )
+        return self.microbatch(item, where)
 
     def part(self, item: object, microbatch: int, count: int, where: str) -> Batch:
         """The data of one microbatch out of the batch of a whole step.
@@ -143,6 +171,8 @@ class Reader:
     def _targets_of(self, given: object, where: str) -> Mapping[str, object]:
         if isinstance(given, Mapping):
             return given
+        if not self._losses:
+            return {}
         if len(self._losses) == 1:
             return {next(iter(self._losses)): given}
         if isinstance(given, Sequence) and len(given) == len(self._losses):
@@ -158,14 +188,101 @@ class Reader:
 
     def _batch(self, named: Named, where: str) -> Batch:
         inputs = {
-            name: checked(
-                f"{where}: input {name!r}", named.inputs.get(name),
-                self._inputs[name].shape, torch_dtype(self._inputs[name]),
-            )
+            name: _checked(f"{where}: input {name!r}", named.inputs.get(name), *self.wanted[name])
             for name in sorted(self._needs.inputs)
-        }  # fmt: skip
+        }
         targets = {
-            name: checked_target(where, named.targets.get(name), self._losses[name])
+            name: _checked_target(where, named.targets.get(name), self._losses[name])
             for name in sorted(self._needs.targets)
         }
-        return Batch(moved(inputs, self._device), moved(targets, self._device))
+        return Batch(self._moved(inputs), self._moved(targets))
+
+    def _moved(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: tensor.to(self._device) for name, tensor in tensors.items()}
+
+
+def _checked_target(where: str, value: object, loss: Loss) -> Tensor:
+    """A target that a loss can be computed from; one for the user's function is any tensor."""
+    place = f"{where}: target of {loss.output.name!r}"
+    if loss.is_users:
+        if not isinstance(value, Tensor):
+            raise LaunchError(f"{place}: expected a tensor, got {type(value).__name__}")
+        return value
+    goal = _checked(place, value, loss.target_shape, getattr(torch, loss.target_dtype))
+    if loss.class_dim is not None:
+        _check_classes(place, goal, loss.num_classes)
+    elif loss.function == LossName.BCE:
+        wrong = goal[~((goal >= 0) & (goal <= 1))]
+        if wrong.numel():
+            raise LaunchError(f"{place}: expected values from 0 to 1, got {wrong[0].item()}")
+    return goal
+
+
+def _checked(where: str, value: object, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """A tensor of a shape and type, from the user.
+
+    Raises:
+        LaunchError: if it is none.
+    """
+    expected = f"expected a tensor of shape {shape} and {dtype}"
+    if not isinstance(value, Tensor):
+        raise LaunchError(f"{where}: {expected}, got {type(value).__name__}")
+    if tuple(value.shape) != shape or value.dtype != dtype:
+        raise LaunchError(f"{where}: {expected}, got shape {tuple(value.shape)} and {value.dtype}")
+    return value
+
+
+def _check_classes(where: str, target: Tensor, num_classes: int) -> None:
+    wrong = target[((target < 0) | (target >= num_classes)) & (target != IGNORED_CLASS)]
+    if wrong.numel():
+        raise LaunchError(
+            f"{where}: expected class indices from 0 to {num_classes - 1}, or {IGNORED_CLASS} for "
+            f"elements to ignore, got {wrong[0].item()}"
+        )
+
+
+def described(value: object) -> str:
+    """The type of a value; for a pair the types of its items."""
+    if isinstance(value, tuple | list):
+        return f"({', '.join(type(item).__name__ for item in value)})"
+    return type(value).__name__
+
+
+# ------------------------------------------------------------------------------ rows of batches
+
+
+def tensors_in(batch: object) -> Iterator[Tensor]:
+    """All tensors of a sample or batch, in its order."""
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, Iterable) and not isinstance(batch, str):
+        for one in batch.values() if isinstance(batch, Mapping) else batch:
+            yield from tensors_in(one)
+
+
+def samples_of(data: object, where: str) -> object:
+    """A dataset to evaluate on: itself, or the rows of batches, each with as many as it likes.
+
+    Raises:
+        LaunchError: if the tensors of a batch have different numbers of rows.
+    """
+    if isinstance(data, Dataset | DataLoader) or not isinstance(data, Iterable):
+        return data
+    batches = list(data)
+    for b, batch in enumerate(batches):
+        counts = {one.shape[0] if one.dim() else None for one in tensors_in(batch)}
+        if len(counts) != 1 or None in counts:
+            found = " and ".join(sorted(map(str, counts))) or "no"
+            raise LaunchError(
+                f"{where}: batch {b}: expected tensors with a row for each sample, got {found} rows"
+            )
+    return ConcatDataset(map(_rows, batches)) if batches else []
+
+
+def _rows(batch: Any) -> Any:
+    """The rows of a batch as a dataset; each has the form of the batch."""
+    if isinstance(batch, Tensor):
+        return batch
+    if isinstance(batch, Mapping):
+        return StackDataset(**{name: _rows(one) for name, one in batch.items()})
+    return StackDataset(*map(_rows, batch))

@@ -1,4 +1,4 @@
-"""The folder for the checkpoints of a launch, and the checkpoint that it goes on from."""
+"""The checkpoint that a training goes on from."""
 
 import os
 import shlex
@@ -6,36 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from planner.launcher.job import TrainingJob
-from planner.support.errors import FileError, LaunchError, OptionError
+from planner.support.errors import FileError, LaunchError
 from planner.training.checkpoints.folder import Checkpoint, find, latest, name_of, read
 from planner.training.options import Checkpoints
 
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"
-
-
-def check(checkpoints: Checkpoints) -> None:
-    """Refuses a folder that cannot be there, and an interval without a folder.
-
-    Raises:
-        OptionError: if --checkpoint-every stands alone.
-        FileError: if no folder can be there.
-    """
-    folder = checkpoints.checkpoint
-    if folder is None:
-        if checkpoints.checkpoint_every is not None:
-            raise OptionError(
-                f"--checkpoint-every {checkpoints.checkpoint_every}: expected a folder for the"
-                " checkpoints; give --checkpoint DIR, too"
-            )
-        return
-    there = next(one for one in (folder, *folder.absolute().parents) if os.path.lexists(one))
-    if not there.is_dir():
-        raise FileError(f"{folder}: expected a folder for checkpoints, {there} is none")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise FileError(
-            f"{folder}: expected a folder for checkpoints, but {there} takes no files of yours;"
-            " name another one"
-        )
 
 
 def start_of(

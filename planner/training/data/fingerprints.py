@@ -10,7 +10,7 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from planner.training.samples import Named
+from planner.training.data.samples import Named
 
 ELEMENTS = 256
 """Elements of each tensor that are looked at: some 50 us for a batch."""

@@ -1,7 +1,7 @@
 """How samples become the microbatches of steps, and the numbers that datasets draw meanwhile."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from planner.launcher.batch import Batch
 from planner.operators.randomness import seeded
 
 Request = tuple[int, list[Any]]
@@ -16,7 +17,7 @@ Request = tuple[int, list[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Deal:
+class BatchLayout:
     """How samples become microbatches.
 
     Attributes:
@@ -36,12 +37,17 @@ class Deal:
         """Of a step."""
         return self.size * self.count
 
+    @property
+    def history(self) -> "BatchSizeHistory":
+        """Of a training that begins with this layout."""
+        return BatchSizeHistory(((0, self.samples),))
+
     def __str__(self) -> str:
         return f"{self.samples} ({self.count} microbatches of {self.size})"
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class BatchSizeHistory:
     """The batches of all steps so far: a training may be resumed with larger or smaller ones.
 
     Attributes:
@@ -55,9 +61,16 @@ class History:
         return next(samples for begin, samples in reversed(self.parts) if begin <= step)
 
     def position(self, step: int, num_samples: int) -> tuple[int, int]:
-        """The epoch and the first sample of a step.
+        """The epoch and the first sample of a step. Samples at the end of an epoch that fill no
+        step are left out, hence `//`.
 
-        >>> History(((0, 4), (3, 2))).position(4, num_samples=9)
+        With nine samples, three steps of 4 samples and then steps of 2:
+
+            step    0    1    2    3    4    5    6
+            epoch   0    0    1    1    1    2    2     one sample is left out of each epoch
+            first   0    4    0    4    6    0    2
+
+        >>> BatchSizeHistory(((0, 4), (3, 2))).position(4, num_samples=9)
         (1, 6)
         """
         epoch, first = 0, 0
@@ -71,11 +84,28 @@ class History:
                 epoch, first = epoch + 1 + more, steps * samples
         return epoch, first
 
-    def then(self, step: int, samples: int) -> "History":
+    def then(self, step: int, samples: int) -> "BatchSizeHistory":
         """With batches of another size from a step on."""
         kept = tuple(part for part in self.parts if part[0] < step)
         same = bool(kept) and kept[-1][1] == samples
-        return History(kept if same else (*kept, (step, samples)))
+        return BatchSizeHistory(kept if same else (*kept, (step, samples)))
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """The data of one device.
+
+    Attributes:
+        microbatches: those of the device from a step on, in the order in which it runs them,
+            without end. It is given the step, and the sizes of all batches.
+        steps_per_epoch: whole steps that an epoch has samples for; None without a known length.
+        fingerprint: of the first samples, before the device takes its part of them; None if it has
+            read none.
+    """
+
+    microbatches: Callable[[int, BatchSizeHistory], Iterator[Batch]]
+    steps_per_epoch: int | None = None
+    fingerprint: int | None = None
 
 
 def seed_of(*parts: object) -> int:

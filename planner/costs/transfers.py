@@ -8,22 +8,30 @@ from math import prod
 import numpy as np
 
 from planner.artefacts.topology import CollectiveKind, CollectiveTable, Topology, table_of
-from planner.clusters.routes import bandwidth_bytes_per_s, chain, latency_s, pair_widths
+from planner.clusters.routes import chain, pair_widths
 from planner.resharding.conversion import LOCAL, Collective, Step
 from planner.support.memo import remembered
 
 
-def transfer_s(topology: Topology, source: int, target: int, size_bytes: int) -> float:
-    """Time of one transfer between two devices on an idle network, in s:
+def transfer_s(
+    topology: Topology,
+    sources: Sequence[int],
+    targets: Sequence[int],
+    size_bytes: float,
+    messages: int = 1,
+) -> float:
+    """Time of a transfer on an idle network, in s, over the slowest path from any of some devices
+    to any of some others:
 
-        latency + size / bandwidth
+        messages x latency + size / bandwidth
 
-    along the topology's path; 0 on the device itself.
+    0 where no two of them differ.
+
+    Args:
+        size_bytes: of all messages, which follow each other.
     """
-    if source == target:
-        return 0.0
-    rate = bandwidth_bytes_per_s(topology, source, target)
-    return latency_s(topology, source, target) + size_bytes / rate
+    latency, rate = slowest_link(topology, sources, targets)
+    return messages * latency + size_bytes / rate
 
 
 def slowest_link(
@@ -245,8 +253,7 @@ def alltoall_s(topology: Topology, devices: tuple[int, ...], size_bytes: int) ->
     measured_s = _measured_s(topology, devices, CollectiveKind.ALL_TO_ALL, size_bytes)
     if measured_s is not None:
         return measured_s
-    latency, rate = slowest_link(topology, devices, devices)
-    return (count - 1) * (latency + size_bytes / count / rate)
+    return (count - 1) * transfer_s(topology, devices, devices, size_bytes / count)
 
 
 def collective_s(

@@ -1,0 +1,355 @@
+"""The forward and backward of a stage on one device: its operators, and the collectives between
+them.
+
+What is approximated in a split stage: the time of a part of an operator is
+
+    measured    max(min(t, floor), t x share), if the part itself was not measured
+    computed    floor + (t - floor) x share      each kernel is launched, however small its part
+
+where the share is 1/n for each axis of n devices along which the work is cut (of a computed profile
+that of the roofline with local FLOPs and bytes), and the floor is the time of the fastest operator,
+at most t; of a computed profile that of an empty kernel, if that is less. Local slices, zeros and
+additions of summands take no time. Where the part itself was measured (`OperatorCost.parts`), its
+share is known, and counts on devices of the profile's type.
+
+Sums of gradients run beside the backward that makes the gradients. A device sums one bucket of
+gradients (`strategy.gradient_sums`) after the other, on a stream of its own. A bucket is ready when
+the last of its gradients is made, which is within the last backward before the sum. The optimizer's
+step waits for all sums. A sum takes nothing from a computation beside it, with one exception: among
+processes of one host that leave no core to spare, a sum is work for the cores that compute, too.
+There it begins behind the backward, so that both times add up. A device that runs several stages
+sums behind its backwards, too.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from planner.artefacts.graph import holders
+from planner.artefacts.problem import Problem
+from planner.artefacts.profile import Part, Profile, is_computed
+from planner.artefacts.roofline import EMPTY_KERNEL_S, loss_times_s, roofline_s
+from planner.artefacts.sharding import Rule, rule_by, rule_lines
+from planner.artefacts.strategy import (
+    GradientSum,
+    Stage,
+    Strategy,
+    indices_of,
+    not_runnable,
+    stages_by_device,
+    used_devices,
+)
+from planner.artefacts.topology import DeviceType, device_type, hosts_by_name
+from planner.costs.local_stage import LocalStage, local_stage
+from planner.costs.operators import operator_times
+from planner.costs.transfers import conversion_s
+from planner.resharding.conversion import LOCAL, Step
+from planner.resharding.sums import gathered_together, state_steps
+from planner.support.arrays import Floats, Ints
+from planner.support.memo import remembered
+
+
+@dataclass(frozen=True, slots=True)
+class StagePass:
+    """Forward and backward of one microbatch on one device of a replica, which has its host to
+    itself; n operators and reshardings in running order.
+
+    Attributes:
+        operators: (n,) index in the graph; -1 of a resharding.
+        compute_s: (2, n) forward and backward of each.
+        collective_s: (2, n) the collectives in front of each: of reshardings, of operators that
+            gather parameters again before their backward, and of losses over cut classes.
+    """
+
+    operators: Ints
+    compute_s: Floats
+    collective_s: Floats
+
+    @property
+    def forward_s(self) -> float:
+        """The whole forward, in s."""
+        return _totals_s(self)[0]
+
+    @property
+    def backward_s(self) -> float:
+        """The whole backward, in s."""
+        return _totals_s(self)[1]
+
+    def by_operator_s(self) -> Floats:
+        """(2, N) forward and backward of the operators alone, each with all that is in front of it,
+        the last one with what is behind it, too.
+        """
+        ends = np.flatnonzero(self.operators >= 0)
+        starts = [0, *(ends[:-1] + 1)]
+        each: Floats = np.add.reduceat(self.compute_s + self.collective_s, starts, axis=1)
+        return each
+
+
+@remembered(kept=256)
+def _totals_s(one: StagePass) -> tuple[float, float]:
+    """Forward and backward."""
+    forward_s, backward_s = one.compute_s.sum(axis=1) + one.collective_s.sum(axis=1)
+    return float(forward_s), float(backward_s)
+
+
+@remembered(kept=256)
+def _backward_left_s(one: StagePass) -> Mapping[int, float]:
+    """By operator, what is left of the backward when its own has ended, in s: its gradients are
+    there then.
+    """
+    each = one.compute_s[1] + one.collective_s[1]
+    left = np.concatenate([[0.0], np.cumsum(each)[:-1]])
+    both = zip(one.operators.tolist(), left.tolist(), strict=True)
+    return {v: time_s for v, time_s in both if v >= 0}
+
+
+def stage_pass(problem: Problem, stage: Stage, device: int) -> StagePass:
+    """The pass of a stage on one of its devices."""
+    return _stage_passes(problem, stage)[device]
+
+
+@remembered(kept=64)
+def _stage_passes(problem: Problem, stage: Stage) -> Mapping[int, StagePass]:
+    """The passes by device: of devices of one type, or of one type in one replica of a split stage,
+    the same.
+
+    Raises:
+        ValueError: if its groups do not have the devices of its mesh.
+    """
+    if obstacle := not_runnable(stage):
+        raise ValueError(f"a stage {obstacle}")
+    known: dict[tuple[str, tuple[int, ...]], StagePass] = {}
+    passes = {}
+    for group in stage.groups:
+        for device in group:
+            key = problem.topology.devices[device].type, group if stage.sharding else ()
+            if key not in known:
+                known[key] = _stage_pass(problem, stage, group, device)
+            passes[device] = known[key]
+    return passes
+
+
+def _stage_pass(problem: Problem, stage: Stage, group: tuple[int, ...], device: int) -> StagePass:
+    if stage.sharding is None:
+        operators = np.array(indices_of(stage, problem.profile.graph), dtype=np.int64)
+        times = operator_times(problem, device)
+        both = np.array([times.forward_s[operators], times.backward_s[operators]])
+        return StagePass(operators, both, np.zeros_like(both))
+    operators = np.array(local_stage(problem.profile, stage).graph_index, dtype=np.int64)
+    collective_s = np.zeros((2, len(operators)))
+    for row, side in zip(collective_s, collective_steps(problem.profile, stage), strict=True):
+        for i, steps in side.items():
+            row[i] = stage_collectives_s(problem, group, stage.sharding.mesh, steps)
+    return StagePass(operators, _part_times_s(problem, stage, device), collective_s)
+
+
+# ------------------------------------------------------------------------ parts of operators
+
+
+def part_of(rule: Rule, mesh: Sequence[int]) -> Part | None:
+    """The part of an operator that each device of a mesh runs; None where that is the whole.
+
+    >>> from planner.artefacts.sharding import rule_of
+    >>> part_of(rule_of(["S0,R->S0", "R,R->R", "S1,S0->P"]), (2, 3, 4))
+    ((2, 4), ('S0,R->S0', 'S1,S0->P'))
+    >>> part_of(rule_of(["P,R->P"]), (2,)) is None
+    True
+    """
+    lines, tensors = rule_lines(rule), (*rule.inputs, *rule.outputs)
+    axes = [
+        axis
+        for axis, size in enumerate(mesh)
+        if size > 1 and any(spec[axis].startswith("S") for spec in tensors)
+    ]
+    if not axes:
+        return None
+    return tuple(mesh[axis] for axis in axes), tuple(lines[axis] for axis in axes)
+
+
+def split_parts(profile: Profile, stage: Stage) -> dict[int, Part]:
+    """The parts that the devices of a stage run, by index of the operator; whole operators are left
+    out.
+    """
+    if stage.sharding is None:
+        return {}
+    graph, sharding = profile.graph, stage.sharding
+    both = {v: part_of(rule_by(sharding, graph.operators[v]), sharding.mesh)
+            for v in indices_of(stage, graph)}  # fmt: skip
+    return {v: part for v, part in both.items() if part is not None}
+
+
+@remembered(kept=256)
+def measured_shares(profile: Profile, stage: Stage) -> Floats:
+    """(2, N) shares of the forward and backward times of the operators of `local_stage`; nan where
+    the part was not measured.
+    """
+    whole = local_stage(profile, stage).graph_index
+    shares = np.full((2, len(whole)), np.nan)
+    for v, part in split_parts(profile, stage).items():
+        for one in profile.operators[v].parts:
+            if one.part == part:
+                shares[:, whole.index(v)] = one.forward, one.backward
+    return shares
+
+
+def _part_times_s(problem: Problem, stage: Stage, device: int) -> Floats:
+    """(2, n) times of the operators of `local_stage`, forward and backward, without collectives."""
+    profile, times = problem.profile, operator_times(problem, device)
+    local, kind = local_stage(profile, stage), device_type(problem.topology, device)
+    own = np.array(local.graph_index)
+    whole_s = np.where(own >= 0, np.array([times.forward_s, times.backward_s])[:, own], 0.0)
+    floor_s = np.array(shortest_part_s(problem, device))[:, None]
+    computed = is_computed(profile)
+    share = _roofline_shares(profile, local, kind) if computed else np.array(local.share)
+    measured = measured_shares(profile, stage)
+    if kind.name != profile.device_type:
+        measured = np.full_like(measured, np.nan)
+    of_loss = _loss_shares(profile)[:, own]
+    least = np.minimum(whole_s, floor_s)
+    t = whole_s * (1.0 - of_loss)
+    part = t * share
+    if computed:
+        launch = np.minimum(t, least)
+        part = launch + (t - launch) * share
+    loss_s = whole_s * of_loss * np.array(local.loss_share)
+    linear = np.maximum(np.where(share == 1.0, t, part) + loss_s, least)
+    times_s: Floats = np.where(np.isnan(measured), linear, t * measured + loss_s)
+    return times_s
+
+
+def shortest_part_s(problem: Problem, device: int) -> tuple[float, float]:
+    """The time that no part of an operator takes less than, forward and backward, in s."""
+    times, profile = operator_times(problem, device), problem.profile
+    return _shortest_s(profile, times.forward_s), _shortest_s(profile, times.backward_s)
+
+
+def _shortest_s(profile: Profile, times_s: Floats) -> float:
+    """Of one direction."""
+    taken = times_s[times_s > 0]
+    fastest_s = float(taken.min()) if len(taken) else 0.0
+    # A measured time of the fastest operator is that of a call. A computed one may be computation:
+    # 141 us for a Llama on an A100, which as a floor made a tensor degree of 8 a quarter too slow.
+    return min(fastest_s, EMPTY_KERNEL_S) if is_computed(profile) else fastest_s
+
+
+def _roofline_shares(profile: Profile, local: LocalStage, kind: DeviceType) -> Floats:
+    """(N,) time of the local FLOPs and bytes over that of the whole ones."""
+    shares = np.array(local.share)
+    for i, v in enumerate(local.graph_index):
+        if v >= 0 and local.share[i] < 1.0:
+            whole_s = roofline_s(profile.operators[v], kind, profile.dtype)
+            if whole_s > 0:
+                here = local.profile.operators[i]
+                shares[i] = min(1.0, roofline_s(here, kind, profile.dtype) / whole_s)
+    return shares
+
+
+def _loss_shares(profile: Profile) -> Floats:
+    """(2, N) of the time of each operator with the losses of its outputs, the part of these."""
+    lost = np.array(loss_times_s(profile))
+    own = np.array([[one.forward_s, one.backward_s] for one in profile.operators]).T
+    both = own + lost
+    return np.divide(lost, both, out=np.zeros_like(lost), where=both > 0)
+
+
+# -------------------------------------------------------------------------- collectives
+
+
+def collective_steps(
+    profile: Profile, stage: Stage
+) -> tuple[dict[int, tuple[Step, ...]], dict[int, tuple[Step, ...]]]:
+    """The steps of the reshardings of `local_stage`, of operators that gather parameters again
+    before their backward, and of losses over cut classes, by index, forward and backward.
+    """
+    local = local_stage(profile, stage)
+    forward = {i: copy.forward for i, copy in local.conversions.items()}
+    backward = {i: copy.backward for i, copy in local.conversions.items()}
+    for i, copies in local.regathered.items():
+        backward[i] = tuple(step for copy in copies for step in local.conversions[copy].forward)
+    for i, steps in local.losses.items():
+        forward[i] = (*forward.get(i, ()), *steps)
+    return forward, backward
+
+
+def stage_collectives_s(
+    problem: Problem, group: tuple[int, ...], mesh: tuple[int, ...], steps: Sequence[Step]
+) -> float:
+    """Time of steps inside a stage, in s: as the topology says, corrected by the calibration where
+    that is for all devices.
+
+    Args:
+        group: the devices of the mesh, row-major.
+        mesh: size of each axis.
+    """
+    known, devices = problem.calibration, problem.topology.devices
+    time_s = conversion_s(problem.topology, group, mesh, steps)
+    if not all(devices[d].type == known.device_type for d in group):
+        return time_s
+    return known.collectives * time_s + known.collective_s * count_collectives(steps)
+
+
+def count_collectives(steps: Iterable[Step]) -> int:
+    """The number of steps that send something."""
+    return sum(step.kind not in LOCAL for step in steps)
+
+
+def gather_s(problem: Problem, stage: Stage, group: tuple[int, ...]) -> float:
+    """Time, in s, in which the parameters are gathered again after a step on parts of them: in
+    buckets of parameters that are gathered by the same steps.
+    """
+    if stage.sharding is None:
+        return 0.0
+    steps = state_steps(stage, problem.profile.graph)
+    total = 0.0
+    for names in gathered_together(stage, problem.profile.graph):
+        together = [
+            replace(same[0], bytes=sum(step.bytes for step in same))
+            for same in zip(*(steps[name].gather for name in names), strict=True)
+        ]
+        total += stage_collectives_s(problem, group, stage.sharding.mesh, together)
+    return total
+
+
+# ------------------------------------------------------------ sums of gradients beside a backward
+
+
+def sums_overlap_compute(problem: Problem, used: Collection[int], devices: Sequence[int]) -> bool:
+    """Whether sums over some devices run beside their computations.
+
+    Args:
+        used: all devices that compute.
+        devices: at least two of them.
+    """
+    topology = problem.topology
+    hosts = {topology.devices[device].host for device in devices}
+    if len(hosts) > 1:
+        return True
+    cores = hosts_by_name(topology)[min(hosts)].cores
+    return cores is None or sum(topology.devices[d].host in hosts for d in used) < cores
+
+
+def backward_left_s(
+    problem: Problem, strategy: Strategy, sums: Sequence[GradientSum]
+) -> dict[tuple[int, int], float]:
+    """By (sum, device), what is left of the last backward before a sum when it has made all
+    gradients of the bucket, in s, on a device that computes alone; only of sums that run beside it.
+    """
+    if not sums:
+        return {}
+    used, users = used_devices(strategy), holders(problem.profile.graph)
+    stages = {d: mine[0] for d, mine in stages_by_device(strategy).items() if len(mine) == 1}
+    overlaps: dict[tuple[int, ...], bool] = {}
+    left: dict[tuple[int, int], float] = {}
+    for index, one in enumerate(sums):
+        if one.devices not in overlaps:
+            overlaps[one.devices] = sums_overlap_compute(problem, used, one.devices)
+        if not overlaps[one.devices]:
+            continue
+        readers = sorted({v for name in one.parameters for v in users[name]})
+        for device in stages.keys() & one.devices:
+            after = _backward_left_s(stage_pass(problem, strategy.stages[stages[device]], device))
+            # Readers ascend. The first one of this stage runs its backward last: then the bucket
+            # is complete.
+            left[index, device] = next(after[v] for v in readers if v in after)
+    return left
