@@ -161,13 +161,8 @@ class HangDetector:
             rank: status for rank, status in working.items()
             if status.hang_timeout_s > 0 and self.lives(status.process)
         }  # fmt: skip
-        for rank, status in watched.items():
-            why = self._stop(rank, status) or self._standing(rank, status)
-            if why is not None:
-                return Hang((rank,), f"{who(rank, status)} hangs: {why}")
-        if len(statuses) < self.world_size or len(watched) < max(len(working), 2):
-            return None
-        return self._together(watched)
+        all_are_watched = len(statuses) >= self.world_size and len(watched) == len(working)
+        return self._alone(watched) or (self._together(watched) if all_are_watched else None)
 
     def _note(self, rank: int, status: Status, passed_s: float) -> None:
         seen = self._seen.get(rank)
@@ -197,6 +192,14 @@ class HangDetector:
             return 0.0
         return passed_s if seen.computed_s - before <= IDLE * passed_s else 0.0
 
+    def _alone(self, watched: Mapping[int, Status]) -> Hang | None:
+        """The first rank that hangs whatever the others do."""
+        for rank, status in watched.items():
+            why = self._stop(rank, status) or self._standing(rank, status)
+            if why is not None:
+                return Hang((rank,), f"{who(rank, status)} hangs: {why}")
+        return None
+
     def _stop(self, rank: int, status: Status) -> str | None:
         stopped_s = self._seen[rank].stopped_s
         if stopped_s < STOPPED_S:
@@ -221,6 +224,8 @@ class HangDetector:
 
     def _together(self, watched: Mapping[int, Status]) -> Hang | None:
         """Whether all ranks wait for each other."""
+        if len(watched) < 2:
+            return None
         for rank, status in watched.items():
             if status.action.phase not in WAITING or self._seen[rank].stands_s <= limit(status):
                 return None
