@@ -14,7 +14,7 @@ from planner.support.reading import File
 if TYPE_CHECKING:
     from planner.artefacts.profile import Profile
     from planner.artefacts.topology import DeviceType, Topology
-    from planner.clusters.what_if import Changed
+    from planner.clusters.what_if import ChangedTopology
     from planner.launcher.probe import Probed
 
 # Maximum number of hosts that a message names.
@@ -90,7 +90,7 @@ def type_of(profile: "Profile", topology: "Topology") -> "DeviceType | None":
     return (device_table() | own).get(profile.device_type)
 
 
-def changed_cluster(topology: "Topology", changes: WhatIf) -> "Changed":
+def changed_cluster(topology: "Topology", changes: WhatIf) -> "ChangedTopology":
     """The topology with the changes that are asked for.
 
     Raises:

@@ -49,7 +49,7 @@ def unknown_speeds(dtype: str, kinds: Iterable[DeviceType]) -> tuple[str, ...]:
     )
 
 
-def fits_any_device(profile: Profile) -> bool:
+def device_is_unknown(profile: Profile) -> bool:
     """Whether nothing is known of the device that the profile's times are for, so that they are
     taken as they are on every one: imported formats do not say it.
     """
@@ -59,7 +59,7 @@ def fits_any_device(profile: Profile) -> bool:
 
 def rescaled(profile: Profile, topology: Topology) -> tuple[str, ...]:
     """The device types of a topology for which the profile's times are rescaled."""
-    if fits_any_device(profile):
+    if device_is_unknown(profile):
         return ()
     return tuple(k.name for k in topology.device_types if k.name != profile.device_type)
 
@@ -90,7 +90,7 @@ def rescaled_times(
     forward = np.array([o.forward_s for o in profile.operators])
     backward = np.array([o.backward_s for o in profile.operators])
     lost = loss_times_s(profile)
-    if kind.name == profile.device_type or fits_any_device(profile):
+    if kind.name == profile.device_type or device_is_unknown(profile):
         return OperatorTimes(forward + lost[0], backward + lost[1])
     if measured_on is None:
         raise OptionError(

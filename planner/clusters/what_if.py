@@ -48,7 +48,7 @@ CHANGED = " (what if)"
 
 
 @dataclass(frozen=True, slots=True)
-class Changed:
+class ChangedTopology:
     """A topology after changes.
 
     Attributes:
@@ -66,7 +66,7 @@ def what_if(
     dropped: Sequence[str] = (),
     added: Sequence[tuple[str, Topology | None]] = (),
     types: Mapping[str, DeviceType] | None = None,
-) -> Changed:
+) -> ChangedTopology:
     """The topology with hosts added, then figures set, then devices dropped.
 
     Args:
@@ -93,7 +93,7 @@ def what_if(
         raise OptionError("; ".join(wrong))
     routes(topology)
     notes = (*topology.notes, *(f"what if: {one}" for one in changes))
-    return Changed(replace(topology, notes=notes), tuple(changes))
+    return ChangedTopology(replace(topology, notes=notes), tuple(changes))
 
 
 def _known(names: Iterable[str]) -> str:
@@ -110,7 +110,7 @@ def _unknown(what: str, name: str, names: Iterable[str]) -> OptionError:
 # -------------------------------------------------------------------------------- set
 
 
-def set_value(topology: Topology, setting: str, types: Mapping[str, DeviceType]) -> Changed:
+def set_value(topology: Topology, setting: str, types: Mapping[str, DeviceType]) -> ChangedTopology:
     """The topology with one figure set: PATH=VALUE, where PATH is one of
 
         links.NAME.bandwidth, .latency      a link's name, or its ends as a-b (both directions)
@@ -177,7 +177,7 @@ def _checked(kind: Any, value: object) -> Any:
         raise OptionError(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
 
 
-def _set_link(topology: Topology, rest: str, value: str) -> Changed:
+def _set_link(topology: Topology, rest: str, value: str) -> ChangedTopology:
     names = [link.name for link in topology.links if link.name]
     ends = [f"{link.source}-{link.target}" for link in topology.links]
     name, field = _split("link", rest, [*names, *ends], ("bandwidth", "latency"))
@@ -213,7 +213,7 @@ def _span(parts: Sequence[Link | Level], field: str) -> str:
 
 def _without_stale_tables(
     before: Topology, after: Topology, links: Sequence[int], changes: str
-) -> Changed:
+) -> ChangedTopology:
     """The topology after a change of links, without the measured collectives over them."""
     position = {device.name: d for d, device in enumerate(before.devices)}
     ways = (routes(before), routes(after)) if before.tables else ()
@@ -229,10 +229,10 @@ def _without_stale_tables(
     gone = len(before.tables) - len(kept)
     more = (f"without {gone} of {len(before.tables)} tables of measured collectives, which were"
             " over other links",) if gone else ()  # fmt: skip
-    return Changed(replace(after, tables=kept), (changes, *more))
+    return ChangedTopology(replace(after, tables=kept), (changes, *more))
 
 
-def _set_level(topology: Topology, rest: str, value: str) -> Changed:
+def _set_level(topology: Topology, rest: str, value: str) -> ChangedTopology:
     levels = topology.levels
     if not levels:
         raise OptionError("this topology is not written as levels; set links.NAME.bandwidth")
@@ -258,14 +258,14 @@ def _set_level(topology: Topology, rest: str, value: str) -> Changed:
 
 def _set_device(
     topology: Topology, rest: str, value: str, types: Mapping[str, DeviceType]
-) -> Changed:
+) -> ChangedTopology:
     name, _ = _split("device", rest, (device.name for device in topology.devices), ("type",))
     known = {*types, *(kind.name for kind in topology.device_types)}
     if value not in known:
         raise _unknown("device type", value, sorted(known))
     before = next(device.type for device in topology.devices if device.name == name)
     after = extended(topology, BodySchema(devices=[DeviceSchema(name=name, type=value)]), types)
-    return Changed(_with_levels_of(topology, after), (f"{name}: {before} -> {value}",))
+    return ChangedTopology(_with_levels_of(topology, after), (f"{name}: {before} -> {value}",))
 
 
 def _with_levels_of(before: Topology, after: Topology) -> Topology:
@@ -284,7 +284,7 @@ def _of_devices(
     return _with_levels_of(topology, after)
 
 
-def _set_type(topology: Topology, rest: str, value: str) -> Changed:
+def _set_type(topology: Topology, rest: str, value: str) -> ChangedTopology:
     types = {kind.name: kind for kind in topology.device_types}
     fields = ["memory", "memory_bandwidth"]
     fields += sorted({f"flops.{dtype}" for kind in types.values() for dtype in kind.flops})
@@ -309,13 +309,13 @@ def _set_type(topology: Topology, rest: str, value: str) -> Changed:
         replace(device, type=new.name) if device.type == name else device
         for device in topology.devices
     )
-    return Changed(
+    return ChangedTopology(
         _of_devices(topology, devices, {**types, new.name: new}),
         (f"device_types.{given}.{field}: {' -> '.join(figures)}",),
     )
 
 
-def _set_host(topology: Topology, rest: str, value: str) -> Changed:
+def _set_host(topology: Topology, rest: str, value: str) -> ChangedTopology:
     names = [host.name for host in topology.hosts]
     name, field = _split("host", rest, names, ("cores", "memory"))
     number = field == "cores" and value.isascii() and value.isdecimal()
@@ -327,7 +327,7 @@ def _set_host(topology: Topology, rest: str, value: str) -> Changed:
     else:
         figures = [_or_own(host.memory_bytes, format_bytes) for host in hosts]
     changes = f"hosts.{name}.{field}: {' -> '.join(figures)}"
-    return Changed(_with_levels_of(topology, after), (changes,))
+    return ChangedTopology(_with_levels_of(topology, after), (changes,))
 
 
 def _or_own(shared: int | None, shown: Callable[[int], str]) -> str:
@@ -337,7 +337,7 @@ def _or_own(shared: int | None, shown: Callable[[int], str]) -> str:
 # -------------------------------------------------------------------------------- drop
 
 
-def drop(topology: Topology, name: str) -> Changed:
+def drop(topology: Topology, name: str) -> ChangedTopology:
     """The topology without a device, or without a host and its devices. A dropped host that joins
     others stays as a switch.
 
@@ -357,7 +357,7 @@ def drop(topology: Topology, name: str) -> Changed:
     fewer = without_dead_ends(fewer)
     fewer = _of_devices(fewer, fewer.devices, {kind.name: kind for kind in fewer.device_types})
     count = f" ({len(gone)} device{'s' * (len(gone) > 1)})" if name in hosts else ""
-    return Changed(fewer, (f"without {name}{count}",))
+    return ChangedTopology(fewer, (f"without {name}{count}",))
 
 
 def _levels_without(topology: Topology, gone: set[str]) -> tuple[Level, ...]:
@@ -377,7 +377,7 @@ def _levels_without(topology: Topology, gone: set[str]) -> tuple[Level, ...]:
 # -------------------------------------------------------------------------------- add
 
 
-def add_host(topology: Topology, name: str, other: Topology | None) -> Changed:
+def add_host(topology: Topology, name: str, other: Topology | None) -> ChangedTopology:
     """The topology with more hosts.
 
     Without `other`, one more of a host that there is, with the same links to what it does not
@@ -401,36 +401,48 @@ def add_host(topology: Topology, name: str, other: Topology | None) -> Changed:
             " under `switches` and a link from each host to it, or as `levels` with a level of"
             " hosts"
         )
-    uplink, differ = _uplink(topology, switch)
+    uplink = _uplink(topology, switch)
     types = {kind.name: kind for kind in (*other.device_types, *topology.device_types)}
-    larger, doors = topology, list[str]()
+    larger, gateways = topology, list[str]()
     for host in other.hosts:
         part = _part(other, host)
         new = _new_names(larger, part)
-        door = _door(part, name) if uplink.source else None
+        gateway = None if uplink.per_device else _gateway(part, name)
         part = renamed(part, new)
-        ends = [device.name for device in part.devices] if door is None else [new[door]]
+        ends = [device.name for device in part.devices] if gateway is None else [new[gateway]]
         ways = [way for end in ends for way in ((end, switch), (switch, end))]
-        links = [replace(uplink, source=a, target=b) for a, b in ways]
+        links = [replace(uplink.link, source=a, target=b) for a, b in ways]
         larger = _joined(larger, replace(part, links=(*part.links, *links)))
-        doors += ends
+        gateways += ends
     larger = _of_devices(larger, larger.devices, types)
     larger = replace(larger, notes=tuple(dict.fromkeys((*topology.notes, *other.notes))))
     hosts_of = "1 host" if len(other.hosts) == 1 else f"{len(other.hosts)} hosts"
     count = len(larger.devices) - len(topology.devices)
+    least = "the least of " * uplink.hosts_differ
     changes = (
-        f"with {hosts_of} of {name} ({count} devices): {_known(doors)}"
-        f" linked to {switch} at {format_rate(uplink.bandwidth_bytes_per_s)},"
-        f" {format_seconds(uplink.latency_s)}, as {'the least of ' * differ}the hosts there"
+        f"with {hosts_of} of {name} ({count} devices): {_known(gateways)}"
+        f" linked to {switch} at {format_rate(uplink.link.bandwidth_bytes_per_s)},"
+        f" {format_seconds(uplink.link.latency_s)}, as {least}the hosts there"
     )
-    return Changed(larger, (changes,))
+    return ChangedTopology(larger, (changes,))
 
 
-def _uplink(topology: Topology, switch: str) -> tuple[Link, bool]:
-    """The link that another host needs into a switch that joins hosts, and whether hosts differ
-    there, so that the least is taken. It has no source where each device has one of its own; else
-    it stands for all links of a host together.
+@dataclass(frozen=True, slots=True)
+class _Uplink:
+    """The link that another host needs into a switch that joins hosts.
+
+    Attributes:
+        link: its figures: the least of those there, and of all links of a host together.
+        per_device: whether each device has one of its own.
+        hosts_differ: whether the hosts there have several.
     """
+
+    link: Link
+    per_device: bool
+    hosts_differ: bool
+
+
+def _uplink(topology: Topology, switch: str) -> _Uplink:
     home = homes(topology)
     own: dict[str, list[Link]] = {}
     for link in topology.links:
@@ -445,13 +457,13 @@ def _uplink(topology: Topology, switch: str) -> tuple[Link, bool]:
     latencies = [max(link.latency_s for link in links) for links in groups]
     names = {link.name for links in groups for link in links}
     nic = Link(
-        "" if of_devices else next(iter(own)),
+        next(iter(own)),
         switch,
         min(rates),
         max(latencies),
         names.pop() if len(names) == 1 else "",
     )
-    return nic, len(set(rates)) > 1 or len(set(latencies)) > 1
+    return _Uplink(nic, of_devices, len(set(rates)) > 1 or len(set(latencies)) > 1)
 
 
 def _part(other: Topology, host: Host) -> Topology:
@@ -472,21 +484,21 @@ def _part(other: Topology, host: Host) -> Topology:
     )
 
 
-def _door(part: Topology, name: str) -> str:
+def _gateway(part: Topology, name: str) -> str:
     """The vertex that leads out of a host: itself, or where it has no links, the first switch in
     it that has some.
     """
     beside = neighbours(part)
-    doors = [v for v in (part.hosts[0].name, *part.switches) if beside[v]]
-    if not doors:
+    gateways = [v for v in (part.hosts[0].name, *part.switches) if beside[v]]
+    if not gateways:
         raise OptionError(
             f"--add-host {name}: {part.hosts[0].name} of topology {part.name} has no links inside,"
             " neither to its devices nor to a switch of its own; link its devices to it"
         )
-    return doors[0]
+    return gateways[0]
 
 
-def _copy_host(topology: Topology, name: str) -> Changed:
+def _copy_host(topology: Topology, name: str) -> ChangedTopology:
     home = homes(topology)
     inside = {vertex for vertex, where in home.items() if where == name}
     host = next(host for host in topology.hosts if host.name == name)
@@ -501,7 +513,7 @@ def _copy_host(topology: Topology, name: str) -> Changed:
     copied = renamed(copied, _new_names(topology, copied) | {vertex: vertex for vertex in outside})
     count = f"{len(copied.devices)} device" + "s" * (len(copied.devices) != 1)
     changes = f"with another {name} ({count}), linked to {', '.join(sorted(outside))} like it"
-    return Changed(_joined(topology, copied), (changes,))
+    return ChangedTopology(_joined(topology, copied), (changes,))
 
 
 def _joined(topology: Topology, part: Topology) -> Topology:

@@ -81,7 +81,6 @@ def action_costs(
     slow = slowdowns(problem, used)
     slow |= {device: 1.0 for group in contention for device in group.devices}
     own = [d for d in slow if topology.devices[d].type == calibration.device_type]
-    alike = len(own) == len(slow)  # transfers between other types are left as they are
     forward, backward = {}, {}
     step, gather = dict.fromkeys(slow, 0.0), dict.fromkeys(slow, 0.0)
     for s, stage in enumerate(strategy.stages):
@@ -112,7 +111,7 @@ def action_costs(
             d: (calibration.steps if d in own else 1.0) * time_s + gather[d] + launch_s(problem, d)
             for d, time_s in step.items()
         },
-        link_share=calibration.wire if alike else 1.0,
+        link_share=link_share(problem, slow),
         post_s=dict.fromkeys(own, calibration.post_s),
         copy_s_per_byte=dict.fromkeys(own, calibration.copy_s_per_byte),
         contention=contention,
@@ -139,6 +138,14 @@ def replica_pass_s(
     if stage.recompute:
         backward_s += max(factor * one.forward_s for factor, _, one in passes)
     return forward_s, backward_s
+
+
+def link_share(problem: Problem, used: Iterable[int]) -> float:
+    """The share of a tensor's bytes that moves over its route after it was posted; all of it
+    between other types of devices than the calibration's.
+    """
+    kind, devices = problem.calibration.device_type, problem.topology.devices
+    return problem.calibration.wire if all(devices[d].type == kind for d in used) else 1.0
 
 
 def sum_factor(problem: Problem, used: Iterable[int]) -> float:

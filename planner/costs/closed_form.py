@@ -109,6 +109,13 @@ def exposed_sum_s(
     return max(last * sum_s, sum_s - (1.0 - last) * backward_s)
 
 
+def sum_launches(size_bytes: float) -> float:
+    """About the number of sums that gradients of a size are parted into: buckets of equal size.
+    Compiled by the solver that searches with it.
+    """
+    return max(1.0, min(size_bytes / BUCKET_BYTES, 1.0 * MAX_BUCKETS))
+
+
 def extend(
     total: float,
     worst: float,

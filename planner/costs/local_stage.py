@@ -29,10 +29,10 @@ from planner.artefacts.graph import (
 from planner.artefacts.profile import LossCost, OperatorCost, Profile, Source, View, view_bases
 from planner.artefacts.sharding import Rule, Spec, blocks_of, local_shape, rule_by
 from planner.artefacts.strategy import Stage, indices_of
-from planner.costs.cut_losses import loss_steps
 from planner.costs.mesh_memory import conversion_bytes
 from planner.resharding import Resharding, reshardings
 from planner.resharding.conversion import Collective, Step
+from planner.resharding.cut_losses import vocabulary_parallel_steps
 from planner.resharding.gradients import is_split
 from planner.resharding.reshardings import homes, leaving, reads_back
 from planner.support.memo import remembered
@@ -176,7 +176,7 @@ class _Builder:
             tie=(),
             untie=(),
             loss_costs=tuple(self._loss_costs()),
-            source=Source.IMPORTED,
+            source=Source.IMPORTED,  # whose sizes need not be those of the graph
         )
         return LocalStage(
             profile=profile,
@@ -282,7 +282,7 @@ class _Builder:
             for name in (*(named.get(n, n) for n in cost.stash_tensors), *kept)
             if self._owner(name) not in copies
         ]
-        anew = {n: size for n, size in short.items() if self._owner(named[n]) in copies}
+        regathered = {n: size for n, size in short.items() if self._owner(named[n]) in copies}
         self.costs.append(
             replace(
                 cost,
@@ -293,10 +293,11 @@ class _Builder:
                 flops=round(cost.flops * share),
                 bytes_moved=round(cost.bytes_moved * moved),
                 stash_tensors=tuple(dict.fromkeys(stash)),
-                stash_private_bytes=self._private_bytes(cost, cast, anew, named, of_outputs),
+                stash_private_bytes=self._private_bytes(cost, cast, regathered, named, of_outputs),
                 workspace_bytes=sum(self.tensors[n].bytes for n in copies)
                 + max(
-                    round(cost.workspace_bytes * of_all) + round(self._cast_bytes(anew, named)),
+                    round(cost.workspace_bytes * of_all)
+                    + round(self._cast_bytes(regathered, named)),
                     *(self._taken(self.conversions[i])[0] for i in again),
                     0,
                 ),
@@ -359,7 +360,7 @@ class _Builder:
         self,
         cost: OperatorCost,
         cast: Mapping[str, float],
-        anew: Mapping[str, float],
+        regathered: Mapping[str, float],
         named: Mapping[str, str],
         of_outputs: float,
     ) -> int:
@@ -368,11 +369,11 @@ class _Builder:
 
         Args:
             cast: as of `_cast` or `_permuted`.
-            anew: those of which the copies are made anew in the backward.
+            regathered: those of which the copies are made again in the backward.
         """
         known = self._described()
         whole = sum(prod(known[n].shape) * size for n, size in cast.items())
-        here = self._cast_bytes(cast, named) - self._cast_bytes(anew, named)
+        here = self._cast_bytes(cast, named) - self._cast_bytes(regathered, named)
         return round(here + (cost.stash_private_bytes - whole) * of_outputs)
 
     def _cast_bytes(self, cast: Mapping[str, float], named: Mapping[str, str]) -> float:
@@ -418,6 +419,7 @@ class _Builder:
         outside = "(other stages)"
         self.tensors[outside] = Tensor(outside, (), "float32", False)
         self.operators.append(Operator(outside, "Outside", tuple(sent), (outside,), ()))
+        # A profile has an operator that takes time; a stage of views has none.
         self.costs.append(OperatorCost(outside, 1e-9, 0.0, 4, 0, 0, 0, (), 0))
         self.graph_index.append(-1)
         self.share.append(0.0)
@@ -433,7 +435,7 @@ class _Builder:
     def _compared(self) -> dict[int, tuple[Step, ...]]:
         """The all-reduces of losses, by index of what makes the output."""
         made_by = {name: i for i, one in enumerate(self.operators) for name in one.outputs}
-        steps = loss_steps(self.graph, self.stage)
+        steps = vocabulary_parallel_steps(self.graph, self.stage)
         named = {self.read_as.get((name, ""), name): some for name, some in steps.items()}
         return {made_by[name]: some for name, some in named.items() if name in made_by}
 

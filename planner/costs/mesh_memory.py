@@ -21,7 +21,7 @@ from planner.resharding.sums import (
 )
 
 
-class Taken(NamedTuple):
+class ConversionBytes(NamedTuple):
     """Bytes beside what is converted.
 
     Attributes:
@@ -35,7 +35,7 @@ class Taken(NamedTuple):
 
 def conversion_bytes(
     shape: Sequence[int], item_bytes: float, mesh: Sequence[int], steps: Sequence[Step]
-) -> Taken:
+) -> ConversionBytes:
     """The bytes that steps take.
 
     Args:
@@ -46,10 +46,10 @@ def conversion_bytes(
     >>> from planner.resharding.conversion import conversion
     >>> gather = conversion((8, 6), 4, (2,), ("S1",), ("R",))
     >>> conversion_bytes((8, 3), 4, (2,), gather)  # the buffer and, in another order, the result
-    Taken(most=384, result=192)
+    ConversionBytes(most=384, result=192)
     >>> gather = conversion((8, 6), 4, (2,), ("S0",), ("R",))
     >>> conversion_bytes((4, 6), 4, (2,), gather)
-    Taken(most=192, result=192)
+    ConversionBytes(most=192, result=192)
     """
     here, most, held = _Local(tuple(shape), is_dense=True), 0, 0
     for step in steps:
@@ -58,7 +58,7 @@ def conversion_bytes(
             here, one = _step(here, item_bytes, n, step)
             most = max(most, held + one.most)
             held = one.result or held
-    return Taken(most, held)
+    return ConversionBytes(most, held)
 
 
 class _Local(NamedTuple):
@@ -68,7 +68,7 @@ class _Local(NamedTuple):
     is_dense: bool
 
 
-def _step(local: _Local, item_bytes: float, n: int, step: Step) -> tuple[_Local, Taken]:
+def _step(local: _Local, item_bytes: float, n: int, step: Step) -> tuple[_Local, ConversionBytes]:
     """What there is after a step, and the bytes that it takes."""
     shape = local.shape
     after = _shape_after(shape, n, step)
@@ -78,12 +78,12 @@ def _step(local: _Local, item_bytes: float, n: int, step: Step) -> tuple[_Local,
         case Collective.SLICE:
             copied = size * _is_scattered(shape, n, step.target)
             is_dense = bool(copied) or (local.is_dense and not _moves(shape, step.target))
-            return _Local(after, is_dense), Taken(copied, copied)
+            return _Local(after, is_dense), ConversionBytes(copied, copied)
         case Collective.FIRST | Collective.ALL_REDUCE:
-            return _Local(after, is_dense=True), Taken(size, size)
+            return _Local(after, is_dense=True), ConversionBytes(size, size)
         case Collective.REDUCE_SCATTER:
             sent = gaps or before * _moves(shape, step.target)
-            return _Local(after, is_dense=True), Taken(sent + before + size, size)
+            return _Local(after, is_dense=True), ConversionBytes(sent + before + size, size)
         case Collective.ALL_TO_ALL:
             sent = gaps or before * _moves(shape, step.target)
         case Collective.ALL_GATHER:
@@ -94,7 +94,7 @@ def _step(local: _Local, item_bytes: float, n: int, step: Step) -> tuple[_Local,
     moves, dim = _moves(after, step.source), dim_of(step.source)
     is_view = not moves or (blocks_of(step.source) == 1 and dim is not None and after[dim] == n)
     joined = 0 if is_view else size
-    return _Local(after, not (moves and is_view)), Taken(size + max(sent, joined), size)
+    return _Local(after, not (moves and is_view)), ConversionBytes(size + max(sent, joined), size)
 
 
 def _shape_after(shape: tuple[int, ...], n: int, step: Step) -> tuple[int, ...]:

@@ -2,9 +2,9 @@
 
 Tensors are made and dropped as operators run in their order, and backward in the reverse one. There
 are two views of that. `operator_workspaces` counts the bytes that are alive beside all that is
-kept; they are known before there are stages. `forward_excess` and `backward_excess` say how far a
-pass of a given stage gets above the bytes that it keeps, some of which are not there yet or gone
-already.
+kept; they are known before there are stages. `forward_workspace_bytes` and
+`backward_workspace_bytes` say how far a pass of a given stage gets above the bytes that it keeps,
+some of which are not there yet or gone already.
 """
 
 from collections import Counter
@@ -78,7 +78,7 @@ def _workspaces(profile: Profile, inside: Collection[int]) -> dict[int, int]:
     return {v: max(forward[v] + profile.operators[v].workspace_bytes, backward[v]) for v in inside}
 
 
-def forward_excess(
+def forward_workspace_bytes(
     profile: Profile, inside: Collection[int], kept: Collection[str], loss_bytes: int
 ) -> int:
     """The most bytes above all that a forward pass keeps, while it runs.
@@ -103,7 +103,7 @@ def forward_excess(
     return most
 
 
-def backward_excess(
+def backward_workspace_bytes(
     profile: Profile,
     inside: Collection[int],
     freed: Collection[str],
@@ -216,17 +216,17 @@ def _backward_alive(
     at_first, coming = there
     gradients = _GradientStorages()
     for name in coming:
-        gradients.come(name)
+        gradients.receive(name)
     for name in at_first:
-        gradients.make(name, tensors[name].bytes)
-    gradients.add_up()
+        gradients.create(name, tensors[name].bytes)
+    gradients.accumulate()
     by_operator = {}
     for v in sorted(inside, reverse=True):
         operator = graph.operators[v]
         for name in dict.fromkeys(operator.inputs):
             if tensors[name].gradient:
                 base = bases.get((v, name)) if made_by.get(name) in inside else None
-                gradients.make(name, tensors[name].bytes, base)
+                gradients.create(name, tensors[name].bytes, base)
         trained = [n for n in operator.parameters if parameters[n].trainable]
         own = sum(parameters[n].bytes for n in trained if (v, n) not in viewed)
         running = gradients.alive_bytes + max(own, profile.operators[v].workspace_bytes)
@@ -234,16 +234,16 @@ def _backward_alive(
         for name in shared:
             is_view = (v, name) in viewed
             base = operator.outputs[0] if is_view else None
-            gradients.make(name, parameters[name].bytes, base, is_view)
+            gradients.create(name, parameters[name].bytes, base, is_view)
             own -= 0 if is_view else parameters[name].bytes
         # The backward has used the gradients of the outputs, so they go before its own results are
         # added to those of other readers.
         for name in operator.outputs:
-            gradients.drop(name)
-        by_operator[v] = max(running, gradients.add_up() + own)
+            gradients.release(name)
+        by_operator[v] = max(running, gradients.accumulate() + own)
         for name in shared:
             if first_reader[name] == v:
-                gradients.drop(name)
+                gradients.release(name)
     return by_operator
 
 
@@ -274,14 +274,15 @@ class _GradientStorages:
         self._storages: dict[str, _Storage] = {}
         self._made: list[tuple[str, int, _Storage]] = []
 
-    def come(self, name: str) -> None:
-        """A gradient from elsewhere, which is counted there and held until the pass has ended."""
-        # The second holder is whoever received it. It never lets go, so that nothing is added to
-        # the storage in place and its bytes, counted as received, are not subtracted here.
-        self._storages[name] = _Storage(0, 2)
+    def receive(self, name: str) -> None:
+        """A gradient that another stage sent. Nothing is added to it in place, since its buffer is
+        held until the pass ends.
+        """
+        # Its holders are the pass and the receive buffer, which counts the bytes.
+        self._storages[name] = _Storage(bytes=0, holders=2)
 
-    def make(self, name: str, size: int, base: str | None = None, is_view: bool = False) -> None:
-        """A gradient of a tensor, which `add_up` adds to the one that is there already.
+    def create(self, name: str, size: int, base: str | None = None, is_view: bool = False) -> None:
+        """A gradient of a tensor, which `accumulate` adds to the one that is there already.
 
         Args:
             base: the tensor in the storage of whose gradient it lies, if there is one; else it lies
@@ -296,7 +297,7 @@ class _GradientStorages:
         storage.is_viewed = storage.is_viewed or is_view
         self._made.append((name, size, storage))
 
-    def add_up(self) -> int:
+    def accumulate(self) -> int:
         """Adds the gradients that were made to those that were there: in place, unless these are
         views or others lie in the same storage, too. Gives the most bytes alive meanwhile.
         """
@@ -309,22 +310,22 @@ class _GradientStorages:
                 # The sum is a tensor of its own, and both summands are still there.
                 self._storages[name] = self._new(size)
                 most = max(most, self.alive_bytes)
-                self._release(had)
-            self._release(made)
+                self._let_go(had)
+            self._let_go(made)
         self._made = []
         return most
 
-    def drop(self, name: str) -> None:
+    def release(self, name: str) -> None:
         """The gradient of a tensor, if there is one, has been used."""
         storage = self._storages.pop(name, None)
         if storage is not None:
-            self._release(storage)
+            self._let_go(storage)
 
     def _new(self, size: int) -> _Storage:
         self.alive_bytes += size
         return _Storage(size, 1)
 
-    def _release(self, storage: _Storage) -> None:
+    def _let_go(self, storage: _Storage) -> None:
         storage.holders -= 1
         if storage.holders == 0:
             self.alive_bytes -= storage.bytes

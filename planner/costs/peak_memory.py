@@ -408,6 +408,7 @@ def gradients_waiting(
             # come back, and those up to ended - 1 were made. W_u R_u is rounded up to whole rounds,
             # so that both microbatches belong to the same replica of the source.
             ahead = -(-source.warmup * source.num_replicas // every) * every // width
+            # So begun - ahead + 1 to ended - 1 have been made and may not have come back.
             waiting = np.clip(ahead - 1 - (begun - ended), 0, most)
             waiting_bytes += waiting * _bytes_inside(strategy.stages[s], size[one.tensor])
     return waiting_bytes
@@ -443,8 +444,11 @@ def outputs_waiting(strategy: Strategy, graph: Graph, s: int, forward: Bools, ba
         # The i-th output after the microbatch whose gradient came last: has every reader taken it?
         come = (latest >= 0) & (i <= ahead)
         for reader in readers:
+            # The same replica of the reader gets every `turns`-th output. Its last gradient was
+            # `before` outputs ago: of the microbatch that began W - 1 of its rounds before the
+            # latest that it has run. So it has taken the output if so many rounds reach it.
             turns = math.lcm(width, reader.num_replicas) // width
-            before = -(-i // turns) * turns  # to the last gradient of the same replica
+            before = -(-i // turns) * turns
             run = before * width <= (reader.warmup - 1) * reader.num_replicas
             come &= (latest + i >= before) & run
         num_waiting -= come

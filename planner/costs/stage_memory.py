@@ -23,8 +23,8 @@ from planner.artefacts.topology import device_type, hosts_by_name
 from planner.costs.local_stage import local_stage
 from planner.costs.mesh_memory import gather_bytes, local_bytes, scatter_bytes
 from planner.costs.passes import (
-    backward_excess,
-    forward_excess,
+    backward_workspace_bytes,
+    forward_workspace_bytes,
     read_from_outside,
     used_outside,
 )
@@ -153,8 +153,8 @@ def memory_of(
         boundary_bytes=sum(tensors[n].bytes for n in {*coming, *sent}),
         output_bytes=sum(tensors[n].bytes for n in sent.difference(inputs)),
         returned_bytes=sum(tensors[name].bytes for name in coming if tensors[name].gradient),
-        forward_workspace_bytes=forward_excess(profile, inside, kept - there, loss),
-        backward_workspace_bytes=backward_excess(profile, inside, freed, loss, target),
+        forward_workspace_bytes=forward_workspace_bytes(profile, inside, kept - there, loss),
+        backward_workspace_bytes=backward_workspace_bytes(profile, inside, freed, loss, target),
         copied_bytes=sum(tensors[n].bytes for n in copied),
     )
 

@@ -153,6 +153,8 @@ def _lower_hull(points: _Points) -> list[tuple[float, float]]:
     for x, y in points:
         while len(hull) > 1:
             (a, at_a), (b, at_b) = hull[-2:]
+            # The slope up to b is less than the one behind it: b is a corner from below. A point on
+            # the line between its neighbours is none.
             if (at_b - at_a) * (x - b) < (y - at_b) * (b - a):
                 break
             hull.pop()
@@ -174,6 +176,9 @@ def line_below(points: _Points) -> tuple[float, float]:
         for (a, a_s), (b, b_s) in pairwise(hull)
     ]
     through_origin = (0.0, min(time_s / size for size, time_s in points[1:]))
+    # An edge with a negative intercept says nothing of small sizes: it has times below 0 s there.
+    # The tangent through the origin is below all times up to the last size, and beyond it where it
+    # is no steeper than the last edge.
     lines = [line for line in edges if line[0] >= 0.0]
     lines += [through_origin] if through_origin[1] <= edges[-1][1] else []
 

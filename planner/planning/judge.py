@@ -13,18 +13,18 @@ from planner.artefacts.options import Objective
 from planner.artefacts.plan import Certificate, DevicePrediction, Plan, Prediction
 from planner.artefacts.problem import Problem, Result
 from planner.artefacts.profile import Profile
-from planner.artefacts.roofline import fits_any_device, rescaled, unknown_speeds
+from planner.artefacts.roofline import device_is_unknown, rescaled, unknown_speeds
 from planner.artefacts.strategy import Strategy, crossings, indices_of, used_devices
 from planner.artefacts.topology import Topology
 from planner.clusters.routes import host_order
 from planner.costs.closed_form import bottleneck_s, iteration_s
-from planner.costs.edges import gathered
 from planner.costs.evaluate import Evaluation, evaluate, evaluation_work_s
 from planner.costs.operators import hosts_with_contention, slowdowns
 from planner.schedules.orders import default_warmups
 from planner.simulator.objective import latency_s
 from planner.simulator.steady import Iteration, iterate
 from planner.simulator.timeline import shares_s
+from planner.solvers.sharded.edges import with_local_all_gathers
 from planner.support.version import __version__
 
 # The work of all variants of a solver's strategy, in seconds of an ordinary core.
@@ -90,8 +90,8 @@ def judge(
 ) -> tuple[Verdict | None, str | None]:
     """The verdict on a solver's strategy, or None and why it does not fit. Where the simulator
     finds them faster, and they fit, another strategy of the solver is taken, or one that cuts what
-    crosses stages (`costs.edges`), or one more microbatch in flight per stage than the default.
-    Their work is limited; a note counts the variants that are left out.
+    crosses stages (`solvers/sharded/edges.py`), or one more microbatch in flight per stage than the
+    default. Their work is limited; a note counts the variants that are left out.
 
     Args:
         limit_s: limit of that work, in seconds of an ordinary core, and at most `MAX_WORK_S`. The
@@ -106,7 +106,7 @@ def judge(
     verdicts: list[Verdict] = []
     shortage = None
     own = (result.strategy, *result.others)
-    tried = (*own, *(gathered(problem, one) for one in own))
+    tried = (*own, *(with_local_all_gathers(problem, one) for one in own))
     candidates = tuple(dict.fromkeys((*tried, *map(with_deeper_warmup, tried))))
     work_s, next_s, left_out = 0.0, 0.0, 0
     for candidate in candidates:
@@ -304,7 +304,7 @@ def _notes(problem: Problem, strategy: Strategy) -> tuple[str, ...]:
         kinds = [kind for kind in topology.device_types if kind.name in scaled]
         own = [] if problem.measured_on is None else [problem.measured_on]
         notes += unknown_speeds(profile.dtype, own + kinds)
-    if fits_any_device(profile):
+    if device_is_unknown(profile):
         notes.append(
             "times are imported, and the file does not say from which device: they are taken as"
             f" they are on {', '.join(sorted(types))}"

@@ -28,7 +28,7 @@ from planner.artefacts.graph import (
     tensors_by_name,
 )
 from planner.artefacts.profile import ROOFLINE, OperatorCost, Profile, Source
-from planner.artefacts.roofline import fits_any_device, rescaled_times, unknown_speeds
+from planner.artefacts.roofline import device_is_unknown, rescaled_times, unknown_speeds
 from planner.artefacts.topology import DeviceType
 from planner.model.load import Model
 from planner.profilers.devices import autocast_dtype, versions
@@ -161,7 +161,7 @@ def rescale(profile: Profile, kind: DeviceType, measured_on: DeviceType | None) 
     """
     if kind.name == profile.device_type:
         return profile
-    if fits_any_device(profile):
+    if device_is_unknown(profile):
         raise OptionError(
             f"the profile does not name the device that it was made on, so it cannot be rescaled"
             f" to {kind.name}; solve takes its times as they are on every device"

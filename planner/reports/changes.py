@@ -8,7 +8,7 @@ from typing import Any
 
 from planner.artefacts.options import Objective
 from planner.artefacts.problem import Problem
-from planner.artefacts.roofline import fits_any_device
+from planner.artefacts.roofline import device_is_unknown
 from planner.planning.judge import objective_s
 from planner.planning.portfolio import SolverComparison
 from planner.planning.refine import Refinement
@@ -122,7 +122,7 @@ def sensitivity_line(gains: Sequence[Gain]) -> str:
 def changes_without_effect(problem: Problem, changes: Sequence[str]) -> tuple[str, ...]:
     """Notes on changes that have no effect on the plan."""
     speeds = [one for one in changes if one.startswith("device_types.") and ".memory:" not in one]
-    if not speeds or not fits_any_device(problem.profile):
+    if not speeds or not device_is_unknown(problem.profile):
         return ()
     return (
         "the profile does not name the device that it was measured on, so its times are the same on"

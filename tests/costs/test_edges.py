@@ -6,7 +6,6 @@ from random import Random
 import pytest
 
 from planner.artefacts.problem import Result, Status
-from planner.costs.edges import gathered, transfers_s
 from planner.costs.evaluate import evaluate
 from planner.planning.judge import judge
 from planner.resharding import Piece
@@ -15,6 +14,7 @@ from planner.schedules.dry_run import dry_run, meshes_of
 from planner.simulator.account import account
 from planner.simulator.collectives import collectives
 from planner.simulator.steady import iterate
+from planner.solvers.sharded.edges import transfers_s, with_local_all_gathers
 from tests.support.builders import cluster, islands, problem_of, unit_type
 from tests.support.split import MEGATRON, mlp, sharding, two_stages
 
@@ -57,7 +57,7 @@ def test_between_equal_meshes_each_pair_sends_a_part():
     inside; back, halves of a reduce-scatter instead of wholes of an all-reduce.
     """
     problem, plain = problem_on([2, 2]), pipeline((0, 1), (2, 3))
-    cut = gathered(problem, plain)
+    cut = with_local_all_gathers(problem, plain)
     assert specs(cut) == (("S0",), ("S0",))
     saved_s = 2 * OF_S / SLOW - OF_S / 2 / FAST
     assert iteration_s(problem, plain) - iteration_s(problem, cut) == pytest.approx(saved_s)
@@ -65,7 +65,7 @@ def test_between_equal_meshes_each_pair_sends_a_part():
 
 def test_from_one_device_to_two():
     problem, plain = problem_on([1, 2]), pipeline((0,), (1, 2))
-    cut = gathered(problem, plain)
+    cut = with_local_all_gathers(problem, plain)
     assert specs(cut) == (None, ("S0",))
     # An all-gather and a reduce-scatter are as long as the all-reduce that was.
     assert iteration_s(problem, plain) - iteration_s(problem, cut) == pytest.approx(OF_S / SLOW)
@@ -83,19 +83,19 @@ def fast_pairs(microbatches=1):
 
 def test_over_fast_links_all_is_sent_to_each():
     problem, plain = fast_pairs()
-    assert gathered(problem, plain) is plain
+    assert with_local_all_gathers(problem, plain) is plain
 
 
 def test_stages_without_meshes_are_as_they_were():
     plain = two_stages(mlp(), 1, (None, [(0,)]), (None, [(1,)]))
-    assert gathered(problem_on([1, 1]), plain) is plain
+    assert with_local_all_gathers(problem_on([1, 1]), plain) is plain
 
 
 def test_a_cut_needs_a_dimension_that_can_be_cut():
     problem = problem_on([3, 3])
     lies = sharding((3,), {})
     plain = two_stages(mlp(), 1, (lies, [(0, 1, 2)]), (lies, [(3, 4, 5)]), 1)
-    assert gathered(problem, plain) is plain
+    assert with_local_all_gathers(problem, plain) is plain
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -106,7 +106,7 @@ def test_no_other_cut_is_faster(seed):
     latency = chance.choice([0.0, 0.01, 0.2])
     first, second = chance.choice([((0,), (1, 2)), ((0, 1), (2, 3)), ((0, 1), (2, 3, 4, 5))])
     problem = problem_on([len(first), len(second)], inside, between, latency)
-    cut = gathered(problem, pipeline(first, second))
+    cut = with_local_all_gathers(problem, pipeline(first, second))
     assert all_violations(cut, problem.profile.graph, 6) == ()
     ends = [("R",), ("S0",), ("S1",)]
     every = [
@@ -139,7 +139,7 @@ def test_the_link_that_carries_most_counts():
 
 def test_traces_show_the_gather():
     problem, plain = problem_on([2, 2]), pipeline((0, 1), (2, 3))
-    cut = gathered(problem, plain)
+    cut = with_local_all_gathers(problem, plain)
     described = account(problem, cut)
     names = {(one.device, one.name) for one in collectives(problem, cut, described.timeline)}
     assert {(2, "all-gather of s"), (3, "all-gather of s")} <= names

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner.artefacts.calibration import Calibration
 from planner.artefacts.options import Recompute
 from planner.artefacts.problem import Status
 from planner.artefacts.profile import View
@@ -42,6 +43,20 @@ def test_finds_the_same_objective_as_brute_force(problem):
     assert result.status is Status.OPTIMAL
     assert result.bound_s == pytest.approx(expected, rel=1e-9)
     assert closed_form_s(problem, result.strategy) == pytest.approx(expected, rel=1e-9)
+
+
+@often(20, 60, problems(max_nodes=5, max_devices=3), st.floats(0.0, 1.0))
+def test_finds_the_same_objective_as_brute_force_under_a_calibration(problem, much):
+    """Launching, posting, copies, links, sums and steps count in the search as in its price."""
+    known = Calibration(
+        device_type="unit", forward=1.1, launch_s=1e-3 * much, post_s=5e-4 * much,
+        copy_s_per_byte=1e-9 * much, wire=1 - much / 2, sums=1 + much, steps=1 + much,
+    )  # fmt: skip
+    problem = changed(replace(problem, calibration=known), recompute=Recompute.NONE)
+    result = SOLVERS["antichain"](problem, 10.0)
+    assert result.bound_s == pytest.approx(least(problem), rel=1e-9)
+    # Sums are launched once in each bucket, and about so often in the search.
+    assert closed_form_s(problem, result.strategy) >= result.bound_s * (1 - 1e-9)
 
 
 @often(

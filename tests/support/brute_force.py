@@ -11,8 +11,9 @@ from planner.artefacts.graph import consumers, producers, tensors_by_name
 from planner.artefacts.options import Objective, Recompute
 from planner.artefacts.strategy import ScheduleName
 from planner.artefacts.topology import device_type
-from planner.costs.closed_form import exposed_sum_s, extend
-from planner.costs.operators import operator_times, slowdowns, step_s
+from planner.costs.actions import link_share, sum_factor
+from planner.costs.closed_form import exposed_sum_s, extend, sum_launches
+from planner.costs.operators import launch_s, operator_times, slowdowns, step_s
 from planner.costs.passes import block_workspace_bytes
 from planner.costs.stage_memory import (
     limit_bytes,
@@ -129,24 +130,37 @@ class _Trial:
             return None
         forward = [self._time(d, inside, "forward_s") for d in devices]
         backward = [self._time(d, inside, "backward_s") for d in devices]
-        f = max(forward)
-        b = max(there + again * back for there, back in zip(backward, forward, strict=True))
+        starts = [slowdowns(problem, self.order)[d] * launch_s(problem, d) for d in devices]
+        f = max(own + start for own, start in zip(forward, starts, strict=True))
+        b = max(
+            there + again * back + start
+            for there, back, start in zip(backward, forward, starts, strict=True)
+        )
         send = back = 0.0
         if k:
             behind = self.order[count - k : count - k + r]
+            share = link_share(problem, self.order)
             latency, rate = slowest_link(topology, devices, behind)
-            send = latency * messages + crossing / rate
+            send = latency * messages + share * crossing / rate
+            send += self._posting(devices, messages, crossing)
             latency, rate = slowest_link(topology, behind, devices)
-            back = latency * gradients + gradient_bytes / rate
+            back = latency * gradients + share * gradient_bytes / rate
+            back += self._posting(behind, gradients, gradient_bytes)
+        in_front = self.cut(before) if before else (0, 0, 0, 0)
+        others = self._posting(devices, messages + in_front[1], crossing + in_front[0])
+        others_back = self._posting(devices, gradients + in_front[3], gradient_bytes + in_front[2])
         trained = need.trainable_bytes
-        tail = max(
+        launch = max(launch_s(problem, d) for d in devices)
+        tail = launch + max(
             slowdowns(self.problem, self.order)[d]
+            * (problem.calibration.steps if self._is_own(d) else 1.0)
             * step_s(self.problem.training.optimizer, trained, device_type(topology, d))
             for d in devices
         )
         if width > 1 and trained:
             links = ring_links(topology, tuple(sorted(devices)))
-            whole = ring_allreduce_s(trained, width, *links)
+            whole = sum_factor(problem, self.order) * ring_allreduce_s(trained, width, *links)
+            whole += launch * sum_launches(trained)
             beside = sums_overlap_compute(problem, self.order, devices)
             tail += exposed_sum_s(whole, trained, b - again * f, beside)
         weight = {
@@ -166,7 +180,9 @@ class _Trial:
             turn = depth - math.ceil((warmup - 1) * r / width) if k else 1
             pair = f + b + send + back + value[2] + tail
             period = max(
-                f + b + tail, (total + tail) / in_flight, 0.0 if bottleneck else pair / turn
+                f + others + b + others_back + tail,
+                (total + tail) / in_flight,
+                0.0 if bottleneck else pair / turn,
             )
             weight = (1 if bottleneck else self.problem.num_microbatches) / width
             worst = max(
@@ -174,10 +190,20 @@ class _Trial:
             )  # fmt: skip
             return (total, worst, f + b, 0.0), weight
         return (
-            extend(*value, f, b, 0.0, 0.0, send, back, tail, rounds,
+            extend(*value, f, b, others, others_back, send, back, tail, rounds,
                    rounds if bottleneck else depth, 1, weight, weight_behind, phases, False),
             weight,
         )  # fmt: skip
+
+    def _is_own(self, device):
+        kind = self.problem.topology.devices[device].type
+        return kind == self.problem.calibration.device_type
+
+    def _posting(self, devices, messages, size_bytes):
+        if not any(self._is_own(d) for d in devices):
+            return 0.0
+        known = self.problem.calibration
+        return known.post_s * messages + known.copy_s_per_byte * size_bytes
 
     def _time(self, device, inside, which):
         times = getattr(operator_times(self.problem, device), which)

@@ -23,7 +23,6 @@ from planner.artefacts.losses import losses
 from planner.artefacts.options import Optimizer
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy, crossings, violations
 from planner.commands.errors import ranks_leave_at_once
-from planner.costs.edges import gathered
 from planner.launcher.job import TrainingJob
 from planner.launcher.options import Loop
 from planner.launcher.rendezvous import begin_generation
@@ -32,6 +31,7 @@ from planner.operators import parameters, synthetic, to_torch
 from planner.operators.losses import criterion
 from planner.schedules.dry_run import dry_run, meshes_of
 from planner.schedules.program import program
+from planner.solvers.sharded.edges import with_local_all_gathers
 from planner.solvers.sharded.options import Megatron
 from planner.training.trainer import Trainer
 from tests.support.builders import islands, problem_of, profile_of
@@ -148,7 +148,7 @@ def over_slow_links(made, counts):
         topology = islands(counts, inside=1e12, between=1e6)
         times = [1e-3] * len(model.graph.operators)
         problem = problem_of(profile_of(model.graph, times), topology, plain.num_microbatches)
-        chosen = gathered(problem, replace(plain, stages=whole))
+        chosen = with_local_all_gathers(problem, replace(plain, stages=whole))
         for s, stage in enumerate(chosen.stages):
             if stage.sharding is not None:
                 assert stage.sharding != whole[s].sharding

@@ -73,7 +73,8 @@ def sets_of(problem: Problem, coarse: Coarsening, cautious: bool) -> kernels.Set
     """Tensors and parameters with the blocks that touch them.
 
     Stashed views count as the tensor that they are a view of, wherever it was made: never less than
-    `costs/stage_memory.py` counts for a stage. Views of parameters cost memory only where they are sent to.
+    `costs/stage_memory.py` counts for a stage. Views of parameters cost memory only where they are
+    sent to.
 
     Args:
         cautious: whether workspaces are those of a pass over the whole graph, which no stage

@@ -17,7 +17,8 @@ from planner.artefacts.problem import Problem
 from planner.artefacts.strategy import ScheduleName
 from planner.artefacts.topology import device_type
 from planner.clusters.routes import chain, host_order, pair_widths
-from planner.costs.operators import first_of_each_type, slowdowns, step_s
+from planner.costs.actions import link_share, sum_factor
+from planner.costs.operators import first_of_each_type, launch_s, slowdowns, step_s
 from planner.costs.stage_memory import limit_bytes
 from planner.costs.stage_pass import sums_overlap_compute
 from planner.costs.transfers import ring_links, slowest_link
@@ -218,6 +219,10 @@ def _moves(problem: Problem, order: tuple[int, ...], one: Round) -> kernels.Move
     start, to = csr(rows)
     k_, r_, w_ = np.array(states, dtype=np.int64).T.copy()
     there = np.array(links, dtype=float).reshape(-1, 4).T.copy()
+    share = link_share(problem, order)
+    there[[1, 3]] = np.divide(
+        there[[1, 3]], share, out=np.full_like(there[[1, 3]], np.inf), where=share > 0
+    )
     stages = _stages_on(problem, order, [(k, r) for k, r, _ in states])
     return kernels.Moves(
         k=k_, r=r_, w=w_, weight=_weights(problem, r_),
@@ -246,27 +251,43 @@ def _stages_on(
     kind = np.array([list(kinds).index(topology.devices[d].type) for d in order])
     room = np.array([limit_bytes(problem, order, d) for d in order], dtype=float)
     room -= problem.training.reserve
-    per_byte = [step_s(problem.training.optimizer, 1, device_type(topology, d)) for d in order]
-    step = speed * np.array(per_byte)
+    known = problem.calibration
+    own = [topology.devices[d].type == known.device_type for d in order]
+    steps = [
+        (known.steps if mine else 1.0)
+        * step_s(problem.training.optimizer, 1, device_type(topology, d))
+        for d, mine in zip(order, own, strict=True)
+    ]
+    step = speed * np.array(steps)
+    launch = np.array([launch_s(problem, d) for d in order])
+    # Sums between other types of devices are left as they are.
+    of_sums = sum_factor(problem, order)
     latency, width = pair_widths(topology)
-    zero = ("limit", "ring_latency", "tie_latency", "step", "beside")
+    zero = ("limit", "ring_latency", "tie_latency", "step", "launch", "post", "copy", "beside")
     infinite = ("ring_rate", "tie_rate")
     decided = {name: np.zeros(len(stages)) for name in zero}
     decided |= {name: np.full(len(stages), math.inf) for name in infinite}
     decided["factor"] = np.zeros((len(kinds), len(stages)))
+    decided["type_launch"] = np.zeros((len(kinds), len(stages)))
     rings: dict[tuple[int, int], tuple[float, float, bool]] = {}
     for c, (k, r) in enumerate(stages):
         if k == 0:
             continue
         where = slice(len(order) - k, len(order) - k + r)
         decided["limit"][c], decided["step"][c] = room[where].min(), step[where].max()
+        decided["launch"][c] = launch[where].max()
+        if any(own[where]):
+            decided["post"][c], decided["copy"][c] = known.post_s, known.copy_s_per_byte
         for row in range(len(kinds)):
-            decided["factor"][row, c] = speed[where].max(where=kind[where] == row, initial=0.0)
+            there = kind[where] == row
+            decided["factor"][row, c] = speed[where].max(where=there, initial=0.0)
+            slowed = speed[where] * launch[where]
+            decided["type_launch"][row, c] = slowed.max(where=there, initial=0.0)
         if k > r and not topology.tables:  # a table may beat the best link
             pairs = np.ix_(order[where], order[len(order) - k + r :])
             decided["tie_latency"][c], decided["tie_rate"][c] = (
-                latency[pairs].min(),
-                width[pairs].max(),
+                of_sums * latency[pairs].min(),
+                width[pairs].max() / of_sums,
             )
         if r > 1:
             if (k, r) not in rings:
@@ -274,7 +295,8 @@ def _stages_on(
                 beside = sums_overlap_compute(problem, order, devices)
                 rings[k, r] = *ring_links(topology, devices), beside
             latency_s, rate, beside = rings[k, r]
-            decided["ring_latency"][c], decided["ring_rate"][c] = latency_s, rate
+            decided["ring_latency"][c] = of_sums * latency_s
+            decided["ring_rate"][c] = rate / of_sums
             decided["beside"][c] = beside
     return decided
 

@@ -31,6 +31,7 @@ from planner.support.jit import inlined, inner, njit
 
 extend = inner(closed_form.extend)
 exposed_sum_s = inner(closed_form.exposed_sum_s)
+sum_launches = inner(closed_form.sum_launches)
 rounds_to_turn = inner(closed_form.rounds_to_turn)
 ring_allreduce_s = inner(transfers.ring_allreduce_s)
 search_bytes = inner(stage_memory.search_bytes)
@@ -136,6 +137,10 @@ class Moves(NamedTuple):
         ring_rate: (C,) bytes/s.
         beside: (C,) whether its sums of gradients run beside its backward.
         step: (C,) s of the optimizer's step per byte of trained parameters.
+        launch: (C,) s to start a computation, a sum or a step on its slowest device.
+        type_launch: (types, C) the same of a computation on a type of device, slowed as that.
+        post: (C,) s that posting a message keeps a device.
+        copy: (C,) s that it takes longer for each byte.
         tie_latency: (C,) s, the least between its devices and those behind it.
         tie_rate: (C,) bytes/s, the largest between the same.
         start: (C + 1,) where the moves from a combination begin.
@@ -156,6 +161,10 @@ class Moves(NamedTuple):
     ring_rate: Floats
     beside: Floats
     step: Floats
+    launch: Floats
+    type_launch: Floats
+    post: Floats
+    copy: Floats
     tie_latency: Floats
     tie_rate: Floats
     start: Ints
@@ -294,6 +303,8 @@ class FrontPrice(NamedTuple):
     Attributes:
         forward: f.
         backward: b.
+        others: posting in a forward.
+        others_back: posting in a backward.
         send: c.
         back: g.
         tail: a.
@@ -306,6 +317,8 @@ class FrontPrice(NamedTuple):
 
     forward: float
     backward: float
+    others: float
+    others_back: float
     send: float
     back: float
     tail: float
@@ -570,6 +583,10 @@ def _price(sweep: Sweep, stage: FrontStage, c: int, e: int, again: float) -> Fro
         back = (
             moves.back_latency[e] * cuts.gradients[j] + cuts.gradient_bytes[j] / moves.back_rate[e]
         )
+        # A transfer begins when its sender has posted it.
+        send += moves.post[to] * cuts.messages[j] + moves.copy[to] * cuts.bytes[j]
+        back += moves.post[c] * cuts.gradients[j] + moves.copy[c] * cuts.gradient_bytes[j]
+    others, others_back = _posting(moves, cuts, stage, to)
     forward, backward = _slowest_passes(sweep, stage, to, again)
     # A bottleneck is that of a steady pipeline: enough microbatches in flight.
     warmup, turn = rounds, rounds
@@ -580,7 +597,21 @@ def _price(sweep: Sweep, stage: FrontStage, c: int, e: int, again: float) -> Fro
     ahead, left = sweep.times.ahead[i], _devices_left(sweep, to)
     spread = _least_period(ahead, left, sweep.options) if i > 0 else 0.0
     tail = _tail_s(moves, stage, to, backward - again * forward)
-    return FrontPrice(forward, backward, send, back, tail, rounds, warmup, turn, again, spread)
+    return FrontPrice(
+        forward, backward, others, others_back, send, back, tail, rounds, warmup, turn, again,
+        spread,
+    )  # fmt: skip
+
+
+@inlined
+def _posting(moves: Moves, cuts: Cuts, stage: FrontStage, to: int) -> tuple[float, float]:
+    """For how long posting what comes and goes keeps a device of the stage, forward and back."""
+    post, copy, i, j = moves.post[to], moves.copy[to], stage.i, stage.j
+    return (
+        post * (cuts.messages[i] + cuts.messages[j]) + copy * (cuts.bytes[i] + cuts.bytes[j]),
+        post * (cuts.gradients[i] + cuts.gradients[j])
+        + copy * (cuts.gradient_bytes[i] + cuts.gradient_bytes[j]),
+    )
 
 
 @inlined
@@ -598,9 +629,11 @@ def _slowest_passes(sweep: Sweep, stage: FrontStage, to: int, again: float) -> t
     forward = backward = 0.0
     for kind in range(times.forward.shape[0]):
         slow = sweep.moves.factor[kind, to]
+        launch = sweep.moves.type_launch[kind, to]
         own = slow * (times.forward[kind, j] - times.forward[kind, i])
         gone = slow * (times.backward[kind, j] - times.backward[kind, i])
-        forward, backward = max(forward, own), max(backward, gone + again * own)
+        forward = max(forward, own + launch)
+        backward = max(backward, gone + again * own + launch)
     return forward, backward
 
 
@@ -612,13 +645,15 @@ def _tail_s(moves: Moves, stage: FrontStage, to: int, backward: float) -> float:
     Args:
         backward: of the stage, without a forward that is run again.
     """
-    tail = moves.step[to] * stage.trained
+    tail = moves.step[to] * stage.trained + moves.launch[to]
     width, own = moves.r[to], stage.trained - stage.tied
     if width > 1 and stage.trained > stage.tied:
         whole = ring_allreduce_s(own, width, moves.ring_latency[to], moves.ring_rate[to])
+        whole += moves.launch[to] * sum_launches(own)
         tail += exposed_sum_s(whole, own, backward, moves.beside[to] > 0.0)
     if stage.first > 0:
         tail += ring_allreduce_s(stage.first, width + 1, moves.tie_latency[to], moves.tie_rate[to])
+        tail += moves.launch[to]
     return float(tail)
 
 
@@ -632,9 +667,9 @@ def _extend_labels(sweep: Sweep, stage: FrontStage, c: int, to: int, price: Fron
         progress.work += 1
         total, worst, worst_back, exposed = extend(
             value[label, TOTAL], value[label, WORST], value[label, WORST_BACK],
-            value[label, EXPOSED], price.forward, price.backward, 0.0, 0.0, price.send, price.back,
-            price.tail, price.rounds, price.warmup, price.turn, moves.weight[to], moves.weight[c],
-            options.phases, options.steady,
+            value[label, EXPOSED], price.forward, price.backward, price.others,
+            price.others_back, price.send, price.back, price.tail, price.rounds, price.warmup,
+            price.turn, moves.weight[to], moves.weight[c], options.phases, options.steady,
         )  # fmt: skip
         # What the objective does not count does not tell labels apart.
         if not options.trip:

@@ -177,10 +177,8 @@ class BatchReader:
             return {next(iter(self._losses)): given}
         if isinstance(given, Sequence) and len(given) == len(self._losses):
             return dict(zip(self._losses, given, strict=True))
-        raise LaunchError(
-            f"{where}: targets: expected one for each of {', '.join(map(repr, self._losses))},"
-            f" got {described(given)}"
-        )
+        names = ", ".join(f"{name!r}: tensor" for name in self._losses)
+        raise LaunchError(f"{where}: target: expected {{{names}}}, got {described(given)}")
 
     def _expected(self) -> str:
         targets = [f"target of {name!r}" for name in self._losses]

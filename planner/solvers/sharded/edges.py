@@ -44,7 +44,7 @@ from planner.resharding.reshardings import homes
 from planner.schedules.pipelines import mesh_end
 
 
-def gathered(problem: Problem, strategy: Strategy) -> Strategy:
+def with_local_all_gathers(problem: Problem, strategy: Strategy) -> Strategy:
     """The strategy with tensors cut where they leave and enter meshes, if that is faster; else the
     same strategy.
     """

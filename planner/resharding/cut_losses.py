@@ -9,7 +9,7 @@ from math import prod
 
 from planner.artefacts.graph import ITEM_BYTES, Graph, loss_outputs, tensors_by_name
 from planner.artefacts.losses import losses
-from planner.artefacts.sharding import dim_of, local_shape
+from planner.artefacts.sharding import Spec, dim_of, local_shape
 from planner.artefacts.strategy import Stage
 from planner.resharding.conversion import Collective, Step
 
@@ -17,7 +17,7 @@ _LEAST_BYTES = 4
 """Of a score while it is compared: shorter floats become float32."""
 
 
-def loss_steps(graph: Graph, stage: Stage) -> Mapping[str, tuple[Step, ...]]:
+def vocabulary_parallel_steps(graph: Graph, stage: Stage) -> Mapping[str, tuple[Step, ...]]:
     """By output, the all-reduces of its loss in a forward, where its classes are cut."""
     if stage.sharding is None:
         return {}
@@ -26,12 +26,17 @@ def loss_steps(graph: Graph, stage: Stage) -> Mapping[str, tuple[Step, ...]]:
         spec = stage.sharding.outputs.get(name, ())
         if any(part.startswith("S") for part in spec):
             classes = _class_dim(graph, name)
-            axes = [axis for axis, part in enumerate(spec) if dim_of(part) == classes is not None]
+            axes = cut_axes(spec, classes)
             shape = local_shape(tensors_by_name(graph)[name].shape, spec, stage.sharding.mesh)
             count = prod(size for dim, size in enumerate(shape) if dim != classes)
             if axes:
                 found[name] = tuple(_steps(graph, name, axes, count))
     return found
+
+
+def cut_axes(spec: Spec, dim: int | None) -> list[int]:
+    """The axes of a mesh along which a dimension is cut; none for None."""
+    return [] if dim is None else [axis for axis, part in enumerate(spec) if dim_of(part) == dim]
 
 
 def _steps(graph: Graph, name: str, axes: list[int], count: int) -> Iterator[Step]:
