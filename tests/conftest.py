@@ -38,7 +38,7 @@ LONGEST = (
     "costs/test_split_bounds.py",
     "solvers/test_netsplit_repeats.py",
     "model/export/test_gradient_kinds.py",
-    "launcher/split/test_runs.py",
+    "launcher/mesh/test_runs.py",
     "launcher/asynchronous/test_drains.py",
     "launcher/asynchronous/test_replay.py",
     "training/test_datasets.py",

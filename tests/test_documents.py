@@ -25,20 +25,32 @@ WRITTEN = {
     "docs/api.md": {"nets.py"},
     "docs/export.md": {"adversary.py", "gpt2.py", "nets.py", "reversal.py"},
     "docs/operators.md": {"mine.py"},
+    "docs/profiles.md": {"nets.py"},
     "docs/training.md": {"train.py"},
     "planner/operators/gradients/events.py": {"net.py"},
     "tests/operators/gradients/test_check.py": {"nets.py"},
     "tests/model/export/test_export.py": {"factories_of_tests.py"},
     "tests/bench/profile.py": {"training.py"},
     "tests/profilers/rules/test_trials.py": {"mine.py"},
+    "tests/test_readme.py": {"nets.py"},
     "tests/commands/test_compare_run.py": {"alone.py", "endless.py"},
     "tests/launcher/test_launch.py": {"mine.py"},
     "tests/training/test_checkpoints.py": {"drawing.py"},
-    "tests/launcher/split/test_launches.py": {"evals.py"},
-    "tests/launcher/split/test_sockets.py": {"worker.py"},
+    "tests/launcher/mesh/test_launches.py": {"evals.py"},
+    "tests/launcher/mesh/test_sockets.py": {"worker.py"},
+    "tests/commands/test_signals.py": {"deaf.py"},
     "tests/launcher/test_ending.py": {"mine.py"},
     "tests/launcher/test_forked_ranks.py": {"script.py", "sleep.py"},
     "tests/launcher/test_hangs.py": {"mine.py"},
+    "tests/test_named.py": {
+        "inside/named_nets.py",
+        "inside/none.py",
+        "named_nets.py",
+        "named_neighbour.py",
+        "named_star.py",
+        "named_wrong.py",
+        "none.py",
+    },
     "tests/launcher/test_restarts.py": {"mine.py"},
     "tests/solvers/test_registry.py": {"toy.py"},
     "tests/profilers/test_contention.py": {"worker.py"},
@@ -68,6 +80,14 @@ def headings(path):
 def name_of(path):
     """The path of a file of the repository, as texts write it."""
     return path.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
+def test_a_page_has_one_title_and_headings_below_it(path):
+    text = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
+    first, *others = re.findall(r"^(#+) ", text, re.MULTILINE)
+    assert first == "#"
+    assert "#" not in others
 
 
 def test_the_design_is_short():

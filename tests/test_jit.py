@@ -7,12 +7,14 @@ import os
 import pwd
 import re
 import sys
+import time
 
 import numba
 import pytest
 
+from planner.commands.errors import words_of_caches
 from planner.support import caches, jit
-from planner.support.brake import compile_clock
+from planner.support.brake import compile_clock, stopwatch
 from planner.support.caches import private_folder
 from planner.support.jit import compiled_before
 
@@ -36,6 +38,31 @@ def test_a_folder_without_compiled_kernels_is_told_from_one_with_them(own_folder
     assert not compiled_before()
     (own_folder / "search.kernel").touch()
     assert compiled_before()
+
+
+def test_a_stopwatch_stands_still_while_functions_are_compiled():
+    took_s, compiling_s = stopwatch(), compile_clock()
+    begin_s = time.monotonic()
+    numba.njit(lambda x: x + 2)(1)
+    assert compiling_s() > 0.0
+    assert took_s() <= time.monotonic() - begin_s - compiling_s() + 0.001
+
+
+@pytest.mark.parametrize("rank", [None, "1"])
+def test_compiling_is_said_once_and_by_one_rank(own_folder, rank, monkeypatch, capfd):
+    monkeypatch.delenv("RANK", raising=False)
+    if rank is not None:
+        monkeypatch.setenv("RANK", rank)
+    jit._say_once.cache_clear()
+    with words_of_caches():
+        assert fresh()
+        assert fresh(1.5, 2.5)
+    said = "note: compiling the searches and the simulator, once per version: up to a minute\n"
+    assert capfd.readouterr() == ("", said if rank is None else "")
+    jit._say_once.cache_clear()
+    with words_of_caches():
+        assert not fresh()
+    assert capfd.readouterr() == ("", "")
 
 
 @pytest.fixture
@@ -109,7 +136,6 @@ def test_a_folder_that_others_can_write_to_is_not_read_or_written(
     assert f"{path}: expected a folder that only you can write to, got mode 777" in caplog.text
     assert f"run: chmod go-w {path}; compiled kernels are not kept" in caplog.text
     assert "others like it" not in caplog.text
-    assert not compiled_before()
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="other systems have other access rights")

@@ -178,7 +178,7 @@ def test_heavy_packages_load_only_where_they_are_needed(path):
 def test_planning_loads_no_torch():
     code = (
         "import sys, planner.planning.portfolio, planner.reports.plans, planner.model.annotated\n"
-        "import planner.solvers.antichain.solve, planner.launcher.processes, planner.model\n"
+        "import planner.solvers.antichain.solve, planner.launcher.failures.monitor, planner.model\n"
         "import planner.artefacts.files\n"
         "print('torch' in sys.modules)"
     )

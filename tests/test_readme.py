@@ -1,8 +1,8 @@
 """Every command of the README and of the pages in docs/ runs, and prints what the README shows.
 
-The README runs first, in an empty folder. Each page then runs in a copy of that folder, as a reader
-goes on from the README's example. A block whose first line is a comment with a name is that file.
-docs/api.md runs in an empty folder (tests/api/test_api.py).
+The README runs first, in an empty folder. Each page then runs in the folder that it names: a copy
+of that one, an empty one with the README's `nets.py`, or an empty one. A block whose first line is
+a comment with a name is that file. docs/api.md runs in an empty folder (tests/api/test_api.py).
 """
 
 import json
@@ -18,9 +18,6 @@ import pytest
 from click import Group
 
 import cli
-from planner.artefacts.files import shipped
-from planner.artefacts.formats.any import read_any_profiles
-from planner.artefacts.formats.graph_txt import from_profile, to_text
 from tests.clusters.test_imports import CUBE
 from tests.planning.test_other_cost_models import DNN_FILE, PIPER_FILE
 
@@ -49,6 +46,10 @@ OTHER_PROGRAMS = {
     "--requeue",
 }  # fmt: skip
 """Options that the text names and that are not the planner's."""
+
+EXAMPLE = "[README's example](../README.md#from-a-module-to-a-trained-model)"
+GOES_ON, WITH_NETS = f"in the folder of the {EXAMPLE}", f"with the `nets.py` of the {EXAMPLE}"
+"""What a page says of the folder in which its commands run; if neither, the folder is empty."""
 
 TIME_LIMIT_S = 300.0
 
@@ -140,20 +141,12 @@ def test_every_option_in_the_text_is_one_of_the_planner_s():
 # ------------------------------------------------------------------------------ running
 
 
-def resnet50_as_text():
-    profile = read_any_profiles(shipped("profiles") / "resnet50.json")[-1]
-    return to_text(from_profile(profile)).encode()
-
-
 BROUGHT = {
-    "vgg16.txt": resnet50_as_text,
     "bert_l-3.json": json.dumps(DNN_FILE).encode,
     "bert32a100.json": json.dumps(PIPER_FILE).encode,
     "topo.txt": CUBE.encode,
-    "hostfile": "w1 slots=2\nw2 slots=2\n".encode,
-    "cli.py": (ROOT / "cli.py").read_bytes,
 }
-"""Files that a user brings along, made when a line first names them."""
+"""Files that a user brings, made when a line first names them. The page says which they are."""
 
 
 def run(command, folder):
@@ -240,8 +233,27 @@ def test_the_readme_runs_and_prints_what_it_shows(example):
     assert not example[1], "\n\n".join(example[1])
 
 
+def prose(page):
+    """The text of a page beside its blocks, in one line."""
+    return " ".join(
+        re.sub(r"^```.*?^```$", "", (ROOT / page).read_text(), flags=re.S | re.M).split()
+    )
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_says_what_the_files_are_that_its_reader_brings(page):
+    named = {word for command, _ in calls(page) for word in shlex.split(command)} & BROUGHT.keys()
+    assert all(f"`{name}`" in prose(page) for name in named)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [p for p in PAGES[1:] if p != "docs/api.md" and [*calls(p)]])
-def test_a_page_runs_where_the_readme_ended(page, example, tmp_path):
-    folder = shutil.copytree(example[0], tmp_path / "page")
+def test_a_page_runs_in_the_folder_that_it_names(page, example, tmp_path):
+    text, folder = prose(page), tmp_path / "page"
+    if GOES_ON in text:
+        shutil.copytree(example[0], folder)
+    else:
+        folder.mkdir()
+        if WITH_NETS in text:
+            shutil.copy(example[0] / "nets.py", folder)
     assert not (failed := [*failures(page, folder)]), "\n\n".join(failed)

@@ -65,7 +65,7 @@ def test_a_plan_for_one_device_takes_neither_onnx_nor_a_compiler(folder):
 
 
 def test_a_rank_takes_neither_sympy_nor_what_writes_checkpoints_before_it_needs_them(folder):
-    code = "import planner.training.run, planner.training.own_loop"
+    code = "import planner.training.launch, planner.training.loop"
     assert not loaded(code, folder) & {
         "onnx_ir", "sympy", "torch.distributed.checkpoint", "numba", "scipy", "onnxruntime",
     }  # fmt: skip

@@ -25,6 +25,7 @@ Readers raise a `FileError` if a file is missing, malformed or of another kind, 
 be written. Modules are imported when they are used, because some take long to load.
 """
 
+from inspect import isfunction
 from typing import TYPE_CHECKING
 
 from planner.api.files import Inputs as Inputs
@@ -83,16 +84,21 @@ from planner.api.training import measure as measure
 from planner.api.training import read_config as read_config
 from planner.api.training import start_launch as start_launch
 from planner.api.training import trainer as trainer
+from planner.artefacts.options import Asking as Asking
+from planner.artefacts.options import Devices as Devices
 from planner.artefacts.options import LossOptions as LossOptions
 from planner.artefacts.options import ModelOptions as ModelOptions
 from planner.artefacts.options import Search as Search
+from planner.artefacts.options import Solving as Solving
 from planner.artefacts.options import Training as Training
 from planner.artefacts.options import WhatIf as WhatIf
 from planner.clusters.options import Importing as Importing
-from planner.launcher import ending as ending
+from planner.launcher.failures import rank as rank
 from planner.launcher.options import Loop as Loop
 from planner.launcher.options import Probing as Probing
 from planner.planning.cost_models import check_cost_model as check_cost_model
+from planner.planning.cost_models import check_model as check_model
+from planner.planning.cost_models import check_solvers as check_solvers
 from planner.planning.plans import MAX_ACTIONS as MAX_ACTIONS
 from planner.planning.plans import Plans as Plans
 from planner.planning.plans import Simulation as Simulation
@@ -102,6 +108,8 @@ from planner.solvers.registry import SOLVERS as SOLVERS
 from planner.solvers.registry import automatic as automatic
 from planner.solvers.registry import own_options as own_options
 from planner.solvers.registry import portfolio as portfolio
+from planner.support.arguments import checks_arguments
+from planner.support.options import declared
 from planner.support.reading import File as File
 from planner.training.options import Checkpoints as Checkpoints
 from planner.training.options import Launching as Launching
@@ -133,7 +141,7 @@ if TYPE_CHECKING:
     from planner.simulator.traces.read import Trace as Trace
     from planner.solvers.pipedream.costs import PipeDreamReport as PipeDreamReport
     from planner.training.checkpoints.into_onnx import Weights as Weights
-    from planner.training.own_loop import LoopTrainer as LoopTrainer
+    from planner.training.loop import BatchTrainer as BatchTrainer
     from planner.training.report import LaunchReport as LaunchReport
     from planner.training.trials import Trial as Trial
 
@@ -151,3 +159,14 @@ __all__ = [
     "write_calibration", "write_overlay", "write_profile", "write_profiles", "write_strategy",
     "write_svg", "write_text", "write_topology", "write_trace", "write_weights",
 ]  # fmt: skip
+
+# Parameters of functions that are options of commands, too.
+_PARAMETERS = {**declared(Devices), **declared(Asking), "bandwidth": declared(Solving)["bandwidth"]}
+# Each function checks its arguments by its signature, so that no function has to.
+globals().update(
+    {
+        name: checks_arguments(value, _PARAMETERS)
+        for name, value in globals().items()
+        if name in __all__ and isfunction(value)
+    }
+)

@@ -108,7 +108,7 @@ def _convert_strategy(
     if dot == target:
         raise OptionError(f"{target}: expected a name such as graph.txt; the picture is written"
                           " beside it and has the ending .dot")  # fmt: skip
-    path = profile_path or _own_profile(target, plan.model_hash)
+    path = profile_path or _own_profile(target, plan)
     is_text = detect(path) == GRAPH_TXT
     read = {"strategy": source, "profile": path}
     annotated = is_text and same_file(target, path)  # which loses nothing of it
@@ -122,11 +122,11 @@ def _convert_strategy(
     return target, dot
 
 
-def _own_profile(target: Path, model_hash: str | None) -> Path:
-    """The graph.txt that is there already, else the newest profile of the model."""
+def _own_profile(target: Path, plan: Plan) -> Path:
+    """The graph.txt that is there already, else the newest profile of the plan's model."""
     if target.is_file() and detect(target) == GRAPH_TXT:
         return target
-    return newest_profile(Path("profiles"), model_hash)
+    return newest_profile(Path("profiles"), plan.model_hash, (plan.profiled_on,)).path
 
 
 def _with_stages(profile: Profile, text: str | None, plan: Plan) -> str:

@@ -7,13 +7,14 @@ nothing has a path.
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.api.models import find_model
 from planner.planning.plans import Simulation
-from planner.support.errors import FileError, OptionError
+from planner.support.errors import FileError, OptionError, TopologyError
 from planner.support.reading import File
 
 if TYPE_CHECKING:
@@ -68,8 +69,9 @@ def read_inputs(
     """Reads what is planned for: the profiles, the topology, the corrections and the model.
 
     Args:
-        profile: None takes the newest in ./profiles, if all are of one model. Inputs that were read
-            already are given back, without other arguments.
+        profile: None takes the newest in ./profiles, if all are of one model. If some are for types
+            of device of the topology, it takes the newest of these. Inputs that were read already
+            are given back, without other arguments.
         topology, gpus: see `read_topology`.
         calibration: corrections of times; True takes those beside the profile's file, if there are
             any, and False none.
@@ -86,12 +88,10 @@ def read_inputs(
         if (topology, gpus, calibration, model) != (LOCAL, None, True, None):
             raise ValueError("the inputs are read already; give their files to read_inputs")
         return profile
-    notes: tuple[str, ...] = ()
-    if profile is None:
-        profile = newest_profile(model=model)
-        notes = (f"profile {profile}, the newest in profiles/",)
-    profiles, profile_path = given_profiles(profile)
     place, topology_path = given_topology(topology, gpus)
+    profiles, profile_path, notes = (
+        _newest_profiles(model, place) if profile is None else (*given_profiles(profile), ())
+    )
     paths = {"profile": profile_path, "topology": topology_path}
     name = "the profile" if profile_path is None else str(profile_path)
     return Inputs(
@@ -144,6 +144,9 @@ def read_plan_inputs(
         raise FileError(
             f"{name}: made for topology {plan.topology}: {error}; give it with --topology"
         ) from None
+    if topology is None and len(whole.devices) <= max(plan.ranks):
+        with suppress(TopologyError):  # unless it has as many devices as are asked for
+            whole, _ = given_topology(plan.topology, max(plan.ranks) + 1)
     where = f"the topology {whole.name}" if topology_path is None else str(topology_path)
     place = topology_of(plan, name, whole, where, is_given=topology is not None)
     named: dict[str, Path | None] = {} if path is None else {**files_named(plan, path)}
@@ -174,24 +177,56 @@ def read_profiles(path: File) -> "tuple[Profile, ...]":
     return tuple(read_any_profiles(Path(path)))
 
 
-def newest_profile(folder: File = "profiles", *, model: File | None = None) -> Path:
+def newest_profile(
+    folder: File = "profiles",
+    *,
+    model: File | None = None,
+    topology: "File | Topology | None" = None,
+) -> Path:
     """The profile in a folder that was modified last.
 
     Args:
         folder: with the profiles.
         model: an ONNX file; the profile is one of this model.
+        topology: of the profiles for a type of its devices, if there are any, the newest is taken.
 
     Raises:
-        FileError: if there is none, or if there are several models to choose from.
+        FileError: if there is none, or if there are several models to choose from, or no such
+            topology.
     """
     from planner.api import lookup
 
-    model_hash = None
-    if model is not None:
-        from planner.model.load import hash_of
+    place = None if topology is None else given_topology(topology)[0]
+    return lookup.newest_profile(Path(folder), _hash_of(model), _types_of(place)).path
 
-        model_hash = hash_of(Path(model))
-    return lookup.newest_profile(Path(folder), model_hash)
+
+def _newest_profiles(
+    model: File | None, topology: "Topology"
+) -> "tuple[tuple[Profile, ...], Path, tuple[str, ...]]":
+    """The newest profiles in ./profiles for a topology, their file, and why they are taken."""
+    from planner.api import lookup
+    from planner.artefacts.formats.any import read_any_profiles
+
+    types = _types_of(topology)
+    found = lookup.newest_profile(Path("profiles"), _hash_of(model), types)
+    profiles = read_any_profiles(found.path, found.text)
+    unfit = lookup.device_note(profiles, types)
+    return profiles, found.path, found.notes if unfit is None else (*found.notes, unfit)
+
+
+def _hash_of(model: File | None) -> str | None:
+    """The content hash of a model's file."""
+    if model is None:
+        return None
+    from planner.model.load import hash_of
+
+    return hash_of(Path(model))
+
+
+def _types_of(topology: "Topology | None") -> tuple[str, ...]:
+    """The types of the devices of a topology, in their order."""
+    devices = () if topology is None else topology.devices
+    return tuple(dict.fromkeys(device.type for device in devices))
 
 
 def find_profile(name: File) -> Path:

@@ -2,27 +2,63 @@
 for. Their names or paths are written into it, and their hashes prove that they are the same.
 """
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
-from planner.artefacts.files import CALIBRATION_ENDING, artefact_hash, json_of, shipped
+from planner.artefacts.files import (
+    CALIBRATION_ENDING,
+    PROFILE_FIELDS,
+    artefact_hash,
+    json_of,
+    shipped,
+)
 from planner.artefacts.formats.any import read_any_profiles
 from planner.artefacts.plan import Plan
 from planner.artefacts.profile import Profile
+from planner.artefacts.roofline import device_is_unknown
 from planner.artefacts.topology import Topology, take
+from planner.clusters.yaml.read import device_table
+from planner.profilers.devices import SHORTER
 from planner.profilers.interpolate import interpolated
 from planner.support.errors import FileError, OptionError
 from planner.support.reading import MAX_TEXT_BYTES, read_bytes
 
+MAX_NAMED = 3
+"""Profiles that a note or a message names."""
+MAX_SHOWN = 40
+"""Characters of a value that a note shows."""
 
-def newest_profile(folder: Path, model_hash: str | None = None) -> Path:
-    """The profile in a folder that was modified last, among those of one model. Profiles that come
-    from elsewhere belong to no model, and are only taken where there are no others.
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The profile that is taken where none is named.
+
+    Attributes:
+        path: of its file.
+        text: of the file, if it was read for the choice.
+        notes: why this one is taken, in words.
+    """
+
+    path: Path
+    text: str | None
+    notes: tuple[str, ...]
+
+
+def newest_profile(
+    folder: Path, model_hash: str | None = None, types: Collection[str] = ()
+) -> Found:
+    """The profile in a folder that was modified last, among those of one model, and among these of
+    those for some types of device, if there are any. Profiles that come from elsewhere belong to no
+    model, and are only taken where there are no others.
 
     Args:
         folder: with the profiles.
         model_hash: content hash of the model; None where it is not known.
+        types: of the devices that are planned for; none where they are not known.
 
     Raises:
         FileError: if there is none, or none of that model, or if there are several models to choose
@@ -32,26 +68,71 @@ def newest_profile(folder: Path, model_hash: str | None = None) -> Path:
     if not paths:
         raise FileError(f"{folder}: there is no profile; run: planner profile MODEL.onnx")
     if len(paths) == 1:
-        return paths[0]
-    models = {path: _model_hash_in(path) for path in paths}
+        return Found(paths[0], None, (f"profile {paths[0]}, the newest in {folder}/",))
+    heads = {path: _head_of(path) for path in paths}
     names = f"{', '.join(path.stem for path in paths[:-4:-1])}{', ...' if len(paths) > 3 else ''}"
     if model_hash is not None:
-        own = [path for path in paths if models[path] == model_hash]
-        if not own:
+        candidates = [path for path in paths if heads[path].model_hash == model_hash]
+        if not candidates:
             raise FileError(
                 f"{folder}: expected a profile of model {model_hash[:12]} among {len(paths)}, got"
                 f" none ({names}); run planner profile for that model, or give --profile FILE"
             )
-        return own[-1]
-    candidates = [path for path in paths if models[path] is not None] or paths
-    of_models = {models[path] for path in candidates}
-    if len(of_models) > 1 or (None in of_models and len(candidates) > 1):
-        raise FileError(
-            f"{folder}: expected profiles of one model, got {len(paths)} profiles of several, the"
-            f" newest first: {names}; say which with --profile, such as --profile"
-            f" {candidates[-1].stem}"
+    else:
+        candidates = [path for path in paths if heads[path].model_hash is not None] or paths
+        of_models = {heads[path].model_hash for path in candidates}
+        if len(of_models) > 1 or (None in of_models and len(candidates) > 1):
+            raise FileError(
+                f"{folder}: expected profiles of one model, got {len(paths)} profiles of several,"
+                f" the newest first: {names}; say which with --profile, such as --profile"
+                f" {candidates[-1].stem}"
+            )
+    fitting = [path for path in candidates if heads[path].device_type in types]
+    *others, path = fitting or candidates
+    kind = f" for {heads[path].device_type}" if 0 < len(fitting) < len(candidates) else ""
+    notes = [f"profile {path}, the newest{kind} in {folder}/"]
+    differing = [
+        (other.stem, f"{other.stem} ({'; '.join(words)})")
+        for other in reversed(others)
+        if (words := _differences(heads[other].fields, heads[path].fields))
+    ]
+    if differing:
+        shown = [words for _, words in differing[:MAX_NAMED]]
+        more = f", and {len(differing) - MAX_NAMED} more" if len(differing) > MAX_NAMED else ""
+        notes.append(
+            f"note: older profiles there differ: {', '.join(shown)}{more}; to take one, give"
+            f" --profile, such as --profile {differing[0][0]}"
         )
-    return candidates[-1]
+    return Found(path, heads[path].text, tuple(notes))
+
+
+def device_note(profiles: Sequence[Profile], types: Sequence[str]) -> str | None:
+    """A note that the newest profiles are for none of the types of device that are planned for, and
+    the command that makes one; None where they are for one of them, or for any device.
+
+    Args:
+        profiles: of the file that is taken.
+        types: of the devices that are planned for, at least one.
+    """
+    profile = profiles[-1]
+    if profile.device_type in types or device_is_unknown(profile):
+        return None
+    dims = set.intersection(*(set(one.dimensions.items()) for one in profiles))
+    command = ["planner", "profile", profile.model_path or "MODEL.onnx"]
+    if len(profiles) > 1:
+        command += ["--batch", ",".join(str(one.microbatch_size) for one in profiles)]
+    for name, size in sorted(dims):
+        command += ["--dim", f"{name}={size}"]
+    if profile.dtype in SHORTER:
+        command += ["--dtype", profile.dtype]
+    known = types[0] in device_table()
+    if types[0] != "cpu":
+        command += ["--device", types[0] if known else "cuda"]
+    return (
+        f"note: no profile of this model in profiles/ is for {' or '.join(types)}: the one taken is"
+        f" for {profile.device_type}, and its times are rescaled; to make one"
+        f"{'' if known else ', on such a device'}: {shlex.join(command)}"
+    )
 
 
 def find_profile(name: str, folder: Path = Path("profiles")) -> Path:
@@ -82,16 +163,63 @@ def _profile_paths(folder: Path) -> list[Path]:
     return sorted(paths, key=lambda path: (path.stat().st_mtime_ns, path.name))
 
 
-def _model_hash_in(path: Path) -> str | None:
-    """The hash of the model in a profile; None where the file is no profile of a model."""
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """What a file says that a profile is chosen by; empty where it is no profile.
+
+    Attributes:
+        text: of the file; None where it has none.
+        fields: the fields of each of its profiles.
+    """
+
+    text: str | None
+    fields: Sequence[Mapping[str, Any]]
+
+    @property
+    def model_hash(self) -> str | None:
+        """The content hash of the model; None where the file does not say it."""
+        digest = self.fields[0].get("model_hash") if self.fields else None
+        return digest if isinstance(digest, str) else None
+
+    @property
+    def device_type(self) -> object:
+        """The type of device that the times are for."""
+        return self.fields[0].get("device_type") if self.fields else None
+
+
+def _head_of(path: Path) -> _Head:
+    text = None
     try:
-        plain = json_of(read_bytes(path, MAX_TEXT_BYTES).decode())
+        text = read_bytes(path, MAX_TEXT_BYTES).decode()
+        plain = json_of(text)
     except (FileError, OSError, ValueError, RecursionError):
-        return None
-    if isinstance(plain, dict) and isinstance(plain.get("profiles"), list) and plain["profiles"]:
-        plain = plain["profiles"][0]
-    digest = plain.get("model_hash") if isinstance(plain, dict) else None
-    return digest if isinstance(digest, str) else None
+        return _Head(text, ())
+    several = plain.get("profiles", [plain]) if isinstance(plain, dict) else ()
+    known = isinstance(several, list) and all(isinstance(one, dict) for one in several)
+    return _Head(text, several if known else ())
+
+
+def _differences(
+    older: Sequence[Mapping[str, Any]], taken: Sequence[Mapping[str, Any]]
+) -> list[str]:
+    """The fields in which a file of profiles differs from another one, with its own values, such as
+    "type float32"; nothing where it differs in none.
+    """
+    absent = {one.name: one.default for one in fields(Profile) if one.metadata}
+    words = []
+    for name, word in PROFILE_FIELDS.items():
+        own, other = ([one.get(name, absent.get(name)) for one in each] for each in (older, taken))
+        if own != other:
+            values = dict.fromkeys(_value(value) for value in own if value is not None)
+            words += [f"{word} {' and '.join(values)}"] if values else []
+    return words
+
+
+def _value(value: object) -> str:
+    """The value of a field, short."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={size}" for name, size in value.items()) or "none"
+    return f"{value!s:.{MAX_SHOWN}}"
 
 
 def profiles_of(plan: Plan, strategy: Path | None) -> tuple[tuple[Profile, ...], Path]:
@@ -110,8 +238,8 @@ def profiles_of(plan: Plan, strategy: Path | None) -> tuple[tuple[Profile, ...],
             profiles = read_any_profiles(path)
             profile_of(plan, str(strategy), profiles, str(path))
             return profiles, path
-    path = newest_profile(Path("profiles"), plan.model_hash)
-    return read_any_profiles(path), path
+    newest = newest_profile(Path("profiles"), plan.model_hash, (plan.profiled_on,))
+    return read_any_profiles(newest.path, newest.text), newest.path
 
 
 def files_named(plan: Plan, strategy_path: Path) -> dict[str, Path]:
@@ -151,7 +279,8 @@ def profile_of(
 def topology_of(
     plan: Plan, strategy_name: str, whole: Topology, where: str, *, is_given: bool
 ) -> Topology:
-    """The topology that a plan was made for, of as many devices, or another one that is given.
+    """The topology that a plan was made for, of as many devices, or another one that is given,
+    which may have too few devices before it is changed.
 
     Args:
         strategy_name: the plan's, for messages.
@@ -160,7 +289,7 @@ def topology_of(
         is_given: whether it may be another one.
 
     Raises:
-        FileError: if it is another one though none was given, or is too small.
+        FileError: if it is another one though none was given.
     """
     needed, there = max(plan.ranks) + 1, len(whole.devices)
     # A plan is for all devices or, nearly always, for as many as it uses.
@@ -169,11 +298,16 @@ def topology_of(
             part = whole if count == there else take(whole, count)
             if artefact_hash(part) == plan.topology_hash:
                 return part
+    if not is_given and plan.what_if:
+        options = f"--topology {shlex.quote(plan.topology)} {' '.join(plan.what_if)}"
+        raise FileError(
+            f"{strategy_name}: made for a topology {plan.topology} that was changed; give the same"
+            f" options, {options}, or another topology"
+        )
     if not is_given:
         raise FileError(
             f"{strategy_name}: made for a topology {plan.topology} {plan.topology_hash[:12]}, which"
-            f" {where} is not; give it, or another one, with --topology"
+            f" {where} is not; give it, or another one, with --topology, and the --set, --drop and"
+            " --add-host that it was planned with, if any"
         )
-    if there < needed:
-        raise FileError(f"{where}: has {there} devices, the strategy's need {needed}")
     return whole

@@ -1,6 +1,7 @@
 """A PyTorch module as an ONNX file, and what the file says."""
 
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -66,7 +67,7 @@ def call_factory(name: str) -> "tuple[nn.Module, object]":
 
     Args:
         name: "module:function" of a function without required arguments that returns both; the
-            module may be a .py file in the current folder.
+            module may be the path of a .py file.
 
     Raises:
         ExportError: if there is no such function, or it fails or returns something else.
@@ -80,7 +81,7 @@ def load_operators(modules: Sequence[str]) -> None:
     """Imports modules that register operators (`planner.operators.register`).
 
     Args:
-        modules: their names; each may be a .py file in the current folder.
+        modules: their names; each may be the path of a .py file.
 
     Raises:
         OptionError: if one cannot be imported.
@@ -200,7 +201,8 @@ def check_model(model: "Model", expected_hash: str | None, name: str) -> None:
     if model.hash != expected_hash:
         raise FileError(
             f"{name}: made for model {str(expected_hash)[:12]}, but {model.path} is"
-            f" {model.hash[:12]}; run: planner profile {model.path}"
+            f" {model.hash[:12]}; run: planner profile"
+            f" {shlex.quote(str(model.path))}"
         )
 
 

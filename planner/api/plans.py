@@ -6,13 +6,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from planner.api.files import Inputs, find_profile, rate_of, read_inputs, read_plan_inputs
+from planner.api.files import (
+    LOCAL,
+    Inputs,
+    find_profile,
+    rate_of,
+    read_inputs,
+    read_plan_inputs,
+)
 from planner.api.models import check_model, read_model
 from planner.api.topologies import changed_cluster, type_of
 from planner.artefacts.options import Search, Training, WhatIf
-from planner.planning.cost_models import PIPEDREAM, PLANNER, check_cost_model
+from planner.planning.cost_models import (
+    OF_PROFILES,
+    PIPEDREAM,
+    PLANNER,
+    asked_solvers,
+    check_cost_model,
+    flags_of,
+)
 from planner.planning.plans import Plans, Simulation, simulated
-from planner.solvers.registry import automatic, portfolio, with_given
+from planner.solvers.registry import automatic, portfolio
 from planner.support.errors import FileError, OptionError
 from planner.support.reading import File, relative
 
@@ -84,7 +98,7 @@ def solve(
     gpus: int | None = None,
     training: Training = Training(),
     search: Search = Search(),
-    solvers: Sequence[str] = (),
+    solvers: Sequence[str] | None = None,
     cost_model: str = "planner",
     what_if: WhatIf = WhatIf(),
     calibration: "bool | Calibration" = True,
@@ -101,7 +115,7 @@ def solve(
         topology, gpus: see `read_topology`.
         training: how the model is trained.
         search: how strategies are searched for.
-        solvers: keys of `SOLVERS`; none asks `portfolio()`.
+        solvers: keys of `SOLVERS`; None asks `portfolio()`.
         cost_model: "planner", or "pipedream", whose optimizer alone is asked then; its plan has
             the schedule pipedream.
         what_if: changes of the topology; the present one is planned for too.
@@ -127,7 +141,7 @@ def solve(
 
     if cost_model not in (PLANNER, PIPEDREAM):
         raise OptionError(f"unknown cost model {cost_model!r}; known: {PLANNER}, {PIPEDREAM}")
-    check_cost_model(cost_model, training, search, solvers, refine=refine)
+    check_cost_model(cost_model, training, search, solvers or (), refine=refine)
     if refine and what_if != WhatIf():
         raise OptionError(
             "--refine is for the topology as it is; drop --set, --drop and --add-host"
@@ -141,14 +155,14 @@ def solve(
         if obstacle is None:
             measure = _measuring(inputs.profiles[-1], model, progress)
     profiles = sized(inputs.profiles, training)
+    usual = portfolio(splits=has_rules(profiles[-1]))
+    names = (PIPEDREAM,) if cost_model == PIPEDREAM else asked_solvers(solvers, usual, search)
     limit_s = time_limit_s if what_if == WhatIf() else time_limit_s / 2
 
     def planned(problems: "tuple[Problem, ...]") -> Plans:
         if cost_model == PIPEDREAM:
             progress(cost_model)
             return Plans(solve_by_pipedream_costs(problems[-1]), problems, cost_model)
-        asked = tuple(solvers) or portfolio(splits=has_rules(problems[-1].profile))
-        names = with_given(asked, search)
         plans = best_over_sizes(problems, profiles, names, limit_s, progress, measure)
         return plans if obstacle is None else replace(plans, refinement=nothing(obstacle))
 
@@ -158,7 +172,12 @@ def solve(
     changed = changed_cluster(present[-1].topology, what_if)
     before = planned(present)
     after = planned(tuple(replace(one, topology=changed.topology) for one in present))
-    return replace(after, changes=changed.changes, before=before)
+    rows = tuple(
+        row if row.plan is None else replace(row, plan=replace(row.plan, what_if=what_if.words))
+        for row in after.comparison.rows
+    )
+    comparison = replace(after.comparison, rows=rows)
+    return replace(after, comparison=comparison, changes=changed.changes, before=before)
 
 
 def _measuring(
@@ -199,7 +218,7 @@ def compare(
     gpus: int | None = None,
     training: Training = Training(),
     search: Search = Search(),
-    solvers: Sequence[str] = (),
+    solvers: Sequence[str] | None = None,
     what_if: WhatIf = WhatIf(),
     calibration: "bool | Calibration" = True,
     time_limit_s: float = 10.0,
@@ -212,7 +231,7 @@ def compare(
         topology, gpus: see `read_topology`.
         training: how the model is trained.
         search: how strategies are searched for.
-        solvers: keys of `SOLVERS`; none asks `automatic()`.
+        solvers: keys of `SOLVERS`; None asks `automatic()`.
         what_if: changes of the topology, which alone is planned for then.
         calibration: see `simulate`.
         time_limit_s: limit of work for each solver, in seconds of an ordinary core.
@@ -232,8 +251,7 @@ def compare(
     if what_if != WhatIf():
         changed = changed_cluster(problem.topology, what_if)
         problem, changes = replace(problem, topology=changed.topology), changed.changes
-    asked = tuple(solvers) or automatic(splits=has_rules(problem.profile))
-    names = with_given(asked, search)
+    names = asked_solvers(solvers, automatic(splits=has_rules(problem.profile)), search)
     comparison = compare_all(problem, names, time_limit_s, progress, full_time=True)
     return Plans(comparison, (problem,), changes=changes)
 
@@ -301,6 +319,13 @@ def solve_under(
         content = read_any(path)
         kind = DnnGraph if model is ForeignModel.DNN_PARTITIONING else PiperGraph
         if isinstance(content, kind):
+            given = flags_of(training, search)
+            given |= {} if topology == LOCAL else {"topology": "--topology"}
+            for name in sorted(given.keys() & OF_PROFILES[cost_model]):
+                raise OptionError(
+                    f"{given[name]} is for other profiles; {path} is a graph of {cost_model}, which"
+                    " has devices, memory and times of its own"
+                )
             return solve_foreign(content, options)
         profile = as_profiles(content, path)
     inputs = read_inputs(profile, topology=topology, gpus=gpus, calibration=False)
@@ -376,11 +401,18 @@ def simulate(
     plan, (own,), place = inputs.plan, inputs.profiles, inputs.topology
     if plan is None:
         raise ValueError("expected the inputs of a strategy, got those of a search for one")
+    if what_if != WhatIf():
+        place = changed_cluster(place, what_if).topology
+    needed, there = max(plan.ranks) + 1, len(place.devices)
+    if there < needed:
+        with_changes = f"; it was planned with {' '.join(plan.what_if)}" if plan.what_if else ""
+        where = inputs.paths.get("topology", f"the topology {place.name}")
+        raise FileError(f"{where}: has {there} devices, the strategy's need {needed}{with_changes}")
     sizes: dict[str, Any] = {"device_memory": device_memory, "reserve": reserve}
     training = Training(microbatches=microbatches, **sizes)
     kind = type_of(own, place)
     problem, result = problem_of_plan(plan, own, place, training, inputs.calibration, kind)
-    return simulated(_changed(problem, what_if), plan.solver, result)
+    return simulated(problem, plan.solver, result)
 
 
 def simulate_stages(

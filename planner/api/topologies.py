@@ -77,9 +77,9 @@ def start_probe(nproc: int, arguments: Sequence[str] = ()) -> int:
     Returns:
         The exit code: 0, or 1 if a rank failed and said why.
     """
-    from planner.launcher import processes
+    from planner.launcher.failures.monitor import start_ranks
 
-    return processes.start_ranks(["topology", "probe", *arguments], nproc)
+    return start_ranks(["topology", "probe", *arguments], nproc)
 
 
 def type_of(profile: "Profile", topology: "Topology") -> "DeviceType | None":

@@ -14,8 +14,8 @@ from planner.support.reading import File
 if TYPE_CHECKING:
     from planner.artefacts.plan import Plan
     from planner.model.load import Model
-    from planner.training.joining import Asked
-    from planner.training.own_loop import LoopTrainer
+    from planner.training.loop import BatchTrainer
+    from planner.training.options import Asked
     from planner.training.report import LaunchReport
     from planner.training.trials import Trial
 
@@ -54,9 +54,9 @@ def launch(
         Stopped: on a rank that has lost another one.
         TypeError: if there is no option of that name.
     """
-    from planner.training import run
+    from planner.training import launch as planners_loop
 
-    return run.launch(_asked("launch", strategy, how, check=check), report, progress)
+    return planners_loop.launch(_asked("launch", strategy, how, check=check), report, progress)
 
 
 def read_config(path: File) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def read_config(path: File) -> dict[str, Any]:
 
 def trainer(
     strategy: "File | Plan", model: File | None = None, *, metrics: Sequence[str] = (), **how: Any
-) -> "LoopTrainer":
+) -> "BatchTrainer":
     """A training as a strategy says, in a loop of your own. Every rank that torchrun starts runs
     the whole script; a strategy for one device needs no torchrun.
 
@@ -90,10 +90,10 @@ def trainer(
     Args:
         strategy: the file, or a plan.
         model: the ONNX file, if it is not where the strategy says; a plan needs it.
-        metrics: "module:function"s of (output, target) for `LoopTrainer.evaluate`.
+        metrics: "module:function"s of (output, target) for `BatchTrainer.evaluate`.
         how: `learning_rate`, `lr_schedule`, `weight_decay`, `optimizer`, `clip`, `nan`, `dtype`,
             `seed`, `threads`, `hang_timeout`, `loss`, `class_dim`, `device`, `checkpoint`,
-            `checkpoint_keep` and `resume`, as of `launch`. `LoopTrainer.save` writes to the folder
+            `checkpoint_keep` and `resume`, as of `launch`. `BatchTrainer.save` writes to the folder
             `checkpoint`, from which a training that torchrun has restarted goes on.
 
     Raises:
@@ -101,10 +101,10 @@ def trainer(
         Stopped: on a rank that has lost another one.
         TypeError: if there is no option of that name.
     """
-    from planner.training import own_loop
+    from planner.training import loop
 
     given = {**how, "model": model, "tells": True}
-    return own_loop.begin(_asked("trainer", strategy, given, own_loop.WITHOUT), tuple(metrics))
+    return loop.begin(_asked("trainer", strategy, given, loop.WITHOUT), tuple(metrics))
 
 
 def _asked(
@@ -117,11 +117,10 @@ def _asked(
     """What is asked of a training: the one place where a rank reads the strategy. If it cannot, the
     other ranks are told.
     """
-    from planner.launcher.greeting import failure_told
-    from planner.launcher.world import process_rank
-    from planner.training.joining import Asked, check_options, options_of
+    from planner.launcher.rendezvous import failure_reported, process_rank
+    from planner.training.options import Asked, check_options, options_of
 
-    with failure_told(process_rank()):
+    with failure_reported(process_rank()):
         options = loop, _, launching, checkpoints = options_of(function, how, without)
         check_options(loop, checkpoints)
         if isinstance(strategy, str | os.PathLike):
@@ -195,7 +194,7 @@ def start_launch(
         FileError: if the strategy cannot be read.
         LaunchError: if there are too few processes, or a rank was killed.
     """
-    from planner.launcher import processes
+    from planner.launcher.failures.monitor import start_ranks
 
     plan, path = read_strategy(strategy), str(Path(strategy))
     check(plan)
@@ -204,4 +203,4 @@ def start_launch(
             f"{path}: the strategy uses {needed} devices, --nproc is {nproc}; "
             f"run: planner launch {shlex.quote(path)} --nproc {needed}"
         )
-    return processes.start_ranks(["launch", path, *arguments], nproc)
+    return start_ranks(["launch", path, *arguments], nproc)

@@ -6,6 +6,7 @@ Every problem of a file is reported at once, with the path of the field.
 import hashlib
 import json
 import re
+import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from dataclasses import fields as dataclass_fields
@@ -330,7 +331,7 @@ def write_calibration(calibration: CalibrationFile, path: Path) -> None:
 
 
 # The fields in which profiles or plans differ, in words.
-_PROFILE_FIELDS = {
+PROFILE_FIELDS = {
     "model_hash": "model", "dimensions": "dimensions", "microbatch_size": "microbatch size",
     "dtype": "type", "device_type": "device", "engine": "engine", "threads": "number of threads",
     "batch_norm": "form of batch normalizations",
@@ -354,7 +355,7 @@ def overwrite_note(
     """
     is_plan = isinstance(artefacts, Plan)
     kind = STRATEGY_FILE if is_plan else PROFILE_FILE
-    fields = _PLAN_FIELDS if is_plan else _PROFILE_FIELDS
+    fields = _PLAN_FIELDS if is_plan else PROFILE_FIELDS
     new = [artefacts] if isinstance(artefacts, Plan) else artefacts
     before = older.get("profiles", [older])
     if not isinstance(before, list) or not all(isinstance(one, dict) for one in before):
@@ -512,18 +513,21 @@ def _read(
         raise complaint(path, error) from None
 
 
-def read_artefact(kind: Any, form: str, path: Path, made_by: str) -> Any:
+def read_artefact(
+    kind: Any, form: str, path: Path, made_by: str, text: str | None = None
+) -> Any:  # fmt: skip
     """An artefact of another module from its JSON file, see `artefact_bytes`.
 
     Args:
         kind: its frozen dataclass.
         form: the format that the file has to have.
         made_by: the command that makes such a file, for messages.
+        text: of the file, if it was read already.
 
     Raises:
         FileError: if it is missing, of another format, or malformed.
     """
-    return _read(kind, form, path, made_by)
+    return _read(kind, form, path, made_by, text=text)
 
 
 def read_profile(path: Path, text: str | None = None) -> Profile:
@@ -583,7 +587,7 @@ def read_calibration(profile_path: Path, profiles: Sequence[Profile]) -> Calibra
     path = calibration_path(profile_path)
     if not path.exists():
         return None
-    advice = f"planner calibrate TRACE --profile {profile_path}"
+    advice = f"planner calibrate TRACE --profile {shlex.quote(str(profile_path))}"
     calibration: CalibrationFile = _read(CalibrationFile, CALIBRATION_FORMAT, path, advice)
     if calibration.profiles != tuple(map(artefact_hash, profiles)):
         raise FileError(

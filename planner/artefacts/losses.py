@@ -12,6 +12,7 @@ The rules of "auto", which every output without a chosen function has:
     anything else, such as images                       mse
 """
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -29,6 +30,7 @@ from planner.artefacts.graph import (
 )
 from planner.artefacts.options import LossOptions
 from planner.support.errors import ModelError, OptionError
+from planner.support.named import check_named
 
 if TYPE_CHECKING:
     from onnx import NodeProto
@@ -199,6 +201,8 @@ def chosen(choices: Sequence[LossChoice], options: LossOptions) -> tuple[LossCho
     class_dims = _by_output("--class-dim", options.class_dim, choices)
     for function in functions.values():
         _check_function(function)
+        if ":" in function:
+            check_named(function, "--loss", OptionError)
     changed = []
     for one in choices:
         if one.output in functions:
@@ -222,8 +226,8 @@ def _by_output(
         if name not in names:
             raise OptionError(
                 f"{option} {name}={given[name]}: expected an output with a loss,"
-                f" {', '.join(map(repr, names))}, got {name!r}; planner profile --output {name}"
-                " gives it one"
+                f" {', '.join(map(repr, names))}, got {name!r}; planner profile --output"
+                f" {shlex.quote(name)} gives it one"
             )
     return given
 

@@ -5,14 +5,17 @@ value is an `OptionError`. Options of one room stand there: `planner.launcher.op
 `planner.training.options`, `planner.profilers.options`, and the options of each solver.
 """
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
+from pathlib import Path
 
 from planner.artefacts.strategy import ScheduleName
 from planner.support.errors import OptionError
 from planner.support.options import Options, option
-from planner.support.units import parse_bytes
+from planner.support.units import parse_bytes, parse_rate, parse_seconds
 
 DEFAULT_RESERVE_BYTES = 1024**3
 SIZE = 'a size such as "8 GiB"'
@@ -47,6 +50,51 @@ class Recompute(StrEnum):
     AUTO = "auto"
     NONE = "none"
     FULL = "full"
+
+
+@dataclass(frozen=True, slots=True)
+class Devices(Options):
+    """The devices of a topology that are taken."""
+
+    gpus: int | None = option("Take only the first N devices.", least=1, shown="all")
+
+
+@dataclass(frozen=True, slots=True)
+class Asking(Options):
+    """The solvers that are asked, and the limit of their work."""
+
+    solvers: tuple[str, ...] = option(
+        "Solver to ask. May be repeated.", (), flag="--solver", metavar="NAME"
+    )
+    time_limit_s: float = option(
+        "Limit of work, in seconds of an ordinary core. solve gives it to all solvers together,"
+        " compare to each. Reading files and compiling the search do not count.",
+        10.0, flag="--time-limit", parse=partial(parse_seconds, example="30 s"),
+        words='a time such as "30 s"', least=0,
+        metavar="TIME", shown="10s",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Solving(Options):
+    """How plans are compared, and what else is asked of them."""
+
+    model: Path | None = option("ONNX file, if it is not where the profile says.")
+    cost_model: str = option(
+        "Cost model by which plans are compared.", "planner",
+        choices=("planner", "pipedream", "dnn-partitioning", "piper"),
+    )  # fmt: skip
+    bandwidth: float | None = option(
+        'Bandwidth between devices for --cost-model piper, such as "25 GiB/s".',
+        parse=parse_rate, words='a rate such as "25 GiB/s"', above=0, metavar="RATE",
+        shown="the file's",
+    )  # fmt: skip
+    refine: bool = option(
+        "Measure the split operators of the best plan on this machine at their local shapes, until"
+        " no plan is better by these times. The times are added to the profile.",
+        False,
+    )
+    sensitivity: bool = option("Show which link or type of device limits the plan.", False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +165,16 @@ class WhatIf(Options):
         "What if: add a copy of a host, or all hosts of another topology. May be repeated.",
         (), metavar="NAME",
     )  # fmt: skip
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The options as they are typed.
+
+        >>> WhatIf(set=("levels.host.latency=5 us",), drop=("gpu7",)).words
+        ("--set 'levels.host.latency=5 us'", '--drop gpu7')
+        """
+        options = (("--add-host", self.add_host), ("--set", self.set), ("--drop", self.drop))
+        return tuple(f"{flag} {shlex.quote(one)}" for flag, values in options for one in values)
 
 
 def pin(text: str) -> tuple[str, str]:

@@ -197,6 +197,8 @@ class Plan:
         untie: initializers that the user wants to be several; files leave out none.
         batch_norm: the form of the batch normalizations that was profiled and is launched; files
             leave out `FROZEN`.
+        what_if: the options that changed the topology before it was planned for, such as "--set
+            links.nic.bandwidth=200Gbps"; files leave out none.
         losses: the losses that it was made for; empty for one of a model's only output, chosen
             automatically.
 
@@ -236,6 +238,7 @@ class Plan:
     batch_norm: BatchNorm = field(default=BatchNorm.FROZEN, metadata=LEFT_OUT_AS_DEFAULT)
     losses: tuple[LossChoice, ...] = field(default=(), metadata=LEFT_OUT_AS_DEFAULT)
     hosts: tuple[str, ...] = field(default=(), metadata=LEFT_OUT_AS_DEFAULT)
+    what_if: tuple[str, ...] = field(default=(), metadata=LEFT_OUT_AS_DEFAULT)
 
     def __post_init__(self) -> None:
         if text := "\n".join((*self._words(), *self._numbers(), *self._stages())):

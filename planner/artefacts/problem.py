@@ -63,7 +63,7 @@ class Result:
         strategy: None exactly if the status is infeasible or unknown.
         bound_s: no strategy in its space is better, by its own objective; None if it has no bound.
         space: the space that status and bound speak of.
-        reason: why there is no strategy.
+        reason: why there is no strategy, or why it leaves devices idle.
         reproducible: False where the brake or the user cut the search.
         others: strategies that are nearly as good by the solver's own objective; the judge may
             find one of them better.

@@ -36,7 +36,7 @@ def calibrate(traces: tuple[Path, ...], runs: Runs, as_json: bool) -> None:
 
     \b
     planner launch strategy.json --nproc 2 --trace run1.json
-    planner calibrate run1.json run2.json --profile profiles/gpt2.json --topology cluster.yaml
+    planner calibrate run1.json run2.json --profile gpt2 --topology two.yaml
 
     The corrections belong to the devices and to types of operators, not to one model: the speed of
     operators inside a run, the times of the loss, of launching and of posting transfers, and

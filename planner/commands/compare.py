@@ -10,28 +10,25 @@ from typing import TYPE_CHECKING
 import click
 
 from planner import api
-from planner.api import Search, Training, WhatIf
+from planner.api import Asking, Search, Training, WhatIf
 from planner.commands.errors import NO_PLAN
 from planner.commands.options import (
     JSON,
     OPERATORS,
-    Asking,
     InputNames,
+    check_given_solvers,
     file_option,
     names_of,
     searching,
     solver_list,
     takes,
 )
-from planner.commands.terminal import bar, say, show, spinner
+from planner.commands.terminal import bar, console, say, show, spinner
 from planner.support.errors import OptionError
 from planner.support.options import Options, given, option
 
 if TYPE_CHECKING:
     from planner.api import Model, Plans, Trial
-
-# Columns of the longest bar.
-BAR_WIDTH = 48
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +70,8 @@ def compare(
 
     \b
     planner compare --gpus 4 --topology p3.yaml
-    planner compare --profile profiles/gpt2.json --gpus 4 --objective latency --microbatches 1
-    planner compare --solver heft --solver netsplit --time-limit 60s --csv rows.csv
+    planner compare --profile gpt2 --gpus 4 --objective latency --microbatches 1
+    planner compare --solver heft --solver netsplit --time-limit 60s --csv r.csv
     planner compare --gpus 2 --run 20
 
     Of a profile with several sizes of the microbatch, the largest is taken, or --microbatch-size.
@@ -83,6 +80,7 @@ def compare(
     Exits with 3 if no strategy fits.
     """
     steps = running.run
+    check_given_solvers(asking.solvers, api.automatic())
     inputs = names.read(quiet=as_json, model=running.model, with_model=steps is not None)
     if steps is not None and inputs.model is None:
         raise OptionError(
@@ -90,7 +88,7 @@ def compare(
             " with --model FILE"
         )
     api.check_outputs({"table": csv_path}, inputs.paths)
-    with spinner(len(inputs.topology.devices)) as progress:
+    with spinner() as progress:
         plans = api.compare(
             inputs, training=training, search=search, what_if=what_if, progress=progress,
             **given(asking),
@@ -110,6 +108,7 @@ def compare(
 def print_plans(plans: "Plans") -> None:
     """The table, bars and the winner."""
     from planner.reports.plans import (
+        calibration_lines,
         compare_bars,
         comparison_table,
         reason_lines,
@@ -119,9 +118,12 @@ def print_plans(plans: "Plans") -> None:
 
     comparison = plans.comparison
     show(comparison_table(comparison))
+    notes = (
+        *calibration_lines(comparison), *reason_lines(comparison), *unfit_lines(comparison),
+    )  # fmt: skip
     for line in (
-        *compare_bars(comparison, BAR_WIDTH),
-        *(f"note: {line}" for line in (*reason_lines(comparison), *unfit_lines(comparison))),
+        *compare_bars(comparison, console().width),
+        *(f"note: {line}" for line in notes),
         *filter(None, [winner_line(comparison)]),
     ):
         say(line)

@@ -32,13 +32,23 @@ class Mistake(click.ClickException):
             super().show(file)
 
 
-class Commands(click.Group):
+class Listed(click.Group):
+    """A group whose help has a whole sentence for each of its commands."""
+
+    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
+        """Adds a command, with the first sentence of its help for the list."""
+        sentence = " ".join((cmd.help or "").split("\n\n")[0].split()).partition(". ")[0]
+        cmd.short_help = f"{sentence.removesuffix('.')}."
+        super().add_command(cmd, name)
+
+
+class Commands(Listed):
     """Turns the library's errors, and the system's, into click's, in this one place."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Runs a command."""
         try:
-            with warnings_of_caches(), tidying_up():
+            with words_of_caches(), tidying_up():
                 return super().invoke(ctx)
         except PlannerError as error:
             _fail(ctx, Mistake(str(error)), error)
@@ -58,35 +68,38 @@ class Commands(click.Group):
 
 def _fail(ctx: click.Context, error: click.ClickException, cause: BaseException | None) -> NoReturn:
     """Shows an error: click does, but of several ranks only the first one."""
-    rank = api.ending.here()
+    rank = api.rank.current_rank()
     if rank is None:
         raise error from cause
-    with rank.speaking() as has_the_word:
-        if has_the_word:
+    with rank.reporter_lock() as is_reporter:
+        if is_reporter:
             error.show()
     ctx.exit(error.exit_code)
 
 
-class Warnings(logging.Handler):
-    """Warnings as lines on standard error."""
+class Said(logging.Handler):
+    """Warnings and notes as lines on standard error."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Shows one."""
-        say(f"warning: {record.getMessage()}", err=True)
+        kind = "warning" if record.levelno >= logging.WARNING else "note"
+        say(f"{kind}: {record.getMessage()}", err=True)
 
 
 @contextmanager
-def warnings_of_caches() -> Iterator[None]:
-    """Shows meanwhile what is wrong with caches, once for all ranks."""
+def words_of_caches() -> Iterator[None]:
+    """Shows meanwhile what is wrong with caches, and that kernels are compiled: one rank does."""
     logger = logging.getLogger("planner.support.caches")
-    handler = Warnings(logging.WARNING if os.environ.get("RANK", "0") == "0" else logging.CRITICAL)
-    before, logger.propagate = logger.propagate, False
+    handler = Said(logging.INFO if os.environ.get("RANK", "0") == "0" else logging.CRITICAL)
+    propagate, level, logger.propagate = logger.propagate, logger.level, False
     logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
     try:
         yield
     finally:
         logger.removeHandler(handler)
-        logger.propagate = before
+        logger.setLevel(level)
+        logger.propagate = propagate
 
 
 def abandon_output() -> None:
@@ -106,7 +119,7 @@ def ranks_leave_at_once() -> Iterator[None]:
     Python is ending by then, the process is aborted
     (https://github.com/pytorch/pytorch/issues/38228), and torchrun calls the run failed.
     """
-    rank = api.ending.enter()
+    rank = api.rank.enter()
     try:
         yield
     except SystemExit as end:
@@ -122,19 +135,18 @@ def one_of_several() -> Iterator[None]:
     """Ends a rank quietly if another one says why: the one that failed, the launcher, or the first
     one after Ctrl-C. A rank that was killed cannot say why; under torchrun another one does.
     """
-    ctx, rank = click.get_current_context(), api.ending.here()
+    ctx, rank = click.get_current_context(), api.rank.current_rank()
     try:
         yield
     except Stopped:
         if rank is None:
             raise
-        if not rank.launched:
-            with rank.speaking() as has_the_word:
-                if has_the_word:
-                    Mistake(rank.loss()).show()
-            rank.end_children_of_missing()
-        ctx.exit(api.ending.LEFT)
+        with rank.reporter_lock(of_an_end=True) as is_reporter:
+            if is_reporter:
+                Mistake(rank.lost_rank_message()).show()
+        rank.end_children_of_lost_ranks()
+        ctx.exit(api.rank.LEFT)
     except KeyboardInterrupt:
-        if rank is None or (rank.rank == 0 and not rank.launched):
+        if rank is None or (rank.rank == 0 and not rank.has_launcher):
             raise
         ctx.exit(STOPPED)

@@ -45,7 +45,7 @@ def export(factory: str, output: Path, options: Exporting, as_json: bool) -> Non
     """Writes a PyTorch module as an ONNX file whose training is the module's training.
 
     FACTORY is a function without arguments that returns the module and example inputs: a tensor, a
-    tuple of tensors, or a dict of tensors by argument. MODULE may be a .py file in this folder.
+    tuple of tensors, or a dict of tensors by argument. MODULE is a module or a .py file.
 
     \b
     planner export nets:resnet -o resnet.onnx

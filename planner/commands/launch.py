@@ -77,7 +77,6 @@ def launch(
     torchrun --nproc-per-node 8 --no-python planner launch strategy.json
     planner launch strategy.json --nproc 8 --steps 20
 
-    \b
     --data names a function without parameters that returns a dataset: its samples, or the batches
     of its DataLoader, are those of a loop on one device, and every rank reads its own part. Or it
     names a function (step, microbatch, inputs) -> (tensors by input name, target), where inputs

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
@@ -14,12 +15,22 @@ from planner import api
 from planner.api import SOLVERS, Search, load_operators
 from planner.commands.terminal import say
 from planner.support.errors import UnitError
-from planner.support.options import Form, Option, Options, checked, declared, given, option
-from planner.support.units import parse_seconds
+from planner.support.options import (
+    Form,
+    Option,
+    Options,
+    checked,
+    declared,
+    given,
+    option,
+    typed_as,
+)
 
 if TYPE_CHECKING:
     from planner.api import Inputs
 
+HELP_WIDTH = 76
+"""Columns of a block of a help text that click does not wrap, on a terminal of 80."""
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -101,9 +112,16 @@ def metavar(one: Option) -> str:
     return one.metavar or (f"[{'|'.join(one.choices)}]" if one.choices else usual)
 
 
+SEARCH_KINDS: tuple[type[Options], ...] = (
+    Search,
+    *dict.fromkeys(one.options for one in SOLVERS.values() if one.options is not None),
+)
+"""The types of options of searches: those of all solvers, and each solver's own."""
+
+
 def searching(command: Command) -> Command:
     """A decorator: the command gets a `Search`, with the own options of all solvers."""
-    kinds = [*dict.fromkeys(one.options for one in SOLVERS.values() if one.options is not None)]
+    kinds = SEARCH_KINDS[1:]
 
     @wraps(command)
     def with_search(*arguments: Any, search: Search, **given: Any) -> Any:
@@ -117,27 +135,32 @@ def searching(command: Command) -> Command:
     return cast(Command, takes(Search, "search")(decorated))
 
 
-def given_flags(*kinds: type[Options], without: Collection[str] = ()) -> list[str]:
-    """The flags of the options of some types that the user has given to this command.
+def given_flags(*kinds: type[Options], without: Collection[str] = ()) -> dict[str, str]:
+    """The options that the user has given to this command, as they are typed, by their fields.
 
     Args:
+        kinds: the types of the options.
         without: names of fields that are left out.
     """
     ctx = click.get_current_context()
-    names = {name for kind in kinds for name in declared(kind)} - {*without}
-    return [
-        "/".join([*param.opts, *param.secondary_opts])
-        for param in ctx.command.params
-        if param.name in names
-        and ctx.get_parameter_source(param.name) is not ParameterSource.DEFAULT
-    ]
+    return {
+        name: typed_as(one, ctx.params[name])
+        for kind in kinds
+        for name, one in declared(kind).items()
+        if name not in without
+        and ctx.get_parameter_source(name) not in (None, ParameterSource.DEFAULT)
+    }
 
 
-@dataclass(frozen=True, slots=True)
-class Devices(Options):
-    """The devices of a topology that are taken."""
+def check_given_solvers(solvers: Sequence[str], usual: Sequence[str]) -> None:
+    """Refuses options that the user has given to this command, and that are of other solvers.
 
-    gpus: int | None = option("Take only the first N devices.", least=1, shown="all")
+    Args:
+        solvers: that are named.
+        usual: that are asked where none is named, besides those with options that ask for them.
+    """
+    optional = (name for name, solver in SOLVERS.items() if solver.needs_options)
+    api.check_solvers(solvers or (*usual, *optional), given_flags(*SEARCH_KINDS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +169,7 @@ class InputNames(Options):
 
     profile: str | None = option(
         "Profile to plan for: a file, or a name in ./profiles.", metavar="FILE",
-        shown="the newest there, if all are of one model",
+        shown="the newest there for the topology's devices, if all are of one model",
     )  # fmt: skip
     gpus: int | None = option("Use the first N devices.", least=1, shown="all")
     topology: str = option(
@@ -168,21 +191,6 @@ class InputNames(Options):
         for note in inputs.notes:
             say(note, err=quiet)
         return inputs
-
-
-@dataclass(frozen=True, slots=True)
-class Asking(Options):
-    """The solvers that are asked, and the limit of their work."""
-
-    solvers: tuple[str, ...] = option(
-        "Solver to ask: NAME. May be repeated.", (), flag="--solver", metavar="NAME"
-    )
-    time_limit_s: float = option(
-        "Limit of work, in seconds of an ordinary core: of all solvers together, in compare of"
-        " each.",
-        10.0, flag="--time-limit", parse=parse_seconds, words='a time such as "30 s"', least=0,
-        metavar="TIME", shown="10s",
-    )  # fmt: skip
 
 
 def _load_operators(ctx: click.Context, parameter: object, modules: tuple[str, ...]) -> None:
@@ -225,7 +233,13 @@ def names_of(default: Sequence[str]) -> str:
 
 
 def solver_list() -> str:
-    """All solvers with a line each, for the end of a help text."""
+    """All solvers with their summaries, for the end of a help text."""
     width = max(map(len, SOLVERS))
-    lines = (f"  {name:{width}}  {solver.summary}" for name, solver in SOLVERS.items())
+    lines = (
+        fill(
+            solver.summary, HELP_WIDTH, initial_indent=f"  {name:{width}}  ",
+            subsequent_indent=" " * (width + 4),
+        )
+        for name, solver in SOLVERS.items()
+    )  # fmt: skip
     return "\n".join(("\b", "Solvers:", *lines))

@@ -81,7 +81,7 @@ def profile(
 
     \b
     planner profile gpt2.onnx --batch 4 --dim seq=512 --device A100-SXM4-80GB
-    planner profile profiles/gpt2.json --device V100-SXM2-16GB -o profiles/gpt2-v100.json
+    planner profile profiles/gpt2.json --device V100-SXM2-16GB -o gpt2-v100.json
     """
     device, engine, dtype = measuring.device, measuring.engine, measuring.dtype
     path = path or api.profile_path(model, device=device, engine=engine, dtype=dtype)
@@ -112,7 +112,7 @@ def profile(
 def refuse_options_of_models() -> None:
     """Refuses options that say how to measure a model, where a profile is only rescaled."""
     kinds = (Sizes, ModelOptions, LossOptions, Measuring, Comparing)
-    for flag in given_flags(*kinds, without={"device"}):
+    for flag in given_flags(*kinds, without={"device"}).values():
         raise OptionError(
             f"{flag} is for an ONNX model; a profile is rescaled to another type of device as it is"
         )

@@ -114,13 +114,20 @@ def _ignore_signals() -> None:
 
 
 def _handle(number: int, frame: FrameType | None) -> None:
-    """Acts on a signal. Python swallows an exception where there is nobody to take it, as in the
-    callbacks of an import or a destructor; then the signal comes again a little later.
+    """Acts on a signal. Python swallows an exception where there is nobody to take it, as in a
+    destructor; then the signal comes again a little later.
     """
-    if _state is _State.LOADING:
+    if _state is _State.LOADING or (_state is _State.RUNNING and _imports(frame)):
         _say_and_exit(128 + number)
     if _state is _State.RUNNING:
         raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
+
+
+def _imports(frame: FrameType | None) -> bool:
+    """Whether a module is being imported: a command loads its libraries when it needs them."""
+    while frame is not None and frame.f_code.co_filename != "<frozen importlib._bootstrap>":
+        frame = frame.f_back
+    return frame is not None
 
 
 def _again(swallowed: "sys.UnraisableHookArgs") -> None:

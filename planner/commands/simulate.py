@@ -12,7 +12,7 @@ from planner import api
 from planner.api import Manual, Training, WhatIf
 from planner.commands.errors import NO_PLAN
 from planner.commands.options import JSON, InputNames, given_flags, takes
-from planner.commands.terminal import say, say_if_compiling, show, show_chart
+from planner.commands.terminal import say, say_note, show, show_chart
 from planner.support.errors import OptionError
 from planner.support.options import Options, given, option
 
@@ -59,8 +59,8 @@ def simulate(
 
     \b
     planner simulate strategy.json --gantt --trace trace.json
-    planner simulate strategy.json --microbatches 64 --set links.nic.bandwidth=200Gbps
-    planner simulate --profile profiles/gpt2.json --topology p3 --cuts node_view_46 --replicas 2,1
+    planner simulate strategy.json --set links.nic.bandwidth=200Gbps
+    planner simulate --profile gpt2 --topology p3 --cuts node_view_46
 
     The profile of a strategy is the file that it was made from, else the newest in ./profiles;
     --profile gives another file. Its topology is found by its name; --topology gives another one.
@@ -77,10 +77,10 @@ def simulate(
         simulated = partial(own, inputs, training=training)
     else:
         inputs = read_strategy(strategy, names)
+        say_note(what_if_note(inputs.plan, strategy, names.topology, what_if))
         changed = {n: value for n, value in given(training).items() if n in FOR_A_STRATEGY}
         simulated = partial(api.simulate, inputs, **changed)
     api.check_outputs({"trace": trace_path, "picture": svg_path}, inputs.paths)
-    say_if_compiling(len(inputs.topology.devices))
     simulation = simulated(what_if=what_if)
     if simulation.plan is None:
         say(f"the cuts given do not fit: {simulation.reason}", err=True)
@@ -107,14 +107,27 @@ def read_strategy(strategy: Path, names: InputNames) -> "Inputs":
     Raises:
         OptionError: if there are options that contradict a strategy.
     """
-    for flag in given_flags(InputNames, Training, Manual, without=FOR_A_STRATEGY):
+    for flag in given_flags(InputNames, Training, Manual, without=FOR_A_STRATEGY).values():
         raise OptionError(f"{flag} is for your own cuts; a strategy says it itself")
-    other = "--topology" in given_flags(InputNames)
+    other = "topology" in given_flags(InputNames)
     return api.read_plan_inputs(
         strategy,
         profile=names.profile,
         topology=names.topology if other else None,
         calibration=names.calibration,
+    )
+
+
+def what_if_note(plan: "Plan | None", strategy: Path, topology: str, what_if: WhatIf) -> str | None:
+    """A note that a plan for a changed topology is simulated without these changes."""
+    planned = () if plan is None else plan.what_if
+    if not planned or planned == what_if.words:
+        return None
+    changes = " ".join(planned)
+    return (
+        f"{strategy} was planned with {changes}, and is simulated with"
+        f" {' '.join(what_if.words) or 'no change'}; to simulate it as it was planned: planner"
+        f" simulate {strategy} --topology {topology} {changes}"
     )
 
 

@@ -2,29 +2,30 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from planner import api
-from planner.api import Search, Training, WhatIf
+from planner.api import Asking, Search, Solving, Training, WhatIf
 from planner.commands.errors import NO_PLAN
 from planner.commands.options import (
     JSON,
     OPERATORS,
-    Asking,
+    SEARCH_KINDS,
     InputNames,
+    check_given_solvers,
     file_option,
+    given_flags,
     names_of,
     searching,
     solver_list,
     takes,
 )
 from planner.commands.terminal import say, say_note, show, spinner
-from planner.support.options import Options, given, option
-from planner.support.units import parse_rate
+from planner.support.options import given
 
 if TYPE_CHECKING:
     from planner.api import (
@@ -39,28 +40,7 @@ if TYPE_CHECKING:
 
 # Cost models that plan for graphs of their own, with solvers of their own.
 FOREIGN = ("dnn-partitioning", "piper")
-
-
-@dataclass(frozen=True, slots=True)
-class Solving(Options):
-    """How plans are compared, and what else is asked of them."""
-
-    model: Path | None = option("ONNX file, if it is not where the profile says.")
-    cost_model: str = option(
-        "Cost model by which plans are compared.", "planner",
-        choices=("planner", "pipedream", *FOREIGN),
-    )  # fmt: skip
-    bandwidth: float | None = option(
-        'Bandwidth between devices for --cost-model piper, such as "25 GiB/s".',
-        parse=parse_rate, words='a rate such as "25 GiB/s"', above=0, metavar="RATE",
-        shown="the file's",
-    )  # fmt: skip
-    refine: bool = option(
-        "Measure the split operators of the best plan on this machine at their local shapes, until"
-        " no plan is better by these times. The times are added to the profile.",
-        False,
-    )
-    sensitivity: bool = option("Show which link or type of device limits the plan.", False)
+OUTPUT = {"output": "-o"}
 
 
 @click.command(epilog=solver_list())
@@ -91,29 +71,26 @@ def solve(
 
     \b
     planner solve --gpus 8 --topology p3.yaml
-    planner solve --profile profiles/gpt2.json --gpus 2 --microbatches 8 --optimizer adam
-    planner solve --profile vgg16.txt --topology levels.yaml --cost-model pipedream
-    planner solve --profile bert.json --gpus 512 --cost-model piper --bandwidth "25 GiB/s"
+    planner solve --profile gpt2 --gpus 2 --microbatches 8 --optimizer adam
+    planner solve --profile vgg16.txt --topology four.yaml --cost-model pipedream
+    planner solve --profile bert.json --cost-model piper --bandwidth "25 GiB/s"
 
     What if the cluster were another one? The changed one is planned for, beside the present one:
 
     \b
-    planner solve --topology p3 --set links.gpu0-gpu1.bandwidth="50 GB/s" --sensitivity
+    planner solve --topology p3 --set links.gpu0-gpu1.bandwidth="50 GB/s"
     planner solve --topology p3 --set devices.gpu3.type=T4 --drop gpu7
-    planner solve --topology four.yaml --add-host host0 --set levels.host.bandwidth=200Gbps
+    planner solve --topology four.yaml --add-host host0 --sensitivity
 
     Exits with 3 if no strategy fits.
     """
     cost_model = solving.cost_model
-    api.check_cost_model(
-        cost_model, training, search, asking.solvers, what_if=what_if, refine=solving.refine,
-        sensitivity=solving.sensitivity, bandwidth=solving.bandwidth,
-    )  # fmt: skip
+    check_given(cost_model, asking.solvers)
     if cost_model in FOREIGN:
         ctx.exit(solve_foreign(names, solving, asking, training, search, as_json))
     inputs = names.read(quiet=as_json, model=solving.model, with_model=True)
     older = api.check_outputs({"strategy": output}, inputs.paths)
-    with spinner(len(inputs.topology.devices)) as progress:
+    with spinner() as progress:
         plans = api.solve(
             inputs, training=training, search=search, **given(asking), cost_model=cost_model,
             what_if=what_if, refine=solving.refine, model=solving.model, progress=progress,
@@ -126,6 +103,16 @@ def solve(
     if plans.plan is None:
         ctx.exit(NO_PLAN)
     print_left_over(output, written, as_json)
+
+
+def check_given(cost_model: str, solvers: tuple[str, ...]) -> None:
+    """Refuses options that are given, and that neither the cost model nor a solver takes."""
+    flags = given_flags(InputNames, Solving, Asking, Training, WhatIf, *SEARCH_KINDS)
+    output = click.get_current_context().get_parameter_source("output")
+    api.check_model(cost_model, flags | ({} if output is ParameterSource.DEFAULT else OUTPUT))
+    if cost_model not in FOREIGN:
+        alone = () if cost_model == "planner" else (cost_model,)
+        check_given_solvers(solvers or alone, api.portfolio())
 
 
 def write(
@@ -263,7 +250,9 @@ def print_written(written: Sequence[Path], num_ranks: int) -> None:
     if partition:
         say(f"wrote {strategy} and {partition[0]}")
     else:
-        say(f"wrote {strategy}; no annotated model, because the model is not at hand (--model)")
+        say(f"wrote {strategy}; no annotated model, because the model is not at hand")
+        say("to run the strategy, solve again with --model FILE.onnx, for launch reads the model")
+        return
     for line in run_lines(strategy, num_ranks):
         say(line)
 
@@ -296,11 +285,15 @@ def solve_foreign(
         published_table,
     )
 
-    with spinner(names.gpus) as progress:
+    profile: str | Path | None = names.profile
+    if profile is None:
+        profile = api.newest_profile(topology=names.topology)
+        say(f"profile {profile}", err=as_json)
+    with spinner() as progress:
         progress(solving.cost_model)
         comparison = api.solve_under(
             solving.cost_model,
-            names.profile or api.newest_profile(),
+            profile,
             topology=names.topology,
             gpus=names.gpus,
             training=training,

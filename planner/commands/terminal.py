@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from planner import api
 from planner.support.printable import printable, printable_lines
 
 if TYPE_CHECKING:
@@ -132,29 +131,33 @@ def _command(line: str) -> tuple[str, bool]:
 
 def show(table: "Table") -> None:
     """Prints a table; where it is too wide, with heads of several lines, then with fewer columns,
-    so that no number and no name is broken. Columns that are left out are named below it.
+    which are named below it, then in parts. So no number is broken, and a name only where a part
+    of two columns is too wide.
     """
     screen = console()
     roomy = screen.options.update(width=10 * PIPED_WIDTH)
-    drawn, missing = draw(table, tall=False), []
-    giving_way = sorted((c for c in table.columns if c.gives_way), key=lambda c: c.gives_way)
-    for column in (None, *giving_way):
-        if screen.measure(drawn, options=roomy).minimum <= screen.width:
+
+    def fits(table: "Table", *, tall: bool = True) -> bool:
+        return screen.measure(draw(table, tall=tall), options=roomy).minimum <= screen.width
+
+    tall, missing = not fits(table, tall=False), []
+    for column in sorted((c for c in table.columns if c.gives_way), key=lambda c: c.gives_way):
+        if not tall or fits(table):
             break
-        if column is not None:
-            table = table.without(column)
-            missing.append(column.head or "")
-        drawn = draw(table, tall=True)
-    screen.print(drawn)
+        table = table.only([one for one in table.columns if one is not column])
+        missing.append(column.head or "")
+    for part in table.parts(fits) if tall else [table]:
+        screen.print(draw(part, tall=tall, folds=tall and not fits(part)))
     if missing:
         say(f"not shown, for lack of room: {', '.join(missing)} (in a wider terminal, or --json)")
 
 
-def draw(table: "Table", *, tall: bool) -> "RichTable":
+def draw(table: "Table", *, tall: bool, folds: bool = False) -> "RichTable":
     """A table for rich. Only text after the first column is wrapped.
 
     Args:
         tall: whether heads are no wider than the cells below them, as far as words allow.
+        folds: whether the names in the first column may be broken.
     """
     from rich import box
     from rich.table import Table as RichTable
@@ -166,7 +169,7 @@ def draw(table: "Table", *, tall: bool) -> "RichTable":
         width = max((len(row[index]) for row in table.rows), default=0)
         if tall:
             head = textwrap.fill(head, max(1, width), break_long_words=False)
-        whole = index == 0 or not column.left
+        whole = not column.left or (index == 0 and not folds)
         # Other text is wrapped between words, so it needs room for its longest one.
         words = [word for row in table.rows for word in row[index].split()]
         least = width if whole else min(MAX_WORD, max(map(len, words), default=0))
@@ -234,22 +237,11 @@ class SolverLog(logging.Handler):
             self.show_state(record.getMessage())
 
 
-def say_if_compiling(num_devices: int | None) -> None:
-    """Says why the first solve of a version takes longer. On one device nothing is searched.
-
-    Args:
-        num_devices: that are planned for; None where it is not known.
-    """
-    if num_devices != 1 and not api.is_compiled():
-        say("compiling the search, once per version: up to a minute", err=True)
-
-
 @contextmanager
-def spinner(num_devices: int | None) -> Iterator[Callable[[str], None]]:
+def spinner() -> Iterator[Callable[[str], None]]:
     """Shows which solver is at work and its state, on standard error; only warnings, where that is
     no terminal. It gives the callback for the name of the solver.
     """
-    say_if_compiling(num_devices)
     if not sys.stderr.isatty():
         with listening(lambda state: None, logging.WARNING):
             yield lambda name: None

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import click
 
 from planner import api
-from planner.api import Importing, Probing
-from planner.commands.errors import one_of_several
-from planner.commands.options import JSON, JSON_OF_RANK_0, NPROC, Devices, file_option, takes
+from planner.api import Devices, Importing, Probing
+from planner.commands.errors import Listed, one_of_several
+from planner.commands.options import JSON, JSON_OF_RANK_0, NPROC, file_option, takes
 from planner.commands.terminal import bar, say, show
 from planner.support.options import given
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from planner.api import Probed, Topology
 
 
-@click.group()
+@click.group(cls=Listed)
 def topology() -> None:
     """Lists, shows, imports and measures clusters.
 

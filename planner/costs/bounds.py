@@ -36,7 +36,7 @@ from planner.costs.operators import (
 from planner.costs.stage_memory import own_limit_bytes, static_bytes
 from planner.costs.stage_pass import shortest_part_s
 from planner.support.arrays import Floats
-from planner.support.units import format_bytes
+from planner.support.units import format_bytes, format_bytes_apart
 
 
 def lower_bound_s(problem: Problem) -> float:
@@ -272,9 +272,10 @@ def memory_shortage(problem: Problem) -> str | None:
     )
     if need <= room:
         return None
+    takes, there = format_bytes_apart(need, room)
     return (
-        f"parameters, gradients and optimizer state alone take {format_bytes(need)}; all devices"
-        f" together have {format_bytes(room)} beside the reserve of {format_bytes(reserve)} each"
+        f"parameters, gradients and optimizer state alone take {takes}; all devices"
+        f" together have {there} beside the reserve of {format_bytes(reserve)} each"
     )
 
 

@@ -27,7 +27,7 @@ from planner.schedules.dry_run import dry_run, meshes_of
 from planner.schedules.flows import flow, steady_minibatches
 from planner.schedules.program import program
 from planner.support.memo import remembered
-from planner.support.units import format_bytes
+from planner.support.units import format_bytes, format_bytes_apart
 
 # Work per second of an ordinary core: operators priced, those of split stages, actions of a program
 # made and simulated, and computations listed of devices that run several stages. Measured on a core
@@ -203,12 +203,12 @@ def _shortage(
         if len(stages) == 1
         else f"stages {', '.join(map(str, stages))} together need"
     )
-    parts, limit = memory[device], limit_bytes(problem, used, device)
+    parts, name = memory[device], problem.topology.devices[device].name
+    need, room = format_bytes_apart(parts.total_bytes, limit_bytes(problem, used, device))
     versions = f" versions {format_bytes(parts.version_bytes)}," if parts.version_bytes else ""
     return (
-        f"{who} {format_bytes(parts.total_bytes)} per device, the limit is"
-        f" {format_bytes(limit)} (parameters {format_bytes(parts.parameter_bytes)},{versions}"
-        f" gradients"
+        f"{who} {need} on {name}, the limit is {room}"
+        f" (parameters {format_bytes(parts.parameter_bytes)},{versions} gradients"
         f" {format_bytes(parts.gradient_bytes)}, optimizer {format_bytes(parts.optimizer_bytes)},"
         f" stash {format_bytes(parts.stash_bytes)}, buffers {format_bytes(parts.buffer_bytes)},"
         f" workspace {format_bytes(parts.workspace_bytes)}, reserve"

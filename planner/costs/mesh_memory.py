@@ -1,5 +1,5 @@
 """Bytes that conversions take while they run, as the launcher does them on CPUs
-(`launcher/split/convert.py`): what was cut along another dimension than the first lies in another
+(`launcher/mesh/convert.py`): what was cut along another dimension than the first lies in another
 order in the buffers of a collective, so that it is copied on its way there or from there.
 """
 
@@ -121,7 +121,7 @@ def _is_scattered(shape: Sequence[int], n: int, cut: str) -> bool:
 
 def scatter_bytes(stage: Stage, graph: Graph) -> int:
     """The most bytes that are taken when the gradients of a bucket become those of parts that are
-    stepped (`launcher/split/states.py`): all that are cut in the same way go together, in a buffer
+    stepped (`launcher/mesh/shards.py`): all that are cut in the same way go together, in a buffer
     to send, one that comes, and the sum of its parts.
     """
     steps, mesh, most = state_steps(stage, graph), _mesh(stage), 0

@@ -1,28 +1,27 @@
 """Running a strategy with PyTorch: one process per device, each with its own action list.
 
-    processes.py  starting the processes, and ending them
-    ending.py     which rank says why a launch ends; no rank outlives the launcher
-    failures/     ranks that die, hang or raise
-    options.py    the options of the loop of a training
-    source.py     which file the model is read from, and whether it is the plan's
-    job.py        strategy.json -> what is trained, known before the ranks meet
-    part.py       -> the stages and parameters of this device
-    store.py      what all ranks read and write before they are connected
-    handshake.py  whether all ranks are of one launch
-    greeting.py   what a rank says of itself in the handshake
-    seats.py      which rank runs which device: hosts of the plan on hosts
-    world.py      ranks, process groups, transfers and all-reduces between devices
-    exchange.py   tensors sent with the order of their dimensions
-    runtime.py    the loop over the actions
-    gradients.py  flat gradient buffers, optimizers
-    rates.py      the learning rate of each step
-    updates.py    scaling, clipping and skipping, which all ranks decide together
-    feed.py       synthetic data and the user's own
-    sums.py       sums of gradients, started within the backward that makes them
-    split/        stages whose operators are split over the devices of a mesh
-    clocks.py     times of all ranks on rank 0's clock
-    probe.py      measured transfers and all-reduces of the cluster itself
+    failures/        starting ranks, and ending them; ranks that die, hang or raise
+    options.py       the options of the loop of a training
+    source.py        which file the model is read from, and whether it is the plan's
+    job.py           strategy.json -> what is trained, known before the ranks meet
+    seating.py       which rank runs which device: hosts of the plan on hosts
+    rendezvous.py    this process among the ranks; whether all are of one launch; how they join
+    batch.py         the data of a microbatch
+    transfers.py     tensors between two devices: channels, order in memory, parts
+    groups.py        process groups, and what all ranks do together
+    mesh/            stages whose operators are split over the devices of a mesh
+    stage.py         the forward and backward of a stage
+    gradients.py     flat gradient buffers, and their sums within the backward that makes them
+    device_part.py   `TrainingJob` -> the stages and parameters of this device
+    versions.py      versions of weights
+    rates.py         the learning rate of each step
+    updates.py       the optimizer's step: scaling, clipping and skipping
+    executor.py      the loop over the actions, and a step of a training
+    asynchronous.py  flows of an asynchronous schedule
+    clocks.py        times of all ranks on rank 0's clock
+    probe.py         measured transfers and all-reduces of the cluster itself
 
-`planner.training.run.launch` runs inside every process; `planner.launcher.processes.start_ranks`
-starts them. This file imports neither, because torch takes a second to import.
+`planner.training.launch.launch` runs inside every process;
+`planner.launcher.failures.monitor.start_ranks` starts them. This file imports neither, because
+torch takes a second to import.
 """

@@ -1,97 +1,89 @@
-"""The gradients of one device in flat buffers, and the optimizers."""
+"""`GradientBuckets`: the gradients of one device in flat buffers, and their sums over devices."""
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from itertools import groupby
+from functools import partial
 
 import torch
 from torch import Tensor
-from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from planner.artefacts.options import Optimizer as OptimizerName
 from planner.artefacts.strategy import GradientSum
+from planner.launcher import clocks
+from planner.launcher.groups import Groups
+from planner.launcher.mesh.shards import OptimizerShards
+from planner.launcher.transfers import PostedTransfer
+from planner.schedules.actions import Action, AllReduce, Compute, Direction
 
-DEFAULT_LEARNING_RATES: Mapping[OptimizerName, float] = {
-    OptimizerName.SGD: 0.01, OptimizerName.MOMENTUM: 0.01,
-    OptimizerName.ADAM: 1e-3, OptimizerName.ADAMW: 1e-3,
-}  # fmt: skip
+NO_SUM = -1
+"""The bucket of gradients that only one device has."""
 
 
-class GradientBuffers:
+class GradientBuckets:
     """The gradients of a device's parameters, in one flat buffer per bucket and dtype.
 
     Every parameter's gradient is a view into its buffer, so that microbatches accumulate in place
-    and an all-reduce needs no copy.
+    and an all-reduce needs no copy. Buckets are summed one after the other over the devices that
+    have them, in the order of the action list, as the simulator has it
+    (`schedules/rules_kernels.py`). A sum starts when the backward before it has made all gradients
+    of the bucket, or when the device comes to its action.
 
     Args:
         parameters: the device's trainable parameters, by name.
         sums: the buckets of the whole program, each once (`buckets`); those of other devices are
             left out.
-        device: index of the device in the topology.
-        shards: by name, tensors that have the gradients of their parts of parameters besides.
-        silent: names of parameters whose gradients another device gives to their sums.
+        groups: the other devices.
+        shards: of its parameters; None where there are none.
+        non_contributing: parameters whose gradients another device contributes to their sums.
     """
 
     def __init__(
-        self,
-        parameters: Mapping[str, Tensor],
-        sums: Sequence[GradientSum],
-        device: int,
-        shards: Mapping[str, Tensor] = {},
-        silent: Collection[str] = (),
-    ) -> None:
+        self, parameters: Mapping[str, Tensor], sums: Sequence[GradientSum], groups: Groups,
+        shards: OptimizerShards | None = None, non_contributing: Collection[str] = (),
+    ) -> None:  # fmt: skip
+        self._sums, self._groups, self._shards = sums, groups, shards
         sum_of = {
             name: index
             for index, one in enumerate(sums)
-            if device in one.devices
+            if groups.device in one.devices
             for name in one.parameters
         }
-        self._kept_in_parts = frozenset(i for i, one in enumerate(sums) if one.keep)
-        self._silent: dict[int, list[Tensor]] = {}
-        for name in sorted(sum_of.keys() & {*silent}):
-            self._silent.setdefault(sum_of[name], []).append(parameters[name])
+        self._non_contributing: dict[int, list[Tensor]] = {}
+        for name in sorted(sum_of.keys() & {*non_contributing}):
+            self._non_contributing.setdefault(sum_of[name], []).append(parameters[name])
         # Also on one device. A plain loop lets autograd keep the first gradient, which saves
         # zeroing a buffer and adding to it; it was not faster on a CPU, because new memory is
         # mapped in each step.
-        self._buffers: dict[int | None, list[Tensor]] = {}
-        self._parameters: dict[int | None, list[Tensor]] = {}
-        self._listeners: dict[int, Callable[[Tensor], None]] = {}
+        self._buffers: dict[int, list[Tensor]] = {}
+        self._parameters: dict[int, list[Tensor]] = {}
         self._bucket_of = {parameters[name]: index for name, index in sum_of.items()}
         # All members of an all-reduce lay out its buffers alike, by dtype and then by name, though
         # each has parameters besides that the others do not have.
         for index, some in _in_buckets(parameters, sum_of):
             self._buffers.setdefault(index, []).append(_flat(some))
             self._parameters.setdefault(index, []).extend(some)
-        self._parts: dict[int | None, list[Tensor]] = {}
-        for index, some in _in_buckets(shards, sum_of):
-            self._parts.setdefault(index, []).append(_flat(some))
+        self._shard_buffers: dict[int, list[Tensor]] = {}
+        for index, some in _in_buckets({} if shards is None else shards.scattered, sum_of):
+            self._shard_buffers.setdefault(index, []).append(_flat(some))
+        self._closing: dict[Compute, tuple[int, ...]] = {}
+        self._listeners: dict[int, Callable[[Tensor], None]] = {}
+        self._due: deque[int] = deque()  # sums of the backward that runs, which are not started
+        self._missing: dict[int, int] = {}  # how many gradients of each of them are not there yet
+        self._started: dict[int, list[PostedTransfer]] = {}
+        self._free_s = 0.0  # end of the last sum
 
     def buffers(self, index: int) -> Sequence[Tensor]:
         """The buffers of a bucket, one per dtype, in the same order on all devices that have it."""
         return self._buffers[index]
 
-    def parts(self, index: int) -> Sequence[Tensor]:
-        """The buffers of the shards whose parameters are in a bucket, one per dtype."""
-        return self._parts.get(index, ())
+    def everything(self) -> Iterator[Tensor]:
+        """All buffers."""
+        for buffers in (*self._buffers.values(), *self._shard_buffers.values()):
+            yield from buffers
 
-    def is_kept_in_parts(self, index: int) -> bool:
-        """Whether each device keeps a part of the sum of a bucket."""
-        return index in self._kept_in_parts
-
-    def silence(self, index: int) -> None:
-        """Sets the gradients of a bucket to zero that another device gives to the sum."""
-        for parameter in self._silent.get(index, ()):
-            if parameter.grad is not None:
-                parameter.grad.zero_()
-
-    def parameters(self, index: int) -> Sequence[Tensor]:
-        """The parameters whose gradients are in a bucket."""
-        return self._parameters[index]
-
-    def listen(self, index: int, listener: Callable[[Tensor], None]) -> None:
-        """Calls a function whenever a backward has added up a gradient of a bucket."""
-        self._listeners[index] = listener
-        for parameter in self._parameters[index]:
-            _call_after(parameter, listener)
+    def clear(self) -> None:
+        """Sets all gradients to zero, in place."""
+        for buffer in self.everything():
+            buffer.zero_()
 
     def adopt(self, parameter: Tensor, leaf: Tensor) -> None:
         """Adds up the gradients of another tensor in the place of a parameter's.
@@ -100,38 +92,88 @@ class GradientBuffers:
             leaf: stands for the parameter in forward and backward passes.
         """
         leaf.grad = parameter.grad
-        listener = self._listeners.get(self._bucket_of.get(parameter, -1))
+        listener = self._listeners.get(self._bucket_of.get(parameter, NO_SUM))
         if listener is not None:
             _call_after(leaf, listener)
 
-    def everything(self) -> Iterator[Tensor]:
-        """All buffers."""
-        for buffers in (*self._buffers.values(), *self._parts.values()):
-            yield from buffers
+    def follow(self, actions: Sequence[Action]) -> None:
+        """Takes the list of the device that is run next.
 
-    def clear(self) -> None:
-        """Sets all gradients to zero, in place."""
-        for buffer in self.everything():
-            buffer.zero_()
+        Args:
+            actions: all-reduces have the numbers of their buckets.
+        """
+        self._closing = closing_backwards(actions)
+        early = {index for due in self._closing.values() for index in due}
+        for index in sorted(early - self._listeners.keys()):
+            self.listen(index, partial(self._there, index))
+
+    def listen(self, index: int, listener: Callable[[Tensor], None]) -> None:
+        """Calls a function whenever a backward has added up a gradient of a bucket."""
+        self._listeners[index] = listener
+        for parameter in self._parameters[index]:
+            _call_after(parameter, listener)
+
+    def begin(self, compute: Compute) -> None:
+        """A backward is about to begin: sums that come right after it may start within it."""
+        self._due = deque(self._closing.get(compute, ()))
+        self._missing = {index: len(self._parameters[index]) for index in self._due}
+
+    def _there(self, index: int, _: Tensor) -> None:
+        """The backward has added up a gradient of a bucket. Of the sums that are ready, only the
+        next one may start: all members of a group have to start its collectives in one order.
+        """
+        if index in self._missing:
+            self._missing[index] -= 1
+            while self._due and not self._missing[self._due[0]]:
+                self._start(self._due.popleft())
+
+    def _start(self, index: int) -> None:
+        for parameter in self._non_contributing.get(index, ()):
+            if parameter.grad is not None:
+                parameter.grad.zero_()
+        # A reduce-scatter waits until nothing else is done.
+        buffers = () if self._sums[index].keep else self._buffers[index]
+        self._started[index] = [self._groups.start_sum(one, index) for one in buffers]
+
+    def finish(self, index: int) -> tuple[float, float]:
+        """Waits until a bucket is summed; gives start and end on this process's clock."""
+        # The backward has left out a gradient of this bucket, or of one before it.
+        while self._due and index not in self._started:
+            self._start(self._due.popleft())
+        if index not in self._started:
+            self._start(index)
+        posted = self._started.pop(index)
+        if self._sums[index].keep:
+            return self._scattered(index)
+        start_s = max(self._free_s, posted[0].posted_s)
+        self._free_s = max(self._groups.finish(one) for one in posted)
+        return start_s, self._free_s
+
+    def _scattered(self, index: int) -> tuple[float, float]:
+        """A sum of which each device keeps a part: a reduce-scatter over the devices of the mesh,
+        and a sum of the parts over those that keep the same.
+        """
+        start_s = max(self._free_s, clocks.now_s())
+        assert self._shards is not None, "only meshes keep parts"
+        self._shards.scatter(self._sums[index].parameters)
+        if self._groups.sums_parts(index):
+            buffers = self._shard_buffers.get(index, ())
+            for one in [self._groups.start_sum(buffer, index) for buffer in buffers]:
+                self._groups.finish(one)
+        self._free_s = clocks.now_s()
+        return start_s, self._free_s
 
 
 def _in_buckets(
     parameters: Mapping[str, Tensor], sum_of: Mapping[str, int]
-) -> Iterator[tuple[int | None, list[Tensor]]]:
-    """Parameters by bucket and dtype."""
-    kinds = sorted(parameters, key=lambda n: (sum_of.get(n, -1), str(parameters[n].dtype), n))
-    for (index, _), names in groupby(kinds, key=lambda n: (sum_of.get(n), parameters[n].dtype)):
-        yield index, [parameters[name] for name in names]
-
-
-def buckets(sums: Sequence[GradientSum]) -> tuple[GradientSum, ...]:
-    """The buckets that all-reduces sum, each once, in the order in which they come first.
-
-    >>> one, two = GradientSum((0, 1), ("w",), 4), GradientSum((2, 3), ("v",), 4)
-    >>> buckets([one, two, one, two]) == (one, two)
-    True
-    """
-    return tuple(dict.fromkeys(sums))
+) -> Iterator[tuple[int, list[Tensor]]]:
+    """Parameters by bucket and dtype, by name in each."""
+    groups: dict[tuple[int, str], list[Tensor]] = {}
+    for name in sorted(parameters):
+        key = sum_of.get(name, NO_SUM), str(parameters[name].dtype)
+        groups.setdefault(key, []).append(parameters[name])
+    for (index, _), some in sorted(groups.items(), key=lambda item: item[0]):
+        yield index, some
 
 
 def _call_after(leaf: Tensor, listener: Callable[[Tensor], None]) -> None:
@@ -150,34 +192,27 @@ def _flat(parameters: Sequence[Tensor]) -> Tensor:
     return buffer
 
 
-def make_optimizer(
-    name: OptimizerName,
-    parameters: Sequence[Tensor],
-    learning_rate: float | None,
-    weight_decay: float | None = None,
-) -> Optimizer | None:
-    """The optimizer of one device; None if it trains nothing.
+def buckets(sums: Sequence[GradientSum]) -> tuple[GradientSum, ...]:
+    """The buckets that all-reduces sum, each once, in the order in which they come first.
 
-    Adam's steps are fused, because these take no memory. Other steps of Adam take the memory of two
-    copies of a parameter on a CPU, and of one copy of all parameters on CUDA.
-
-    Args:
-        name: name of the optimizer.
-        parameters: the device's trainable parameters.
-        learning_rate: None takes that of `DEFAULT_LEARNING_RATES`.
-        weight_decay: None takes torch's usual one.
+    >>> one, two = GradientSum((0, 1), ("w",), 4), GradientSum((2, 3), ("v",), 4)
+    >>> buckets([one, two, one, two]) == (one, two)
+    True
     """
-    if not parameters:
-        return None
-    rate = DEFAULT_LEARNING_RATES[name] if learning_rate is None else learning_rate
-    usual = 0.01 if name is OptimizerName.ADAMW else 0.0
-    decay = usual if weight_decay is None else weight_decay
-    match name:
-        case OptimizerName.SGD:
-            return SGD(parameters, lr=rate, weight_decay=decay)
-        case OptimizerName.MOMENTUM:
-            return SGD(parameters, lr=rate, momentum=0.9, weight_decay=decay)
-        case OptimizerName.ADAM:
-            return Adam(parameters, lr=rate, weight_decay=decay, fused=True)
-        case OptimizerName.ADAMW:
-            return AdamW(parameters, lr=rate, weight_decay=decay, fused=True)
+    return tuple(dict.fromkeys(sums))
+
+
+def closing_backwards(actions: Sequence[Action]) -> dict[Compute, tuple[int, ...]]:
+    """The sums of a list by the last backward before them; none where a device runs several stages,
+    which makes gradients of one bucket in several backwards.
+    """
+    closing: dict[Compute, tuple[int, ...]] = {}
+    if len({one.stage for one in actions if isinstance(one, Compute)}) > 1:
+        return closing
+    latest: Compute | None = None
+    for action in actions:
+        if isinstance(action, Compute) and action.direction is Direction.BACKWARD:
+            latest = action
+        elif isinstance(action, AllReduce) and latest is not None:
+            closing[latest] = (*closing.get(latest, ()), action.sum)
+    return closing

@@ -10,10 +10,10 @@ from planner.artefacts.options import LossOptions
 from planner.artefacts.options import Optimizer as OptimizerName
 from planner.artefacts.plan import Plan
 from planner.artefacts.strategy import Strategy, crossings, operator_indices, used_devices
+from planner.launcher.failures.monitor import torchrun_command
 from planner.launcher.options import Loop
-from planner.launcher.processes import torchrun_command
+from planner.launcher.rendezvous import ProcessRank, choose_device
 from planner.launcher.source import read_model
-from planner.launcher.world import ProcessRank, choose_device
 from planner.model.load import Model
 from planner.operators.losses import criterion
 from planner.profilers.devices import autocast_dtype
@@ -46,12 +46,12 @@ class TrainingJob:
     device: str
 
 
-def check_ranks(plan: Plan, path: Path, seat: ProcessRank | None) -> None:
+def check_ranks(plan: Plan, path: Path, process: ProcessRank | None) -> None:
     """Raises unless there are enough processes for a plan.
 
     Args:
         path: of the plan.
-        seat: of this process; None if it is alone.
+        process: this one; None if it is alone.
 
     Raises:
         FileError: if the plan's ranks are not its devices.
@@ -63,16 +63,16 @@ def check_ranks(plan: Plan, path: Path, seat: ProcessRank | None) -> None:
             f"{path}: ranks: expected each of the devices {used_devices(plan.strategy)} once, "
             f"got {plan.ranks}; run: planner solve"
         )
-    if seat is None and needed > 1:
+    if process is None and needed > 1:
         raise LaunchError(
             f"{path}: the strategy uses {needed} devices, and this is one process; run one of\n"
             f"  {torchrun_command(path, needed)}\n"
             f"  planner launch {shlex.quote(str(path))} --nproc {needed}"
         )
-    if seat is not None and seat.world_size < needed:
+    if process is not None and process.world_size < needed:
         raise LaunchError(
             f"{path}: the strategy uses {needed} devices, torchrun started "
-            f"{'1 process' if seat.world_size == 1 else f'{seat.world_size} processes'}; "
+            f"{'1 process' if process.world_size == 1 else f'{process.world_size} processes'}; "
             f"run: {torchrun_command(path, needed)}"
         )
 
@@ -81,7 +81,7 @@ def prepare(
     plan: Plan,
     path: Path,
     model_path: Path | None,
-    seat: ProcessRank,
+    process: ProcessRank,
     choices: tuple[LossOptions, str],
 ) -> TrainingJob:
     """Checks everything that can be checked without the other ranks.
@@ -93,7 +93,7 @@ def prepare(
         raise FileError(
             f"{path}: optimizer: expected one of {', '.join(OptimizerName)}, got {plan.optimizer!r}"
         )
-    model = read_model(plan, path, model_path, hashes=seat.local_rank == 0)
+    model = read_model(plan, path, model_path, hashes=process.local_rank == 0)
     wrong = all_violations(plan.strategy, model.graph, max(plan.ranks) + 1)
     if wrong:
         raise FileError(
@@ -106,7 +106,7 @@ def prepare(
     if blocked is not None:
         raise LaunchError(f"{path}: the schedule would hang: {blocked}; run: planner solve")
     types = frozenset(device.type for device in plan.prediction.devices)
-    device = choose_device(choices[1], seat, len(plan.ranks), types)
+    device = choose_device(choices[1], process, len(plan.ranks), types)
     graph = replace(model.graph, losses=chosen(losses_of(model.graph), choices[0]))
     used = losses(graph)
     for one in used:

@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from sys import maxsize
 
 from planner.artefacts.options import SIZE, Optimizer
-from planner.launcher.failures.page import HANG_TIMEOUT_S
+from planner.launcher.failures.status import HANG_TIMEOUT_S
 from planner.launcher.rates import rate_factor
 from planner.support.errors import LaunchError, OptionError
 from planner.support.named import function_named
@@ -152,7 +153,8 @@ def check(loop: Loop) -> None:
     if loop.eval_data is None and (loop.eval_every is not None or loop.metrics):
         flag = "--metric" if loop.metrics else "--eval-every"
         raise OptionError(f"{flag}: there is no data to evaluate on; give --eval-data")
-    rate_factor(loop.lr_schedule, loop.steps or USUAL_STEPS)
+    # The steps of epochs are known once the data is read; a training checks the schedule again.
+    rate_factor(loop.lr_schedule, loop.steps or (USUAL_STEPS if loop.epochs is None else maxsize))
     named = [("--data", loop.data), ("--eval-data", loop.eval_data)]
     for flag, given in (*named, *(("--metric", one) for one in loop.metrics)):
         if isinstance(given, str):

@@ -14,7 +14,7 @@ Collectives come after a little work, as in a run: then threads and caches are c
 do not arrive at the same moment. What a rank waits for the others is part of its time, because an
 iteration consists of what its operators take and of this. Times are means over ranks and
 repetitions, without the tenth of these at either end. All-reduces work in place, as on gradients;
-the others are those of split operators (`split/mesh.py`), new buffers included.
+the others are those of split operators (`mesh/lines.py`), new buffers included.
 
 Transfers use gloo between CPUs and nccl between GPUs.
 """
@@ -43,16 +43,17 @@ from planner.clusters.probing.infer import (
 from planner.clusters.probing.link_fit import Pair, PairFit, PairTimes, calmer, fit_all, suspects
 from planner.clusters.yaml.read import device_table
 from planner.clusters.yaml.schema import available_bytes, available_cores, core_numbers
-from planner.launcher.failures.system import host_key
+from planner.launcher.groups import collective_group
+from planner.launcher.mesh.lines import ProcessGroupAxis
 from planner.launcher.options import LARGEST_BYTES
-from planner.launcher.split.mesh import GroupLine
-from planner.launcher.store import TIMEOUT
-from planner.launcher.world import (
+from planner.launcher.rendezvous import (
+    TIMEOUT,
     ProcessRank,
     choose_device,
-    collective_group,
-    contact,
-    meet,
+    gathered,
+    host_key,
+    join_group,
+    peer_errors,
     process_rank,
 )
 from planner.support.errors import LaunchError, PlannerError, Stopped
@@ -120,40 +121,40 @@ def probe(
         TopologyError: on rank 0, if the measured times are absurd.
         Stopped: on a rank that has lost another one, which has a message for the user.
     """
-    seat = process_rank()
-    if seat is None:
+    process = process_rank()
+    if process is None:
         raise LaunchError(
             "probe measures between processes, and this is a single one; run one of\n"
             "  planner topology probe --nproc N\n"
             "  torchrun --nproc-per-node N --no-python planner topology probe"
         )
     torch.set_num_threads(1)
-    _meet(seat)
-    with contact(seat.rank):
-        devices, own_device = _gather_devices(seat, device)
-        ranks = _Ranks(seat, own_device, largest_bytes)
+    _meet(process)
+    with peer_errors(process.rank):
+        devices, own_device = _gather_devices(process, device)
+        ranks = _Ranks(process, own_device, largest_bytes)
         result = _measure(ranks, name, devices, progress)
         dist.barrier()
     dist.destroy_process_group()
     return result
 
 
-def _meet(seat: ProcessRank) -> None:
+def _meet(process: ProcessRank) -> None:
     try:
-        meet(seat.rank, seat.world_size, seat.world_size)
+        join_group(process.rank, process.world_size)
     except RuntimeError as error:
-        if seat.local_rank > 0:
-            raise Stopped(f"rank {seat.rank} stops because another rank has") from error
+        if process.local_rank > 0:
+            raise Stopped(f"rank {process.rank} stops because another rank has") from error
         raise LaunchError(
-            f"rank {seat.rank} cannot reach the others: {str(error).splitlines()[0]}; where a host"
-            " has several network interfaces, GLOO_SOCKET_IFNAME names the one to use"
+            f"rank {process.rank} cannot reach the others: {str(error).splitlines()[0]}; where a"
+            " host has several network interfaces, GLOO_SOCKET_IFNAME names the one to use"
         ) from error
 
 
 # -------------------------------------------------------------------------- hosts and devices
 
 
-def _gather_devices(seat: ProcessRank, name: str) -> tuple[list[RankDevice], str]:
+def _gather_devices(process: ProcessRank, name: str) -> tuple[list[RankDevice], str]:
     """The device and host of every rank, and torch's name of this rank's own device.
 
     A rank without a usable device takes part with its message, so that all ranks stop together and
@@ -161,18 +162,18 @@ def _gather_devices(seat: ProcessRank, name: str) -> tuple[list[RankDevice], str
     """
     mine: tuple[str, str, RankDevice | None, frozenset[int]]
     try:
-        device = _choose(name, seat)
+        device = _choose(name, process)
         mine = host_key(), device, _described(device), core_numbers()
     except PlannerError as error:
         mine = "", str(error), None, frozenset()
-    everyone = _gathered(mine)
+    everyone = gathered(mine)
     problems = [*dict.fromkeys(text for _, text, described, _ in everyone if described is None)]
     kinds = {device.partition(":")[0] for _, device, _, _ in everyone}
     if not problems and len(kinds) > 1:
         problems = ["some ranks have a GPU each and some have none; probe them with --device cpu"]
     if problems:
-        if seat.rank > 0:
-            raise Stopped(f"rank {seat.rank} stops because another rank has")
+        if process.rank > 0:
+            raise Stopped(f"rank {process.rank} stops because another rank has")
         raise LaunchError("\n".join(problems))
     names = host_names([key for key, _, _, _ in everyone])
     # Ranks that are bound to cores of their own share them all.
@@ -187,16 +188,16 @@ def _gather_devices(seat: ProcessRank, name: str) -> tuple[list[RankDevice], str
     return devices, mine[1]
 
 
-def _choose(name: str, seat: ProcessRank) -> str:
+def _choose(name: str, process: ProcessRank) -> str:
     """Torch's name of this rank's device."""
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if name != "cpu" and 0 < num_gpus < seat.local_world_size:
+    if name != "cpu" and 0 < num_gpus < process.local_world_size:
         raise LaunchError(
-            f"{seat.local_world_size} ranks on {socket.gethostname()} share {num_gpus} GPU"
+            f"{process.local_world_size} ranks on {socket.gethostname()} share {num_gpus} GPU"
             f"{'s' if num_gpus > 1 else ''}, and nccl refuses two ranks on one GPU; start"
             f" {num_gpus} per host, or measure between CPUs with --device cpu"
         )
-    return choose_device(name, seat, seat.world_size, frozenset())
+    return choose_device(name, process, process.world_size, frozenset())
 
 
 def host_names(keys: Sequence[str]) -> list[str]:
@@ -267,13 +268,13 @@ class _Ranks:
     """This rank's buffers, and its transfers and collectives with the others.
 
     Args:
-        seat: rank and number of ranks.
+        process: rank and number of ranks.
         device: torch's name of this rank's device.
         largest_bytes: largest size of a transfer or collective.
     """
 
-    def __init__(self, seat: ProcessRank, device: str, largest_bytes: int) -> None:
-        self.seat = seat
+    def __init__(self, process: ProcessRank, device: str, largest_bytes: int) -> None:
+        self.process = process
         self.backend = "gloo" if device == "cpu" else "nccl"
         self.sizes = tuple(transfer_sizes(largest_bytes))
         self._device = device
@@ -315,7 +316,7 @@ class _Ranks:
         """
         count = dist.get_world_size(group)
         buffer = self._buffer[:size_bytes].view(torch.float32)
-        line = GroupLine(group, range(count), self.seat.rank, nullcontext)
+        line = ProcessGroupAxis(group, range(count), self.process.rank, nullcontext)
         run: Callable[[], object] = {
             CollectiveKind.ALL_REDUCE: lambda: dist.all_reduce(buffer, group=group),
             CollectiveKind.ALL_GATHER: lambda: line.all_gather(buffer[: len(buffer) // count]),
@@ -366,13 +367,6 @@ def _middle_mean(times_s: Sequence[float]) -> float:
     return fmean(sorted(times_s)[end : len(times_s) - end])
 
 
-def _gathered(value: T) -> list[T]:
-    """The values of all ranks, on every rank."""
-    values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values
-
-
 def _from_first(value: T) -> T:
     """Rank 0's value, on every rank."""
     values: list[Any] = [value]
@@ -392,7 +386,7 @@ def _measure(
     message. What depends on results (which pairs are measured again, sizes of simultaneous
     transfers) is decided by rank 0 and sent to all.
     """
-    rank, count = ranks.seat.rank, ranks.seat.world_size
+    rank, count = ranks.process.rank, ranks.process.world_size
     pairs = [(p, q) for p in range(count) for q in range(count) if p != q]
     crowds = experiments([one.host for one in devices])
     groups = group_sizes(count)
@@ -450,12 +444,12 @@ def _time_pairs(ranks: _Ranks, pairs: Sequence[Pair], step: Callable[[], None]) 
     """Times of some pairs, measured one after the other, on every rank."""
     own = []
     for p, q in pairs:
-        if ranks.seat.rank == p:
+        if ranks.process.rank == p:
             own.append(_time_pair(ranks, q))
-        elif ranks.seat.rank == q:
+        elif ranks.process.rank == q:
             _answer_pair(ranks, p)
         step()
-    return [one for part in _gathered(own) for one in part]
+    return [one for part in gathered(own) for one in part]
 
 
 def _time_pair(ranks: _Ranks, target: int) -> PairTimes:
@@ -477,7 +471,7 @@ def _time_pair(ranks: _Ranks, target: int) -> PairTimes:
     # No size is faster than one byte; where one seems to be, the byte's transfer was disturbed.
     byte_s = min(round_trips_s) / 2
     times_s = tuple(time_s - byte_s for time_s in round_trips_s[1:])
-    return PairTimes(ranks.seat.rank, target, tuple(sizes[1:]), times_s, tuple(spreads[1:]))
+    return PairTimes(ranks.process.rank, target, tuple(sizes[1:]), times_s, tuple(spreads[1:]))
 
 
 def _answer_pair(ranks: _Ranks, source: int) -> None:
@@ -503,11 +497,11 @@ def _time_together(ranks: _Ranks, crowd: Sequence[Pair], size_bytes: int) -> Sim
         dist.barrier()
         own_s = 0.0
         for source, target in crowd:
-            if ranks.seat.rank == source:
+            if ranks.process.rank == source:
                 own_s = ranks.send_and_wait(target, size_bytes)
-            elif ranks.seat.rank == target:
+            elif ranks.process.rank == target:
                 ranks.answer(source, size_bytes)
-        slowest_s.append(max(_gathered(own_s)))
+        slowest_s.append(max(gathered(own_s)))
     return SimultaneousTransfers(tuple(crowd), len(crowd) * size_bytes / median(slowest_s[1:]))
 
 
@@ -515,7 +509,7 @@ def _time_collectives(
     ranks: _Ranks, kind: CollectiveKind, group: dist.ProcessGroup, count: int
 ) -> CollectiveTimes:
     """Times of collectives of a kind over the first ranks."""
-    is_in = ranks.seat.rank < count
+    is_in = ranks.process.rank < count
     sizes, times_s, expected_s = [], [], 1e-3
     # Each member has as many floats as the others.
     for size_bytes in dict.fromkeys(size - size % (4 * count) for size in ranks.sizes):
@@ -528,7 +522,7 @@ def _time_collectives(
         if is_in:
             runs = (ranks.collective(kind, group, size_bytes) for _ in range(repeats + 1))
             own_s = _middle_mean([*runs][1:])
-        time_s = sum(_gathered(own_s)) / count
+        time_s = sum(gathered(own_s)) / count
         sizes.append(size_bytes)
         times_s.append(time_s)
         expected_s = GROWTH * time_s

@@ -39,7 +39,9 @@ def rate_factor(text: str, num_steps: int) -> Factor:
         return _users(text)
     if len(rest) > (0 if name == "constant" else 2):
         raise _unknown(text)
-    warmup, end = (*map(int, rest), *(0, num_steps)[len(rest) :])
+    numbers = [int(part) for part in rest]
+    warmup = numbers[0] if numbers else 0
+    end = numbers[1] if len(numbers) > 1 else num_steps
     if name == "constant":
         return lambda step: 1.0
     if not warmup <= end or end < 1:

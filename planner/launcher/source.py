@@ -5,6 +5,7 @@ file, that one is, or the original. All that are there must be the plan's model.
 their files until a stage asks for its own; one rank of each host compares all of them.
 """
 
+import shlex
 from functools import partial
 from pathlib import Path
 
@@ -78,7 +79,8 @@ def _check_hash(plan: Plan, path: Path, file: Path) -> None:
     if plan.model_hash not in (None, found):
         raise FileError(
             f"{path}: made for model {str(plan.model_hash)[:12]}, but {file} is {found[:12]}; run:"
-            f" planner profile {file} and planner solve, or give the right one with --model FILE"
+            f" planner profile {shlex.quote(str(file))} and planner solve, or give the right one"
+            " with --model FILE"
         )
 
 

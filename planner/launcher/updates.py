@@ -1,9 +1,10 @@
-"""The optimizer's step, with everything that all ranks decide together before it.
+"""`OptimizerStep`: the optimizer's step, and everything that is decided before it.
 
 The norm of a model's gradients is known to no rank alone, nor is whether all of them are finite. So
 ranks add up two numbers: the squares of the gradients that each of them owns, and its share of the
 loss. A parameter that several devices hold belongs to the first of them; by then its gradients are
-already summed. Without clipping, a loss scale and a rule for NaN nothing is exchanged.
+already summed. Without clipping, a loss scale and a rule for NaN nothing is exchanged. Under an
+asynchronous schedule each stage steps for itself, and decides alone.
 """
 
 import math
@@ -12,16 +13,20 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from planner.artefacts.strategy import GradientSum
-from planner.launcher.gradients import GradientBuffers
+from planner.artefacts.options import Optimizer as OptimizerName
+from planner.launcher.gradients import GradientBuckets
+from planner.launcher.mesh.shards import OptimizerShards
 from planner.launcher.options import NanRule
 from planner.launcher.rates import Factor
-from planner.launcher.split.states import States
-from planner.launcher.world import World
+from planner.launcher.versions import Weights
 from planner.support.errors import LaunchError
 
+DEFAULT_LEARNING_RATES: Mapping[OptimizerName, float] = {
+    OptimizerName.SGD: 0.01, OptimizerName.MOMENTUM: 0.01,
+    OptimizerName.ADAM: 1e-3, OptimizerName.ADAMW: 1e-3,
+}  # fmt: skip
 FIRST_SCALE, GROWTH, BACKOFF, GROWTH_INTERVAL = 2.0**16, 2.0, 0.5, 2000
 """Of the loss scale, as torch.amp.GradScaler has them."""
 TINY = 1e-6
@@ -60,7 +65,7 @@ def loss_scale(dtype: str | None) -> LossScale:
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class UpdateRules:
     """How a step is done.
 
     Attributes:
@@ -68,24 +73,24 @@ class Rules:
         factor: of the learning rate, by step.
         clip: the largest norm of all gradients; None for any.
         nan: what is done about losses and gradients that are not finite; None goes on.
-        tells: whether the loss of all ranks is wanted after each step.
+        reports_loss: whether the loss of all ranks is computed after each step.
     """
 
     learning_rate: float
     factor: Factor
     clip: float | None = None
     nan: str | None = None
-    tells: bool = False
+    reports_loss: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Update:
-    """What became of one step; the same on all ranks.
+class StepResult:
+    """The result of one step, equal on all ranks.
 
     Attributes:
         rate: the learning rate.
-        loss: of all ranks; None where nobody asked for it.
-        norm: of all gradients before clipping; None where nobody asked for it.
+        loss: of all ranks; None where it is not computed.
+        norm: of all gradients before clipping; None where it is not computed.
         skipped: whether the weights were left as they were.
         scale: of the loss.
     """
@@ -97,41 +102,39 @@ class Update:
     scale: float = 1.0
 
 
-class Updates:
+class OptimizerStep:
     """Does the steps of one device, as `torch.optim.Optimizer.step` would.
 
     Attributes:
-        last: what became of the last step.
+        last: the result of the last step.
         scale: of the losses.
         skipped: number of steps that left the weights as they were.
 
     Args:
         optimizer: of the device's parameters; None if it trains none.
-        gradients: of the same.
+        buckets: of the gradients of the same.
         owned: those of its parameters that no device before it holds.
-        world: the other devices, which all make a step at the same time.
+        shards: of its parameters.
+        weights: changes them.
         rules: how.
-        scale: of the losses.
-        states: shards of its parameters; None where the optimizer steps these themselves.
+        scale: of the losses; None leaves them as they are.
+        together: adds up numbers over all ranks, which make a step at the same time; None where
+            this device decides alone.
+        mean_over: the number by which all gradients are divided.
     """
 
     def __init__(
-        self,
-        optimizer: Optimizer | None,
-        gradients: GradientBuffers,
-        owned: Sequence[Tensor],
-        world: World,
-        rules: Rules,
-        scale: LossScale,
-        states: States | None = None,
-    ) -> None:
-        self._states = states
-        self._optimizer, self._gradients, self._owned = optimizer, gradients, owned
-        self._world, self._rules, self.scale = world, rules, scale
-        self._share: Callable[[], float] = lambda: 0.0
-        self._step = 0
-        self._measures = rules.clip is not None or rules.nan is not None or scale.is_dynamic
-        self.last = Update(rules.learning_rate)
+        self, optimizer: Optimizer | None, buckets: GradientBuckets, owned: Sequence[Tensor],
+        shards: OptimizerShards, weights: Weights, *, rules: UpdateRules,
+        scale: LossScale | None = None, mean_over: int = 1,
+        together: Callable[[Sequence[float]], Sequence[float]] | None = None,
+    ) -> None:  # fmt: skip
+        self._optimizer, self._buckets, self._owned = optimizer, buckets, owned
+        self._shards, self._weights, self._rules = shards, weights, rules
+        self.scale = scale or LossScale()
+        self._together, self._mean_over = together, mean_over
+        self._measures = rules.clip is not None or rules.nan is not None or self.scale.is_dynamic
+        self.last = StepResult(rules.learning_rate)
         self.skipped = 0
 
     def set_rate(self, learning_rate: float) -> None:
@@ -143,91 +146,108 @@ class Updates:
         """The learning rate before its schedule."""
         return self._rules.learning_rate
 
-    def begin(self, step: int, share: Callable[[], float]) -> None:
-        """Before the actions of a step.
+    def rate_at(self, index: int) -> float:
+        """The learning rate of a step of the training."""
+        return self._rules.learning_rate * self._rules.factor(index)
+
+    def step(self, index: int, loss: float) -> None:
+        """Changes the weights, or leaves them as they are; clears the gradients.
 
         Args:
-            step: its index.
-            share: gives this rank's share of the loss, once the forward passes are done.
-        """
-        self._step, self._share = step, share
-        rate = self._rules.learning_rate * self._rules.factor(step)
-        self.last = Update(rate, scale=self.scale.value)
-        for group in () if self._optimizer is None else self._optimizer.param_groups:
-            group["lr"] = rate
-
-    def step(self) -> None:
-        """Changes the weights, or leaves them as they are.
+            index: of the step of the training.
+            loss: this rank's share.
 
         Raises:
-            LaunchError: if something is not finite and the rule is to stop; on all ranks.
+            LaunchError: if something is not finite and the rule is to stop; on all ranks that
+                decide together.
         """
-        if self._states is not None:
-            self._states.cut()
-        norm, loss = self._agreed()
-        finite = norm is None or (math.isfinite(norm) and math.isfinite(loss or 0.0))
+        if self._mean_over > 1:
+            for buffer in self._buckets.everything():
+                buffer.div_(self._mean_over)
+        self._shards.cut()
+        norm, total = self._norm_and_loss(loss)
+        finite = norm is None or (math.isfinite(norm) and math.isfinite(total or 0.0))
         if not finite:
-            self._check_rule(norm, loss)
+            self._check_rule(index, norm, total)
         skipped = not finite and (self._rules.nan == NanRule.SKIP or self.scale.is_dynamic)
-        rate, scale = self.last.rate, self.scale.value
-        self.last = Update(rate, loss, norm, skipped, scale)
+        self.last = StepResult(self.rate_at(index), total, norm, skipped, self.scale.value)
         self.skipped += skipped
         if not skipped:
-            self._shrink(norm)
-            if self._optimizer is not None:
-                self._optimizer.step()
-            if self._states is not None:
-                self._states.gather()
+            self._scale_gradients(norm)
+            self._change()
         if self.scale.is_dynamic:
             self.scale.learn(finite=finite)
+        self._buckets.clear()
 
-    def _agreed(self) -> tuple[float | None, float | None]:
-        """The norm of all gradients, and the loss of all ranks, where somebody wants them."""
+    def _change(self) -> None:
+        if self._optimizer is not None:
+            for group in self._optimizer.param_groups:
+                group["lr"] = self.last.rate
+            self._weights.step(self._optimizer.step)
+        self._shards.gather()
+
+    def _norm_and_loss(self, share: float) -> tuple[float | None, float | None]:
+        """The norm of all gradients, and the loss of all ranks, where they are needed."""
+        add_up = self._together or list
         if not self._measures:
-            if not self._rules.tells:
-                return None, None
-            return None, self._world.add_up([self._share()])[0]
-        squares, loss = self._world.add_up([self._own_squares(), self._share()])
+            return None, add_up([share])[0] if self._rules.reports_loss else None
+        squares, loss = add_up([self._own_squares(), share])
         return math.sqrt(squares) / self.scale.value if squares >= 0 else math.nan, loss
 
     def _own_squares(self) -> float:
         held = [one.grad for one in self._owned if one.grad is not None]
         return float(torch.nn.utils.get_total_norm(held)) ** 2 if held else 0.0
 
-    def _check_rule(self, norm: float | None, loss: float | None) -> None:
+    def _check_rule(self, index: int, norm: float | None, loss: float | None) -> None:
         """With a loss scale, gradients of a sound loss are too large now and then."""
         sound = loss is not None and math.isfinite(loss)
         if self._rules.nan == NanRule.STOP and not (self.scale.is_dynamic and sound):
+            advice = "lower --lr, or look at the data of this step"
+            if self._together is not None:
+                advice += "; --clip bounds gradients, and --nan skip leaves such steps out"
             raise LaunchError(
-                f"step {self._step}: expected a finite loss and finite gradients, got a loss of"
-                f" {loss} and gradients of norm {norm} (--nan stop); lower --lr, give --clip, look"
-                " at the data of this step, or leave such steps out with --nan skip"
+                f"step {index}: expected a finite loss and finite gradients, got a loss of {loss}"
+                f" and gradients of norm {norm} (--nan stop); {advice}"
             )
 
-    def _shrink(self, norm: float | None) -> None:
+    def _scale_gradients(self, norm: float | None) -> None:
         """Takes the loss scale out of all gradients, and clips them."""
         factor = 1 / self.scale.value
         if self._rules.clip is not None and norm is not None:
             factor *= min(1.0, self._rules.clip / (norm + TINY))
         if factor != 1:
-            for buffer in self._gradients.everything():
+            for buffer in self._buckets.everything():
                 buffer.mul_(factor)
 
 
-def owned(
-    trained: Mapping[str, Tensor], sums: Sequence[GradientSum], device: int
-) -> tuple[Tensor, ...]:
-    """The parameters of a device that no device before it holds.
+def make_optimizer(
+    name: OptimizerName,
+    parameters: Sequence[Tensor],
+    learning_rate: float | None,
+    weight_decay: float | None = None,
+) -> Optimizer | None:
+    """The optimizer of one device; None if it trains nothing.
+
+    Adam's steps are fused, because these take no memory. Other steps of Adam take the memory of two
+    copies of a parameter on a CPU, and of one copy of all parameters on CUDA.
 
     Args:
-        trained: its trained parameters, by name.
-        sums: all-reduces of the whole program: one for every parameter that several devices hold.
-        device: its index in the topology.
+        name: name of the optimizer.
+        parameters: the device's trainable parameters.
+        learning_rate: None takes that of `DEFAULT_LEARNING_RATES`.
+        weight_decay: None takes torch's usual one.
     """
-    others = {
-        name
-        for one in sums
-        if device in one.devices and device != min(one.devices)
-        for name in one.parameters
-    }
-    return tuple(tensor for name, tensor in trained.items() if name not in others)
+    if not parameters:
+        return None
+    rate = DEFAULT_LEARNING_RATES[name] if learning_rate is None else learning_rate
+    usual = 0.01 if name is OptimizerName.ADAMW else 0.0
+    decay = usual if weight_decay is None else weight_decay
+    match name:
+        case OptimizerName.SGD:
+            return SGD(parameters, lr=rate, weight_decay=decay)
+        case OptimizerName.MOMENTUM:
+            return SGD(parameters, lr=rate, momentum=0.9, weight_decay=decay)
+        case OptimizerName.ADAM:
+            return Adam(parameters, lr=rate, weight_decay=decay, fused=True)
+        case OptimizerName.ADAMW:
+            return AdamW(parameters, lr=rate, weight_decay=decay, fused=True)

@@ -9,6 +9,7 @@ rule of `constants.py` asks for their content. Each mistake in the file or the o
 whose every line begins with the path.
 """
 
+import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -328,7 +329,7 @@ def _check_decisive(decisive: Mapping[str, str], trained: Collection[str]) -> No
     """The structure of the graph must not depend on values that training changes."""
     problems = [
         f"{node}: a shape or condition depends on the values of {name!r}, which is trained; keep it"
-        f" as it is with --freeze {name}"
+        f" as it is with --freeze {shlex.quote(name)}"
         for name, node in decisive.items()
         if name in trained
     ]

@@ -6,12 +6,12 @@ plan's numbers are the same on one process and on many, for every placement and 
 where a forward pass is run again. They are the same on all CPUs; a CUDA device draws on the device,
 so its numbers differ from those of a CPU.
 
-The launcher says which numbers are due with `drawing`. Elsewhere (profiling, shapes) the numbers
-are those of seed 0, step 0 and microbatch 0.
+The launcher says which numbers are due with `random_operators`. Elsewhere (profiling, shapes) the
+numbers are those of seed 0, step 0 and microbatch 0.
 
 A loop of one's own gets the numbers of a launch from the same functions:
 
-    with drawing(seed=plan.seed, step=0, microbatch=3):
+    with random_operators(seed=plan.seed, step=0, microbatch=3):
         noise = standard_normal("node_randn", (8, 16))
         mask = dropout_mask("node_dropout", (8, 16), ratio=0.1)
 """
@@ -83,7 +83,7 @@ def _given(kind: str, shape: Sequence[int], device: torch.device | str) -> Tenso
 
 
 @contextmanager
-def drawing(seed: int, step: int, microbatch: int) -> Iterator[None]:
+def random_operators(seed: int, step: int, microbatch: int) -> Iterator[None]:
     """A context in which operators draw the numbers of one microbatch.
 
     Args:

@@ -1,33 +1,54 @@
-"""The cost models by which plans are chosen, and the options that each of them has. Options of
-other cost models are refused, because the solvers would ignore them.
+"""The cost models by which plans are chosen, and who takes which option: a cost model, and a solver
+that is asked. Every other option that is given is refused, because it would be ignored.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from planner.artefacts.options import Search, Training, WhatIf
-from planner.solvers.netsplit.options import NetSplit
-from planner.solvers.registry import SOLVERS
+from planner.solvers.registry import SOLVERS, with_given
 from planner.support.errors import OptionError
-from planner.support.options import given
+from planner.support.options import declared, given, typed_as
 
 PLANNER, PIPEDREAM, DNN_PARTITIONING, PIPER = "planner", "pipedream", "dnn-partitioning", "piper"
 COST_MODELS = (PLANNER, PIPEDREAM, DNN_PARTITIONING, PIPER)
+_OWN = (PLANNER, PIPEDREAM)
 
-ONLY_FOR: Mapping[str, tuple[str, ...]] = {
-    "solver": (PLANNER, PIPEDREAM),
-    "microbatch-size": (PLANNER, PIPEDREAM),
-    "set": (PLANNER, PIPEDREAM),
-    "drop": (PLANNER, PIPEDREAM),
-    "add-host": (PLANNER, PIPEDREAM),
-    "sensitivity": (PLANNER, PIPEDREAM),
+TAKEN_BY: Mapping[str, tuple[str, ...]] = {
+    "solvers": _OWN,
+    "model": _OWN,
+    "output": _OWN,
+    "calibration": _OWN,
+    "sensitivity": _OWN,
     "refine": (PLANNER,),
-    "pin": (PLANNER,),
-    "schedule gpipe": (PLANNER, DNN_PARTITIONING, PIPER),
-    "no-contiguous": (PLANNER, PIPEDREAM, DNN_PARTITIONING),
     "bandwidth": (PIPER,),
+    "set": _OWN,
+    "drop": _OWN,
+    "add_host": _OWN,
+    "microbatches": (PLANNER, PIPEDREAM, PIPER),
+    "microbatch_size": _OWN,
+    "schedule": (PLANNER,),
+    "--schedule pipedream": _OWN,
+    "vertical_sync": _OWN,
+    "objective": (PLANNER,),
+    "recompute": (PLANNER, PIPEDREAM, PIPER),
+    "max_downsets": (PLANNER, DNN_PARTITIONING, PIPER),
+    "exact": (PLANNER, DNN_PARTITIONING, PIPER),
+    "seed": (PLANNER, DNN_PARTITIONING),
+    "pins": (PLANNER,),
+    "engine": (PLANNER, DNN_PARTITIONING),
+    "contiguous": (PLANNER, DNN_PARTITIONING),
 }
-"""The cost models that an option is for; all others are for any of them."""
-ADVICE = {"bandwidth": "give a --topology instead"}
+"""The cost models that take an option, by its field or as it is typed. Another option of a solver
+is for the cost models that ask the solver, and any other option for all.
+"""
+OF_PLACEMENTS = frozenset({"seed", "engine"})
+"""Options that dnn-partitioning's cost model takes with --no-contiguous only."""
+OF_PROFILES: Mapping[str, frozenset[str]] = {
+    DNN_PARTITIONING: frozenset({"topology", "optimizer", "reserve", "global_batch"}),
+    PIPER: frozenset({"topology", "optimizer", "reserve", "microbatches"}),
+}
+"""Options that a cost model does not take with a file of its own planner."""
+ADVICE = {"bandwidth": "; give a --topology instead"}
 
 
 def check_cost_model(
@@ -41,7 +62,7 @@ def check_cost_model(
     sensitivity: bool = False,
     bandwidth: float | str | None = None,
 ) -> None:
-    """Refuses options that the solvers under a cost model would ignore.
+    """Refuses options that a cost model would ignore.
 
     Args:
         cost_model: one of `COST_MODELS`.
@@ -52,36 +73,110 @@ def check_cost_model(
     Raises:
         OptionError: if there are any, or the cost model is unknown.
     """
-    if cost_model not in COST_MODELS:
-        raise OptionError(f"unknown cost model {cost_model!r}; known: {', '.join(COST_MODELS)}")
-    conditions = {
-        "solver": bool(solvers),
-        "microbatch-size": training.microbatch_size is not None,
-        "set": bool(what_if.set),
-        "drop": bool(what_if.drop),
-        "add-host": bool(what_if.add_host),
-        "sensitivity": sensitivity,
+    others = {
+        "solvers": bool(solvers),
         "refine": refine,
-        "pin": bool(search.pins),
-        "schedule gpipe": training.schedule == "gpipe",
-        "no-contiguous": any(isinstance(o, NetSplit) and not o.contiguous for o in search.switches),
+        "sensitivity": sensitivity,
         "bandwidth": bandwidth is not None,
     }
-    only_for = {name: ONLY_FOR[name] for name, holds in conditions.items() if holds}
-    only_for |= dict.fromkeys(_options_of_optional_solvers(search), (PLANNER,))
-    for name, models in only_for.items():
-        if cost_model not in models:
-            advice = f"; {ADVICE[name]}" if name in ADVICE else ""
+    flags = {name: f"--{name.removesuffix('s')}" for name, holds in others.items() if holds}
+    check_model(cost_model, {**flags, **flags_of(training, search, what_if)})
+    if cost_model == PIPEDREAM:
+        if {*solvers} - {PIPEDREAM}:
             raise OptionError(
-                f"--{name} is for --cost-model {' or '.join(models)}, not for {cost_model}{advice}"
+                "--cost-model pipedream asks only the solver pipedream; drop --solver"
             )
-    if cost_model == PIPEDREAM and set(solvers) - {PIPEDREAM}:
-        raise OptionError("--cost-model pipedream asks only the solver pipedream; drop --solver")
+        check_solvers((PIPEDREAM,), flags_of(training, search))
 
 
-def _options_of_optional_solvers(search: Search) -> Iterator[str]:
-    """The options given of solvers that are asked only where an option of theirs is given."""
-    optional = {solver.options for solver in SOLVERS.values() if solver.needs_options}
-    for options in search.switches:
-        if type(options) in optional:
-            yield from (name.replace("_", "-") for name in given(options))
+def flags_of(training: Training, search: Search, what_if: WhatIf = WhatIf()) -> dict[str, str]:
+    """The options that are not as by default, as they are typed, by their fields."""
+    return {
+        name: typed_as(declared(type(options))[name], value)
+        for options in (training, search, what_if, *search.switches)
+        for name, value in given(options).items()
+        if name != "switches"
+    }
+
+
+def check_model(cost_model: str, flags: Mapping[str, str]) -> None:
+    """Refuses options that a cost model does not take.
+
+    Args:
+        flags: the options that are given, as they are typed, by their fields.
+
+    Raises:
+        OptionError: if there are any, or the cost model is unknown.
+    """
+    if cost_model not in COST_MODELS:
+        raise OptionError(f"unknown cost model {cost_model!r}; known: {', '.join(COST_MODELS)}")
+    for name, flag in flags.items():
+        models = TAKEN_BY.get(flag) or TAKEN_BY.get(name) or _models_of_own(name)
+        if cost_model not in models:
+            raise OptionError(
+                f"{flag} is for --cost-model {' or '.join(models)}, not for {cost_model}"
+                f"{ADVICE.get(name, '')}"
+            )
+        placed = flags.get("contiguous") == "--no-contiguous"
+        if cost_model == DNN_PARTITIONING and name in OF_PLACEMENTS and not placed:
+            raise OptionError(
+                f"{flag} is for --cost-model planner, or for {cost_model} with --no-contiguous"
+            )
+
+
+def _models_of_own(name: str) -> tuple[str, ...]:
+    """The cost models that ask a solver with an option of its own; all for other options."""
+    solvers = solvers_with(name)
+    if not solvers:
+        return COST_MODELS
+    return _OWN if PIPEDREAM in solvers else (PLANNER,)
+
+
+def solvers_with(name: str) -> tuple[str, ...]:
+    """The solvers that take an option, where not all do: one of their own, or of `Search`."""
+    return tuple(
+        solver
+        for solver, entry in SOLVERS.items()
+        if name in entry.searches or (entry.options is not None and name in declared(entry.options))
+    )
+
+
+def check_solvers(asked: Sequence[str], flags: Mapping[str, str]) -> None:
+    """Refuses options of solvers that are not asked.
+
+    Args:
+        asked: keys of `SOLVERS`. A solver that is asked only where its own options are given is.
+        flags: see `check_model`.
+
+    Raises:
+        OptionError: if there are any.
+    """
+    for name, flag in flags.items():
+        solvers = solvers_with(name)
+        if not solvers or {*solvers} & {*asked}:
+            continue
+        which = (
+            f"the solver {solvers[0]}, which is not asked"
+            if len(solvers) == 1
+            else f"the solvers {' and '.join(solvers)}, neither of which is asked"
+        )
+        raise OptionError(f"{flag} is for {which}; add --solver {solvers[0]}")
+
+
+def asked_solvers(
+    solvers: Sequence[str] | None, usual: Sequence[str], search: Search
+) -> tuple[str, ...]:
+    """The solvers that are asked: those that are named; else the usual ones, and those that are
+    asked because their own options are given.
+
+    Args:
+        solvers: keys of `SOLVERS`; None asks the usual ones.
+
+    Raises:
+        OptionError: if an option of another solver is given, or the list is empty.
+    """
+    if solvers is not None and not solvers:
+        raise OptionError("solvers: expected at least one name, got none; leave it out to ask all")
+    asked = with_given(tuple(usual), search) if solvers is None else tuple(solvers)
+    check_solvers(asked, flags_of(Training(), search))
+    return asked

@@ -2,7 +2,7 @@
 simulator runs it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
 
@@ -309,11 +309,8 @@ def _notes(problem: Problem, strategy: Strategy) -> tuple[str, ...]:
             "times are imported, and the file does not say from which device: they are taken as"
             f" they are on {', '.join(sorted(types))}"
         )
-    known = problem.calibration
-    if known.device_type in types:
-        runs = "1 run" if known.runs == 1 else f"{known.runs} runs"
-        models = "1 model" if known.models == 1 else f"{known.models} models"
-        notes.append(f"calibrated from {runs} of {models}")
+    if (calibrated := calibration_note(problem, types)) is not None:
+        notes.append(calibrated)
     slow = max(slowdowns(problem, used).values())
     if slow > 1:
         measured = any(topology.devices[d].host in hosts_with_contention(problem) for d in used)
@@ -327,6 +324,24 @@ def _notes(problem: Problem, strategy: Strategy) -> tuple[str, ...]:
     if spare:
         notes.append(f"{len(used)} of {len(topology.devices)} devices are used")
     return tuple(notes)
+
+
+def calibration_note(problem: Problem, types: Collection[str]) -> str | None:
+    """A note on the calibration that corrects the times of a problem; None if none does.
+
+    Args:
+        types: of the devices that are used.
+    """
+    known = problem.calibration
+    if known.device_type not in types:
+        return None
+    models = "1 model" if known.models == 1 else f"{known.models} models"
+    if known.runs != 1:
+        return f"calibrated from {known.runs} runs of {models}"
+    return (
+        f"calibrated from 1 run of {models}, whose chance errors are in all times: give planner"
+        " calibrate more traces, or --no-calibration here"
+    )
 
 
 def versions() -> dict[str, str]:

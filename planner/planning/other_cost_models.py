@@ -6,7 +6,6 @@ the planner's own notions, and stay unknown. A profile of the planner can be loo
 models too, as a second opinion.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -24,6 +23,7 @@ from planner.solvers.engines.engine import Engine
 from planner.solvers.piper import costs as piper
 from planner.solvers.piper.equal import equal_stages
 from planner.solvers.piper.solve import PiperOptions, PiperPlan, plan
+from planner.support.brake import stopwatch
 from planner.support.errors import OptionError
 from planner.support.units import format_bytes, format_seconds
 
@@ -107,7 +107,7 @@ class ForeignRow:
         stages: in topological order, or by their first operators where they are not contiguous;
             empty if it has no plan.
         reason: why it has none.
-        solve_s: how long it took.
+        solve_s: how long it took, without compiling.
         bound_s: nothing in its space has a smaller objective; None if it has no bound.
         reproducible: False where the clock cut the search.
     """
@@ -202,8 +202,8 @@ def solve_profile(
 
 
 def _timed(solve: Callable[[], ForeignRow]) -> ForeignRow:
-    begin = time.monotonic()
-    return replace(solve(), solve_s=time.monotonic() - begin)
+    took_s = stopwatch()
+    return replace(solve(), solve_s=took_s())
 
 
 # -------------------------------------------------------------------------------- dnn-partitioning
@@ -271,7 +271,7 @@ def _dnn_placement(
     options: ForeignOptions,
 ) -> tuple[ForeignRow, list[str]]:
     """The row of placements that need not be contiguous, and what to say of it."""
-    begin = time.monotonic()
+    took_s = stopwatch()
     limit_s = (1 - SPLIT_SHARE) * options.time_limit_s
     placement = place(graph, count, memory, known, limit_s, options.seed, options.engine)
     stages, bound_s = _dnn_stages(graph, placement.split.stages, count), placement.bound_s
@@ -280,7 +280,7 @@ def _dnn_placement(
         placement.split.status,
         stages,
         None if stages else _dnn_reason(graph, count, memory, contiguous=False),
-        time.monotonic() - begin,
+        took_s(),
         bound_s if stages and bound_s > 0 else None,
         placement.reproducible,
     )
@@ -428,7 +428,8 @@ def _piper_reason(graph: PiperGraph, options: PiperOptions) -> str:
                 f"layer {name} (id {node.id}) needs at least {format_bytes(least)} per device,"
                 f" the limit is {limit}; try more --device-memory"
             )
+    recompute = "" if options.recompute is Recompute.AUTO else ", or --recompute auto"
     return (
         f"no way to cut the layers fits {options.num_devices} x {limit}; try more devices, more"
-        " --device-memory, or --recompute auto"
+        f" --device-memory{recompute}"
     )

@@ -5,7 +5,6 @@ table.
 
 import math
 import os
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -30,7 +29,7 @@ from planner.planning.judge import (
 from planner.planning.pins import violated_pin, with_pinned_types
 from planner.solvers.engines.watch import INTERRUPTED
 from planner.solvers.registry import SOLVERS, portfolio
-from planner.support.brake import TIMES, Brake, braked
+from planner.support.brake import TIMES, Brake, braked, stopwatch
 from planner.support.errors import OptionError
 from planner.support.units import format_seconds
 
@@ -63,8 +62,8 @@ class Answer:
         solver: its name.
         result: its answer.
         verdict: the judge's; None if there is no strategy that fits.
-        solve_s: time of the search and of the judge, by the clock on the wall; None if the solver
-            was not asked.
+        solve_s: time of the search and of the judge, by the clock on the wall, without that of
+            compiling; None if the solver was not asked.
         work_s: their work, in seconds of an ordinary core: counted, not measured.
     """
 
@@ -167,10 +166,13 @@ class Row:
 
     @property
     def shortage(self) -> str | None:
-        """Why the plan does not fit by the planner's count; None if it does. Only a solver that was
-        asked to count as it was published has such a plan.
+        """Why the plan does not fit by the planner's count, or why there is none that fits; None if
+        the plan fits, or another reason than memory is known. Only a solver that was asked to count
+        as it was published has a plan that does not fit.
         """
-        return None if self.answer.verdict is None else self.answer.verdict.shortage
+        if self.answer.verdict is None:
+            return self.reason if self.short_of_memory else None
+        return self.answer.verdict.shortage
 
     @property
     def rank(self) -> Rank:
@@ -468,19 +470,19 @@ def _asked(case: _Case, name: str, limit_s: float, judged_s: float) -> Answer:
         limit_s: limit of the solver's work.
         judged_s: of the judge's.
     """
-    start = time.monotonic()
+    took_s = stopwatch()
     # A solver that another one starts from may have answered already.
     if name not in case.results:
         case.results[name] = SOLVERS[name](case.asked, limit_s, case.known, case.results)
-    return _judged(case, name, case.results[name], start, judged_s)
+    return _judged(case, name, case.results[name], took_s, judged_s)
 
 
 def _improved(case: _Case, name: str, limit_s: float) -> Answer:
     """A solver's answer with more work, or its first one if that is better."""
-    start, before = time.monotonic(), case.answers[name]
+    took_s, before = stopwatch(), case.answers[name]
     result = SOLVERS[name](case.asked, limit_s, case.known, dict(case.results))
     judged_s = max(FIRST_JUDGED_S, limit_s - result.work_s)
-    after = _judged(case, name, result, start, judged_s)
+    after = _judged(case, name, result, took_s, judged_s)
     objective, size = case.problem.training.objective, case.problem.profile.microbatch_size
 
     def rank(answer: Answer) -> Rank:
@@ -533,11 +535,13 @@ def _not_asked(case: _Case, name: str, left_s: float) -> str | None:
     return OUT_OF_TIME if left_s <= 0 and case.answers and not solver.always_asked else None
 
 
-def _judged(case: _Case, name: str, result: Result, start: float, judged_s: float) -> Answer:
+def _judged(
+    case: _Case, name: str, result: Result, took_s: Callable[[], float], judged_s: float
+) -> Answer:
     """One solver's answer, judged.
 
     Args:
-        start: of the search, by the monotonic clock.
+        took_s: the stopwatch of the search.
         judged_s: limit of the judge's work.
     """
     verdict, work_s = None, result.work_s
@@ -550,7 +554,7 @@ def _judged(case: _Case, name: str, result: Result, start: float, judged_s: floa
         if verdict is None:
             result = replace(_without_strategy(result, shortage), short_of_memory=True)
     work_s += verdict.work_s if verdict is not None else 0.0
-    return Answer(name, result, verdict, time.monotonic() - start, work_s)
+    return Answer(name, result, verdict, took_s(), work_s)
 
 
 def _without_broken(problem: Problem, result: Result) -> Result:
@@ -648,7 +652,7 @@ def solve_by_pipedream_costs(problem: Problem) -> SolverComparison:
     """
     from planner.solvers.pipedream.solve import solve_alone  # compiled: loaded when it is asked
 
-    start, result, verdict = time.monotonic(), solve_alone(problem), None
+    took_s, result, verdict = stopwatch(), solve_alone(problem), None
     if result.strategy is not None:
         asked, strategy = problem.num_microbatches, result.strategy
         training = replace(problem.training, schedule=strategy.schedule)
@@ -661,6 +665,6 @@ def solve_by_pipedream_costs(problem: Problem) -> SolverComparison:
                 " all replicas of each stage have equally many"
             )
         verdict = replace(verdict, notes=(*verdict.notes, *notes))
-    answer = Answer("pipedream", result, verdict, time.monotonic() - start)
+    answer = Answer("pipedream", result, verdict, took_s())
     shortage = result.reason if result.status is Status.INFEASIBLE else None
     return comparison([Answers(problem, lower_bound_s(problem), shortage, (answer,))])

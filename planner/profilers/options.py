@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 
 from planner.support.options import Options, option
 from planner.support.units import parse_seconds
@@ -39,7 +40,8 @@ class Measuring(Options):
     )
     budget_s: float = option(
         "Longest time for the runs of one operator. The runs end when its time is known to 3 %.",
-        1.0, flag="--budget", parse=parse_seconds, words='a time such as "3 s"', least=0,
+        1.0, flag="--budget", parse=partial(parse_seconds, example="3 s"),
+        words='a time such as "3 s"', least=0,
         metavar="TIME", shown="1s",
     )  # fmt: skip
     cache: bool = option("Reuse measurements made on this machine, and store new ones.", True)

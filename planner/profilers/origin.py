@@ -1,5 +1,6 @@
 """What a profile says of the model that it is of, whichever engine made it; and that model."""
 
+import shlex
 from functools import partial
 from pathlib import Path
 from typing import TypedDict
@@ -73,7 +74,7 @@ def profiled_model(profile: Profile, path: Path) -> Model:
     if model.hash != profile.model_hash:
         raise FileError(
             f"{path}: the profile was made for model {str(profile.model_hash)[:12]}, but this is"
-            f" {model.hash[:12]}; run: planner profile {path}"
+            f" {model.hash[:12]}; run: planner profile {shlex.quote(str(path))}"
         )
     trained = {one.name for one in profile.graph.parameters if one.trainable}
     usual = {one.name for one in model.graph.parameters if one.trainable}
@@ -82,7 +83,7 @@ def profiled_model(profile: Profile, path: Path) -> Model:
     if not _same(model.graph, profile.graph):
         raise FileError(
             f"{path}: its operators are not those of the profile, which another version may have"
-            f" made; run: planner profile {path}"
+            f" made; run: planner profile {shlex.quote(str(path))}"
         )
     return model
 

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from planner.artefacts.losses import loss_json
 from planner.artefacts.losses import loss_lines as chosen_losses
 from planner.artefacts.plan import MemoryParts
-from planner.launcher.processes import torchrun_command
+from planner.launcher.failures.monitor import torchrun_command
 from planner.reports.tables import Column, Table, count, json_rows, table
 from planner.support.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from planner.training.report import Evaluation, LaunchReport, MeasuredDevice, MeasuredStage
+    from planner.training.evaluation import Evaluation
+    from planner.training.report import LaunchReport, MeasuredDevice, MeasuredStage
 
 
 class _Time(NamedTuple):

@@ -2,6 +2,7 @@
 tables, lines of text and JSON.
 """
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
 from math import prod
@@ -203,7 +204,7 @@ def export_lines(exported: "Exported") -> tuple[str, ...]:
         lines.append(f"outputs were not compared with the module's: {exported.check.reason}")
     lines += _gradient_lines(exported)
     lines.append(f"wrote {' and '.join(map(str, exported.files))}")
-    lines.append(f"next: planner profile {exported.path}{_bindings(exported)}")
+    lines.append(f"next: planner profile {shlex.quote(str(exported.path))}{_bindings(exported)}")
     return tuple(lines)
 
 

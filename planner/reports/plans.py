@@ -1,17 +1,17 @@
 """The plans of solvers, as tables, bars, lines of text, CSV and JSON."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from planner.artefacts.modules import from_to
-from planner.artefacts.options import Objective
+from planner.artefacts.options import Objective, Optimizer, Recompute
 from planner.artefacts.plan import Plan, said_times
-from planner.artefacts.problem import Status
+from planner.artefacts.problem import Problem, Status
 from planner.artefacts.profile import Source
 from planner.artefacts.strategy import Stage
-from planner.planning.judge import comparable_s, objective_s
+from planner.planning.judge import calibration_note, comparable_s, objective_s
 from planner.planning.portfolio import SolverComparison, SolverRow
 from planner.reports.tables import (
     MAX_ROWS,
@@ -35,10 +35,6 @@ from planner.support.units import format_bytes, format_seconds
 NOTICEABLE = 5e-4
 # A number in the path of a module.
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
-MORE_MEMORY = (
-    "possible changes: a smaller --reserve, more --device-memory, another --optimizer, a smaller"
-    " --batch when profiling, more devices"
-)
 
 
 def samples_per_s(rate: float) -> str:
@@ -108,7 +104,7 @@ def solver_columns(comparison: SolverComparison) -> tuple[Column[SolverRow], ...
 
     def note(row: SolverRow) -> str:
         if row.plan is None:
-            return "does not fit" if row.status is Status.INFEASIBLE else "no plan"
+            return "does not fit" if row.short_of_memory else "no plan"
         best, unfit = row is comparison.best, row.shortage is not None
         return "; ".join(["best"] * best + ["does not fit"] * unfit)
 
@@ -290,8 +286,13 @@ def comparison_json(
     """
     best = comparison.best
     if best is None:
-        last, reason = comparison.rows[-1], shortage(comparison)
-        result = replace(last.answer.result, status=comparison.status, reason=reason)
+        last, why = comparison.rows[-1], _why_none(comparison)
+        result = replace(
+            last.answer.result,
+            status=comparison.status,
+            reason=_reason(why),
+            short_of_memory=why.short_of_memory,
+        )
         best = replace(last, answer=replace(last.answer, solver="portfolio", result=result))
     return {
         **row_json(best, comparison, num_devices),
@@ -302,19 +303,34 @@ def comparison_json(
     }
 
 
-def shortage(comparison: SolverComparison) -> str:
-    """Why there is no plan: the reason of the solver that searches most, else of the last."""
-    reasons = {row.solver: row.reason for row in comparison.rows if row.reason}
-    return reasons.get("antichain") or [Status.UNKNOWN.value, *reasons.values()][-1]
+def _why_none(comparison: SolverComparison) -> SolverRow:
+    """The row with the reason why there is no plan: of the solver that searches most, else of the
+    last that gave one.
+    """
+    rows = [row for row in comparison.rows if row.reason] or list(comparison.rows)
+    return [*rows, *(row for row in rows if row.solver == "antichain")][-1]
+
+
+def _reason(row: SolverRow) -> str:
+    return row.reason or Status.UNKNOWN.value
 
 
 def reason_lines(comparison: SolverComparison) -> tuple[str, ...]:
-    """Why some solvers have no plan; each reason once, after the solvers that gave it."""
+    """Why some solvers have no plan, or one that leaves devices idle; each reason once, after the
+    solvers that gave it.
+    """
     solvers: dict[str, dict[str, None]] = {}
     for row in comparison.rows:
-        if row.plan is None:
+        if row.plan is None or row.reason is not None:
             solvers.setdefault(row.reason or row.status.value, {})[row.solver] = None
     return tuple(f"{', '.join(names)}: {reason}" for reason, names in solvers.items())
+
+
+def calibration_lines(comparison: SolverComparison) -> tuple[str, ...]:
+    """The calibration that all plans were judged with, if there is one."""
+    problem = comparison.rows[0].problem
+    types = {device.type for device in problem.topology.devices}
+    return tuple(filter(None, [calibration_note(problem, types)]))
 
 
 def unfit_lines(comparison: SolverComparison) -> tuple[str, ...]:
@@ -332,13 +348,36 @@ def no_plan_lines(comparison: SolverComparison) -> tuple[str, ...]:
     """
     reasons = reason_lines(comparison)
     if len(reasons) == 1:
-        reasons = (shortage(comparison),)
-    short = any(row.short_of_memory for row in comparison.rows)
+        reasons = (_reason(_why_none(comparison)),)
+    short = [row.problem for row in comparison.rows if row.short_of_memory]
     return (
         "no strategy fits:" if short else "no plan:",
         *(f"  {reason}" for reason in reasons),
-        *([MORE_MEMORY] if short else []),
+        *([f"possible changes: {', '.join(_memory_savings(short))}"] if short else []),
     )
+
+
+def _memory_savings(problems: Sequence[Problem]) -> Iterator[str]:
+    """Changes by which a plan may fit; none that the question has already.
+
+    Args:
+        problems: without a plan, of one question.
+    """
+    training = problems[0].training
+    profile = min((one.profile for one in problems), key=lambda one: one.microbatch_size)
+    if training.reserve > 0:
+        yield "a smaller --reserve"
+    yield "devices with more memory" if training.device_memory is None else "more --device-memory"
+    if less := [one for one in Optimizer if one.num_moments < training.optimizer.num_moments]:
+        yield f"--optimizer {' or '.join(less)}"
+    if training.recompute is Recompute.NONE:
+        yield f"--recompute {Recompute.AUTO}"
+    if (size := profile.microbatch_size) > 1:
+        if size in profile.dimensions.values():
+            yield f"a smaller --batch than {size} when profiling"
+        else:  # the file has the size of the batch written into it
+            yield f"a model exported with a smaller batch than {size}"
+    yield "more devices"
 
 
 # ------------------------------------------------------------------- beside each other
@@ -348,7 +387,7 @@ def compare_bars(comparison: SolverComparison, width: int) -> tuple[str, ...]:
     """The time of each solver's plan, the best first, with a mark at the lower bound.
 
     Args:
-        width: of the longest bar, in columns.
+        width: columns that there are.
     """
     plans = sorted(
         ((row.solver, row.plan) for row in comparison.rows if row.plan is not None),
@@ -357,14 +396,15 @@ def compare_bars(comparison: SolverComparison, width: int) -> tuple[str, ...]:
     if not plans:
         return ()
     objective, bound_s = plans[0][1].certificate.objective, comparison.lower_bound_s
-    drawn = bars(
-        [(name, objective_s(plan), format_seconds(objective_s(plan))) for name, plan in plans],
-        width,
-        bound_s,
-    )
+    figures = [(name, objective_s(plan), format_seconds(objective_s(plan))) for name, plan in plans]
+    names, _, texts = zip(*figures, strict=True)
+    room = width - max(map(len, names)) - max(map(len, texts)) - 2 * len("  ")
+    drawn = bars(figures, max(MIN_BAR, min(MAX_BAR, room)), bound_s)
     return (f"{objective}; the mark is the lower bound, {format_seconds(bound_s)}", *drawn)
 
 
+# Columns of the longest bar.
+MIN_BAR, MAX_BAR = 8, 48
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 BOUND = "│"
 

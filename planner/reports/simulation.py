@@ -1,5 +1,6 @@
 """One simulated iteration as tables, a chart of text and JSON."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -126,8 +127,14 @@ def gantt_lines(
     signs = ", ".join(
         f"{SIGNS[kind]} {kind.value}" for kind in Activity if kind is not Activity.IDLE
     )
-    legend = f"{' ' * margin}  numbers are microbatches; {signs}"
-    return (*lines, ((legend, "legend"),))
+    indent = " " * (margin + 2)
+    legend = textwrap.wrap(
+        f"numbers are microbatches; {signs}",
+        max(width, margin + MIN_CELLS),
+        initial_indent=indent,
+        subsequent_indent=indent,
+    )
+    return (*lines, *(((line, "legend"),) for line in legend))
 
 
 def _kind_and_place(step: PathStep, names: Mapping[int, str]) -> tuple[str, str]:

@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
@@ -68,14 +68,25 @@ class Table:
         """The line above the cells of each column."""
         return tuple(printable(column.head or "") for column in self.columns)
 
-    def without(self, dropped: Column[Any]) -> "Table":
-        """The same table without a column."""
-        kept = [i for i, column in enumerate(self.columns) if column is not dropped]
+    def only(self, columns: Sequence[Column[Any]]) -> "Table":
+        """The same table with some of its columns, which keep their order."""
+        kept = [i for i, column in enumerate(self.columns) if column in columns]
         return replace(
             self,
             columns=tuple(self.columns[i] for i in kept),
             rows=tuple(tuple(row[i] for i in kept) for row in self.rows),
         )
+
+    def parts(self, fits: Callable[["Table"], bool]) -> Iterator["Table"]:
+        """The table, in parts that fit: each has the first column, and as many of the others as
+        there is room for, at least one. The first part has the title.
+        """
+        part = self
+        while len(part.columns) > 2 and not fits(part):
+            part = part.only(part.columns[:-1])
+        yield part
+        if rest := self.columns[len(part.columns) :]:
+            yield from replace(self.only([self.columns[0], *rest]), title="").parts(fits)
 
 
 def table(

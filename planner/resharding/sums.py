@@ -171,18 +171,26 @@ def silent(strategy: Strategy, graph: Graph, device: int) -> frozenset[str]:
     return frozenset(found)
 
 
-def owns(strategy: Strategy, graph: Graph, device: int, name: str) -> bool:
-    """Whether a device counts the summed gradient of a parameter that it holds for all devices that
-    have the same: the first replica of the first stage, and the first device along axes on which
-    all step the same part.
+def owns(
+    strategy: Strategy, graph: Graph, device: int, name: str, spec: Spec | None = None,
+    replica: int = 0,
+) -> bool:  # fmt: skip
+    """Whether a device is the first one of those that hold the same part of a tensor: in one
+    replica of the first stage that has the parameter, and at the start of each axis that does not
+    cut the tensor.
+
+    Args:
+        name: of the parameter that the tensor belongs to.
+        spec: of the tensor on the mesh of that stage; None for that of the optimizer's state.
+        replica: of the stage.
     """
     stage = strategy.stages[stages_of(strategy, graph)[name][0]]
-    first = stage.groups[0]
-    if device not in first:
+    group = stage.groups[replica]
+    if device not in group:
         return False
-    where = coordinates(first.index(device), _mesh(stage))
-    state = _lies(stage, name, graph).state
-    return all(part != "R" or c == 0 for part, c in zip(state, where, strict=True))
+    where = coordinates(group.index(device), _mesh(stage))
+    lies = _lies(stage, name, graph).state if spec is None else spec
+    return all(part != "R" or c == 0 for part, c in zip(lies, where, strict=True))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """The rules of action lists, as an event loop that numba compiles.
 
-The rules are written here, in the launcher (`launcher/runtime.py`) and in the tests' simulator in
+The rules are written here, in the launcher (`launcher/executor.py`) and in the tests' simulator in
 plain Python. The simulator runs the loop with the times of the actions and the links of a cluster.
 The dry run runs it with actions and links that take no time.
 

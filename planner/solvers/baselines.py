@@ -10,6 +10,7 @@ more than 64 devices such pipelines run side by side, as replicas
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from planner.artefacts.graph import parameters_by_name
@@ -21,6 +22,8 @@ from planner.solvers.fit import fastest_first, first_that_fits, pipeline, recomp
 # On more devices than `_MAX_STAGES`, a pipeline has at most that many stages, or a half of it, a
 # quarter.. The first one tried has at most `_FORWARDS` forwards, which are simulated in a second.
 _MAX_STAGES, _FORWARDS = 64, 2**16
+# A smaller share of the time in which devices idle is not worth a note.
+_NOTICEABLE = 0.1
 
 
 def single(problem: Problem, time_limit_s: float) -> Result:
@@ -50,8 +53,8 @@ def data_parallel(problem: Problem, time_limit_s: float) -> Result:
         time_limit_s: not needed.
     """
     everything = range(len(problem.profile.operators))
-    num_microbatches = problem.num_microbatches
-    count = min(len(problem.topology.devices), num_microbatches)
+    num_microbatches, num_devices = problem.num_microbatches, len(problem.topology.devices)
+    count = min(num_devices, num_microbatches)
     if problem.training.schedule.is_asynchronous:
         count = next(n for n in range(count, 0, -1) if num_microbatches % n == 0)
     devices = sorted(fastest_first(problem)[:count])
@@ -59,7 +62,42 @@ def data_parallel(problem: Problem, time_limit_s: float) -> Result:
         pipeline(problem, [everything], [devices], recompute=recompute)
         for recompute in recompute_choices(problem)
     )
-    return first_that_fits(problem, strategies, "one stage on all devices")
+    where = "all" if count == num_devices else f"{count} of {num_devices}"
+    result = first_that_fits(problem, strategies, f"one stage on {where} devices")
+    return result if result.strategy is None else replace(result, reason=_unused(problem, count))
+
+
+def _unused(problem: Problem, count: int) -> str | None:
+    """Why plain data parallelism leaves devices idle, and how to change that; None if it leaves
+    none, or only for a small share of the time.
+
+    Args:
+        count: of the devices that it uses.
+    """
+    num_microbatches, num_devices = problem.num_microbatches, len(problem.topology.devices)
+    advice = "(--microbatches or --global-batch)"
+    microbatches = "1 microbatch" if num_microbatches == 1 else f"{num_microbatches} microbatches"
+    if num_microbatches < num_devices:
+        return (
+            f"{microbatches} per iteration for {num_devices} devices: a device needs at least one;"
+            f" give {num_devices} or more {advice}"
+        )
+    if num_microbatches % num_devices == 0:
+        return None
+    uneven = f"{microbatches} cannot be dealt evenly to {num_devices} devices"
+    if problem.training.schedule.is_asynchronous:
+        return (
+            f"{uneven}, as the schedule {problem.training.schedule.value} needs, so {count} of them"
+            f" {'is' if count == 1 else 'are'} used; give a multiple of {num_devices} microbatches"
+            f" {advice}"
+        )
+    most = -(-num_microbatches // count)
+    if num_microbatches > (1 - _NOTICEABLE) * most * count:
+        return None
+    return (
+        f"{uneven}: some compute {most} and others {most - 1}, and these idle; give a multiple of"
+        f" {num_devices} microbatches {advice}"
+    )
 
 
 def even(problem: Problem, time_limit_s: float) -> Result:

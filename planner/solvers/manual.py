@@ -21,13 +21,18 @@ from planner.support.options import Options, option
 if TYPE_CHECKING:
     from planner.artefacts.problem import Problem, Result
 
+# Operators that a message names.
+MAX_NAMES = 12
+ALL_NAMES = "planner convert PROFILE.json graph.txt writes all names"
+
 
 @dataclass(frozen=True, slots=True)
 class Manual(Options):
     """The user's own stages."""
 
     cuts: tuple[str, ...] = option(
-        "Your own stages: the last operator of each stage but the last.", (),
+        "Your own stages: the last operator of each stage but the last. A name that is none is"
+        " answered with names that are.", (),
         metavar="NAME,NAME", separator=",",
     )  # fmt: skip
     replicas: tuple[int, ...] = option(
@@ -53,7 +58,7 @@ def solve(problem: "Problem", time_limit_s: float) -> "Result":
     if manual == Manual():
         raise OptionError(
             "the solver manual needs --cuts NAME,NAME with the last operators of all stages but"
-            " the last, or --replicas N for one stage"
+            f" the last, or --replicas N for one stage; {known(problem.profile.graph)}"
         )
     stages = stages_of(problem.profile.graph, manual.cuts)
     replicas = manual.replicas or (1,) * len(stages)
@@ -82,8 +87,8 @@ def stages_of(graph: Graph, cuts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
     for name in cuts:
         if name not in indices:
             near = get_close_matches(name, indices, n=3)
-            meant = f"; did you mean {' or '.join(near)}?" if near else ""
-            raise OptionError(f"--cuts: there is no operator {name}{meant}")
+            meant = f"did you mean {' or '.join(near)}? {ALL_NAMES}" if near else known(graph)
+            raise OptionError(f"--cuts: there is no operator {name}; {meant}")
         inside, waiting = set[int](), [indices[name]]
         while waiting:
             v = waiting.pop()
@@ -100,6 +105,17 @@ def stages_of(graph: Graph, cuts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
             f"--cuts: nothing is left after {cuts[-1]}; leave the last stage's end out"
         )
     return (*stages, rest)
+
+
+def known(graph: Graph) -> str:
+    """The names of the operators, in their order; of many, some at equal distances, and the command
+    that writes all.
+    """
+    names, count = [one.name for one in graph.operators], len(graph.operators)
+    if count <= MAX_NAMES:
+        return f"the operators: {', '.join(names)}"
+    some = [names[count * i // MAX_NAMES] for i in range(MAX_NAMES)]
+    return f"some of the {count} operators, in their order: {', '.join(some)}; {ALL_NAMES}"
 
 
 def _strategies(

@@ -9,6 +9,7 @@ options of its own it has. The command line makes its options and help texts fro
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from planner.solvers.manual import Manual
 from planner.solvers.netsplit.options import NetSplit, Pesto
 from planner.solvers.pipedream.options import PipeDream
 from planner.solvers.sharded.options import Megatron, Zero
+from planner.support.errors import OptionError
 from planner.support.options import Options, declared
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ class Solver:
         summary: one line for the user.
         options: the type of its own options (see `planner.support.options`), None if it has none.
             All fields have defaults. The command line has them all.
+        searches: the fields of `Search` that it reads and others do not.
         in_portfolio: whether it is asked where no solver is named.
         always_asked: whether it is asked even if no work is left, because it takes next to none.
         improves: whether it has a first answer without work (a limit of 0), and a better one with
@@ -66,6 +69,7 @@ class Solver:
     path: str
     summary: str
     options: type[Options] | None = None
+    searches: tuple[str, ...] = ()
     in_portfolio: bool = False
     always_asked: bool = False
     improves: bool = False
@@ -143,6 +147,7 @@ SOLVERS: Mapping[str, Solver] = {
     "antichain": Solver(
         "planner.solvers.antichain.solve:solve",
         "the best pipeline with replicated stages, by dynamic programming over downsets",
+        searches=("max_downsets", "exact"),
         in_portfolio=True,
         improves=True,
         starts_from=("single", "data-parallel", "even", "pipedream"),
@@ -203,6 +208,7 @@ SOLVERS: Mapping[str, Solver] = {
         "planner.solvers.netsplit.pesto:solve",
         "Pesto's integer program, solved by constraints",
         Pesto,
+        searches=("seed",),
         max_devices=MAX_PLACED_DEVICES,
         without_memory="pesto_printed",
         synchronous=True,
@@ -211,6 +217,7 @@ SOLVERS: Mapping[str, Solver] = {
         "planner.solvers.netsplit.solve:solve",
         "a device for every operator, by constraint programming",
         NetSplit,
+        searches=("seed",),
         in_portfolio=True,
         improves=True,
         time_share=0.3,
@@ -280,9 +287,15 @@ def own_options(values: Mapping[str, Any]) -> tuple[Options, ...]:
         values: by the names of the fields; what is missing is as by default.
 
     Raises:
-        OptionError: if a value is wrong.
+        OptionError: if a value is wrong, or no solver has an option of that name.
     """
     kinds = dict.fromkeys(one.options for one in SOLVERS.values() if one.options is not None)
+    known = {name for kind in kinds for name in declared(kind)}
+    for name in values:
+        if name not in known:
+            near = get_close_matches(name, known, n=1) if isinstance(name, str) else ()
+            advice = f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(known))}"
+            raise OptionError(f"no solver has an option {name!r}; {advice}")
     made = (
         kind(**{name: values[name] for name in declared(kind) if name in values}) for kind in kinds
     )

@@ -8,6 +8,7 @@ that it cuts is not reproducible, which its answer says.
 """
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,6 +36,14 @@ def compile_clock() -> Callable[[], float]:
     """
     before_s = COMPILING.total_s
     return lambda: COMPILING.total_s - before_s
+
+
+def stopwatch() -> Callable[[], float]:
+    """A function that returns the time since by the clock on the wall, in s, less that spent on
+    compiling.
+    """
+    begin_s, compiling_s = time.monotonic(), compile_clock()
+    return lambda: time.monotonic() - begin_s - compiling_s()
 
 
 def processor_s() -> float:

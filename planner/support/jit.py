@@ -122,6 +122,7 @@ class _KernelCache(caching._Cache):
         target_context.refresh()
         shelf, name = _shelf(FOLDER), self._name(sig, target_context.codegen())
         if not self._enabled or (content := shelf.get(name)) is None:
+            _say_once()
             return None
         rebuild = CompileResult._rebuild
         return rebuild(target_context, *pickle.loads(content))  # type: ignore[no-untyped-call]
@@ -146,6 +147,12 @@ def compiled_before() -> bool:
     """Whether this version's kernels were compiled on this machine already."""
     folder = _shelf(FOLDER).folder
     return folder is not None and any(folder.glob(f"*{_SUFFIX}"))
+
+
+@cache
+def _say_once() -> None:
+    """Says why the first plan of a version takes longer, before the first kernel is compiled."""
+    LOGGER.info("compiling the searches and the simulator, once per version: up to a minute")
 
 
 def _kept(compiled: Any) -> Any:

@@ -6,7 +6,7 @@
         reserve: int = option("Memory left free.", 2**30, parse=parse_bytes, words="a size")
 
 The command line (`planner.commands.options.takes`), YAML files (`planner.training.config`), Python
-(the constructor) and the handshake of the ranks (`planner.launcher.greeting`) read these fields.
+(the constructor) and the handshake of the ranks (`planner.launcher.rendezvous`) read these fields.
 The type of a field says which values it takes; None is one of them where the default is None:
 
     bool, int, float, str, Path  that type. It is strict: True is no number, 2.5 is no count
@@ -279,6 +279,13 @@ def given(options: Options) -> dict[str, Any]:
         name: (getattr(options, name), one.default) for name, one in declared(type(options)).items()
     }
     return {name: value for name, (value, default) in values.items() if value != default}
+
+
+def typed_as(one: Option, value: Any) -> str:
+    """An option as it is typed: its flag, with the value where this is one of some choices."""
+    if one.type is bool and value is False:
+        return f"--no-{one.flag.removeprefix('--')}"
+    return f"{one.flag} {value}" if one.choices else one.flag
 
 
 def options_from(

@@ -37,6 +37,8 @@ _QUANTITY = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*(\S.*?)?\s*"
 
 # Of a quantity: the pattern takes more than the square of the length of what it does not match.
 _MAX_LENGTH = 500
+# More digits tell no two floats apart.
+_MAX_DIGITS = 18
 
 
 def _parse(text: str, units: Mapping[str, float], what: str, example: str) -> float:
@@ -63,8 +65,11 @@ def parse_bytes(text: str) -> int:
     return round(_parse(text, BYTES, "a size", "80 GiB"))
 
 
-def parse_seconds(text: str) -> float:
+def parse_seconds(text: str, example: str = "5 us") -> float:
     """Seconds in a time such as "3 ms".
+
+    Args:
+        example: of a time, for messages.
 
     Raises:
         UnitError: if there is no unit, or one that is no time.
@@ -72,7 +77,7 @@ def parse_seconds(text: str) -> float:
     >>> parse_seconds("3 ms")
     0.003
     """
-    return _parse(text, SECONDS, "a time", "5 us")
+    return _parse(text, SECONDS, "a time", example)
 
 
 def parse_rate(text: str) -> float:
@@ -111,15 +116,35 @@ def _scaled(value: float, steps: tuple[tuple[float, str], ...]) -> str:
     return f"{round(value / factor, 3) + 0.0:.3g} {unit}"  # never "-0"
 
 
+_SIZES = ((1024**4, "TiB"), (1024**3, "GiB"), (1024**2, "MiB"), (1024, "KiB"), (1, "B"))
+
+
 def format_bytes(size_bytes: float) -> str:
     """A size for people, in binary units.
 
     >>> format_bytes(1536), format_bytes(0)
     ('1.5 KiB', '0 B')
     """
-    return _scaled(
-        size_bytes, ((1024**4, "TiB"), (1024**3, "GiB"), (1024**2, "MiB"), (1024, "KiB"), (1, "B"))
-    )
+    return _scaled(size_bytes, _SIZES)
+
+
+def format_bytes_apart(first: int, second: int) -> tuple[str, str]:
+    """Two sizes for people: where they would read alike, in one unit, with as many digits as tell
+    them apart.
+
+    >>> format_bytes_apart(1536, 1024**2), format_bytes_apart(1_085_000_000, 1_084_000_000)
+    (('1.5 KiB', '1 MiB'), ('1.0105 GiB', '1.0096 GiB'))
+    >>> format_bytes_apart(2**30, 2**30 - 1), format_bytes_apart(7, 7)
+    (('1 GiB', '0.999999999 GiB'), ('7 B', '7 B'))
+    """
+    factor, unit = next((one for one in _SIZES if max(first, second) >= one[0]), _SIZES[-1])
+    for digits in range(3, _MAX_DIGITS):
+        texts = [f"{size / factor:.{digits}g}" for size in (first, second)]
+        if texts[0] != texts[1] and digits > 3:
+            return f"{texts[0]} {unit}", f"{texts[1]} {unit}"
+        if texts[0] != texts[1]:
+            break
+    return format_bytes(first), format_bytes(second)
 
 
 def format_seconds(time_s: float) -> str:

@@ -71,6 +71,12 @@ def read_config(path: Path) -> dict[str, Any]:
             line = lines.get(name, 0)
             place = f"{path}: line {line}: " if line else f"{path}: "
             wrong.append((line, f"{place}{name}: {error}"))
+    if "steps" in values and "epochs" in values:
+        first, last = sorted((lines.get(name, 0), name) for name in ("steps", "epochs"))
+        message = (
+            f"{last[1]}: line {first[0]} has {first[1]}; expected one of the two, leave one out"
+        )
+        wrong.append((last[0], f"{path}: line {last[0]}: {message}"))
     if wrong:
         raise FileError("\n".join(message for _, message in sorted(wrong)))
     digest = hashlib.sha256(text.encode()).hexdigest()[:HASH_DIGITS]

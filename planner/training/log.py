@@ -11,12 +11,14 @@ that is not finite is null, because JSON has no other.
 import json
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from planner.launcher.updates import Update
+from planner.launcher.updates import StepResult
 from planner.support.errors import FileError
 from planner.support.outputs import FileKind, head_of
+from planner.training.evaluation import Evaluation
 
 FORMAT = "planner-log/1"
 _HEAD = json.dumps({"format": FORMAT})
@@ -28,41 +30,44 @@ class Log:
 
     Args:
         path: of the file.
-        goes_on: whether lines are added to those that are there, as where a training is resumed.
+        done: number of steps that are done. Their lines stay, and those of later steps, which are
+            done again, go. With none the file begins anew.
 
     Raises:
         FileError: if it cannot be written.
     """
 
-    def __init__(self, path: Path, *, goes_on: bool = False) -> None:
+    def __init__(self, path: Path, done: int) -> None:
         try:
-            adds = goes_on and path.exists()
-            self._file: IO[str] = path.open("a" if adds else "w", encoding="utf-8")
+            kept = _lines_up_to(done, path) if done and path.exists() else []
+            self._file: IO[str] = path.open("w", encoding="utf-8")
         except OSError as error:
             raise FileError(f"{path}: cannot be written: {error.strerror or error}") from None
-        if not adds:
+        self._file.writelines(kept)
+        if not kept:
             self._write({"format": FORMAT})
 
-    def step(self, step: int, update: Update, seconds: float) -> None:
+    def step(self, done: int, result: StepResult, seconds: float) -> None:
         """A step that is done.
 
         Args:
-            step: its index, from 0.
-            update: what became of it.
+            done: number of steps done.
+            result: of the step.
             seconds: it took.
         """
-        line: dict[str, object] = {"step": step + 1, "loss": update.loss, "lr": update.rate}
-        if update.norm is not None:
-            line["norm"] = update.norm
-        if update.scale != 1:
-            line["scale"] = update.scale
-        if update.skipped:
+        line: dict[str, object] = {"step": done, "loss": result.loss, "lr": result.rate}
+        if result.norm is not None:
+            line["norm"] = result.norm
+        if result.scale != 1:
+            line["scale"] = result.scale
+        if result.skipped:
             line["skipped"] = True
         self._write({**line, "s": round(seconds, 6)})
 
-    def evaluation(self, step: int, figures: Mapping[str, float]) -> None:
+    def evaluation(self, evaluation: Evaluation) -> None:
         """An evaluation after a step."""
-        self._write({"step": step + 1, "evaluation": {n: _known(v) for n, v in figures.items()}})
+        figures = {name: _known(value) for name, value in evaluation.figures.items()}
+        self._write({"step": evaluation.step, "evaluation": figures})
 
     def close(self) -> None:
         """Closes the file."""
@@ -76,3 +81,14 @@ class Log:
 
 def _known(value: object) -> object:
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _lines_up_to(done: int, path: Path) -> list[str]:
+    """The lines of a log that are no later than some steps. A line that was cut off goes."""
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+        with suppress(ValueError):
+            plain = json.loads(line)
+            if isinstance(plain, dict) and plain.get("step", 0) <= done and line.endswith("\n"):
+                kept.append(line)
+    return kept

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from planner.artefacts.losses import Loss
-from planner.launcher.feed import IGNORED_CLASS
+from planner.launcher.batch import IGNORED_CLASS
 from planner.operators.losses import criterion
 from planner.support.errors import LaunchError
 from planner.support.named import function_named

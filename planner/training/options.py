@@ -1,11 +1,19 @@
-"""Options of a training besides its loop: where it runs, and its checkpoints."""
+"""Options of a training besides its loop; `Asked`, everything that a user asks of a training."""
 
+import os
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from planner.launcher.options import DeviceKind
-from planner.support.options import Options, option
+from planner.artefacts.options import LossOptions
+from planner.launcher.options import DeviceKind, Loop, check
+from planner.support.errors import FileError, OptionError
+from planner.support.options import Options, option, options_from
+
+if TYPE_CHECKING:
+    from planner.artefacts.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,3 +65,91 @@ class WeightsOptions(Options):
     model: Path | None = option(
         "ONNX file that was trained, if it is not where the checkpoint says."
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a user asks of a training.
+
+    Attributes:
+        plan: strategy.json.
+        path: of strategy.json; messages name it, and the model is relative to its folder.
+        loop: how it trains.
+        loss: functions and dimensions of classes that replace those of the plan.
+        launching: where it runs.
+        checkpoints: to write and to go on from.
+    """
+
+    plan: "Plan"
+    path: Path
+    loop: Loop
+    loss: LossOptions
+    launching: Launching
+    checkpoints: Checkpoints
+
+    @property
+    def options(self) -> tuple[Options, ...]:
+        """All options, which the ranks compare."""
+        return self.loop, self.loss, self.launching, self.checkpoints
+
+
+def options_of(
+    function: str, how: Mapping[str, Any], without: Collection[str] = ()
+) -> tuple[Loop, LossOptions, Launching, Checkpoints]:
+    """The options of a training from the keyword arguments of a function.
+
+    Args:
+        function: its name, for the message.
+        without: options that it does not take.
+
+    Raises:
+        TypeError: if it takes no option of that name.
+        OptionError: if a value is wrong.
+    """
+    kinds = (Loop, LossOptions, Launching, Checkpoints)
+    loop, loss, launching, checkpoints = options_from(
+        function, how, *kinds, without={"output", *without}
+    )
+    return loop, loss, launching, checkpoints
+
+
+def check_options(loop: Loop, checkpoints: Checkpoints) -> None:
+    """Raises the first contradiction between options, before any file is read.
+
+    Raises:
+        PlannerError: a message for the user.
+    """
+    try:
+        check(loop)
+        check_folder(checkpoints)
+    except OptionError as error:
+        if loop.config is None:
+            raise
+        raise OptionError(
+            f"{error} (with the options of {loop.config.rpartition(' ')[0]})"
+        ) from None
+
+
+def check_folder(checkpoints: Checkpoints) -> None:
+    """Refuses a folder that cannot be there, and an interval without a folder.
+
+    Raises:
+        OptionError: if --checkpoint-every stands alone.
+        FileError: if no folder can be there.
+    """
+    folder = checkpoints.checkpoint
+    if folder is None:
+        if checkpoints.checkpoint_every is not None:
+            raise OptionError(
+                f"--checkpoint-every {checkpoints.checkpoint_every}: expected a folder for the"
+                " checkpoints; give --checkpoint DIR, too"
+            )
+        return
+    there = next(one for one in (folder, *folder.absolute().parents) if os.path.lexists(one))
+    if not there.is_dir():
+        raise FileError(f"{folder}: expected a folder for checkpoints, {there} is none")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise FileError(
+            f"{folder}: expected a folder for checkpoints, but {there} takes no files of yours;"
+            " name another one"
+        )

@@ -10,12 +10,13 @@ from statistics import median
 from planner.artefacts.graph import Graph, tensors_by_name
 from planner.artefacts.losses import Loss
 from planner.artefacts.plan import DevicePrediction, Plan, StagePrediction, said_times
-from planner.launcher.asynchronous.steady import cropped, steady_window, steps_to_show
 from planner.launcher.clocks import Clock
-from planner.launcher.runtime import Record
+from planner.launcher.executor import IterationRecord
 from planner.profilers.devices import is_of_type
 from planner.schedules.actions import Compute, Direction
 from planner.simulator.timeline import Event, Timeline, Transfer, communication_s, compute_s, idle_s
+from planner.training.evaluation import Evaluation
+from planner.training.steady import cropped, steady_window, steps_to_show
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +57,6 @@ class MeasuredDevice:
     idle_s: float
     peak_bytes: int
     live_bytes: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """Figures of the model in the middle of a training.
-
-    Attributes:
-        step: number of steps before it.
-        figures: loss, accuracy and the user's, by name.
-    """
-
-    step: int
-    figures: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +104,7 @@ class LaunchReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Findings:
+class RankMeasurements:
     """The measurements of one rank.
 
     Attributes:
@@ -127,7 +115,7 @@ class Findings:
         records: the records of the last steps; under an asynchronous schedule, that of a flow.
         peak_bytes: as in `MeasuredDevice`.
         peaks_bytes: peak memory at each event of an iteration in which memory was watched, as in
-            `Record`; None without one.
+            `IterationRecord`; None without one.
         type: its device's own name for its type.
         threads: number of torch's threads.
         ended_s: of each step of that flow, since its start; empty under other schedules.
@@ -137,7 +125,7 @@ class Findings:
     loss: tuple[float, ...]
     begun_s: tuple[float, ...]
     iterations_s: tuple[float, ...]
-    records: tuple[Record, ...]
+    records: tuple[IterationRecord, ...]
     peak_bytes: int
     peaks_bytes: tuple[int, ...] | None
     type: str
@@ -168,7 +156,7 @@ def make_report(
     plan: Plan,
     graph: Graph,
     losses: Sequence[Loss],
-    findings: Sequence[Findings],
+    ranks: Sequence[RankMeasurements],
     clocks: Sequence[Clock],
 ) -> LaunchReport:
     """The report of a launch.
@@ -177,27 +165,27 @@ def make_report(
         plan: the plan that was run.
         graph: the model's graph.
         losses: the losses that were trained.
-        findings: the measurements of all ranks, by rank.
+        ranks: the measurements of all ranks, by rank.
         clocks: the clocks of all ranks, by rank.
     """
-    steps = len(findings[0].loss)
+    steps = len(ranks[0].loss)
     measure = _steady if plan.strategy.schedule.is_asynchronous else _typical
-    measured = measure(plan, graph, findings, clocks)
+    measured = measure(plan, graph, ranks, clocks)
     timeline, kept = measured.timeline, measured.kept
-    notes = _incomparable(plan, findings)
-    loss = tuple(sum(shares) for shares in zip(*(one.loss for one in findings), strict=True))
+    notes = _incomparable(plan, ranks)
+    loss = tuple(sum(shares) for shares in zip(*(one.loss for one in ranks), strict=True))
     return LaunchReport(
         steps=steps,
         loss=loss,
         measured_iteration_s=measured.iteration_s,
         iterations_s=measured.iterations_s,
         predicted_iteration_s=plan.prediction.iteration_s,
-        stages=tuple(_stage(plan, s, findings, kept) for s in range(len(plan.strategy.stages))),
-        devices=tuple(_device(plan, rank, one, timeline) for rank, one in enumerate(findings)),
+        stages=tuple(_stage(plan, s, ranks, kept) for s in range(len(plan.strategy.stages))),
+        devices=tuple(_device(plan, rank, one, timeline) for rank, one in enumerate(ranks)),
         timeline=timeline,
         comparable=not notes,
         notes=(
-            *notes, *_threads(plan, findings), *_short(steps), *measured.notes, *_diverged(loss)
+            *notes, *_threads(plan, ranks), *_short(steps), *measured.notes, *_diverged(loss)
         ),
         times=said_times(plan),
         losses=tuple(losses),
@@ -208,48 +196,48 @@ def make_report(
 
 
 def _typical(
-    plan: Plan, graph: Graph, findings: Sequence[Findings], clocks: Sequence[Clock]
+    plan: Plan, graph: Graph, ranks: Sequence[RankMeasurements], clocks: Sequence[Clock]
 ) -> _Measured:
     """The times of iterations that follow each other, each begun by all ranks together."""
-    steps = len(findings[0].loss)
+    steps = len(ranks[0].loss)
     # (steps, ranks) start of each step on rank 0's clock, on which ranks can be compared.
     begun_s = [
-        [clock.on_rank_0(one.begun_s[i]) for one, clock in zip(findings, clocks, strict=True)]
+        [clock.on_rank_0(one.begun_s[i]) for one, clock in zip(ranks, clocks, strict=True)]
         for i in range(steps)
     ]
     iterations_s = [
-        max(begun + one.iterations_s[i] for begun, one in zip(begun_s[i], findings, strict=True))
+        max(begun + one.iterations_s[i] for begun, one in zip(begun_s[i], ranks, strict=True))
         - min(begun_s[i])
         for i in range(steps)
     ]
     measured_s = median(iterations_s[1:] or iterations_s)  # the first step warms up
     # Only the last steps have records, so these indices count from the end: -1 is the last step in
     # `iterations_s` as well as in `records`. The first step is among them only if it is alone.
-    kept = range(-min(len(findings[0].records), max(1, steps - 1)), 0)
+    kept = range(-min(len(ranks[0].records), max(1, steps - 1)), 0)
     # A real iteration, not a mean of several: in it times add up, and no transfer ends before its
     # start.
     typical = min(kept, key=lambda i: (abs(iterations_s[i] - measured_s), i))
     late_s = [begun - min(begun_s[typical]) for begun in begun_s[typical]]
     timeline = measured_timeline(
         graph,
-        {one.device: one.records[typical] for one in findings},
-        {one.device: late for one, late in zip(findings, late_s, strict=True)},
+        {one.device: one.records[typical] for one in ranks},
+        {one.device: late for one, late in zip(ranks, late_s, strict=True)},
     )
-    timeline = replace(timeline, memory=_memory(findings, typical, late_s))
+    timeline = replace(timeline, memory=_memory(ranks, typical, late_s))
     return _Measured(measured_s, tuple(iterations_s), timeline, kept)
 
 
 def _steady(
-    plan: Plan, graph: Graph, findings: Sequence[Findings], clocks: Sequence[Clock]
+    plan: Plan, graph: Graph, ranks: Sequence[RankMeasurements], clocks: Sequence[Clock]
 ) -> _Measured:
     """The times of iterations that run through each other, from the longest flow."""
     pairs = [
-        (one, one.records[-1].begun_s, clock) for one, clock in zip(findings, clocks, strict=True)
+        (one, one.records[-1].begun_s, clock) for one, clock in zip(ranks, clocks, strict=True)
     ]
     begun_s = min(clock.on_rank_0(begun) for _, begun, clock in pairs)
     ends_s = [
         max(clock.on_rank_0(begun + one.ended_s[i]) for one, begun, clock in pairs) - begun_s
-        for i in range(len(findings[0].ended_s))
+        for i in range(len(ranks[0].ended_s))
     ]
     window = steady_window(plan.strategy, 0.0, ends_s)
     # Clocks go at different speeds, so a flow is not equally late all the time.
@@ -258,7 +246,7 @@ def _steady(
         - one.ended_s[window.step]
         for one, begun, clock in pairs
     }  # fmt: skip
-    whole = measured_timeline(graph, {one.device: one.records[-1] for one in findings}, late_s)
+    whole = measured_timeline(graph, {one.device: one.records[-1] for one in ranks}, late_s)
     timeline = cropped(whole, window.start_s, window.end_s)
     notes = () if window.is_steady else (_unsteady(plan, len(ends_s)),)
     return _Measured(window.step_s, window.steps_s, timeline, range(-1, 0), notes)
@@ -274,7 +262,7 @@ def _unsteady(plan: Plan, steps: int) -> str:
     )
 
 
-def _stage(plan: Plan, s: int, findings: Sequence[Findings], kept: range) -> MeasuredStage:
+def _stage(plan: Plan, s: int, ranks: Sequence[RankMeasurements], kept: range) -> MeasuredStage:
     """Predicted and measured times of a stage, from the records of the kept steps."""
     stage = plan.strategy.stages[s]
 
@@ -287,7 +275,7 @@ def _stage(plan: Plan, s: int, findings: Sequence[Findings], kept: range) -> Mea
                 if isinstance(action, Compute)
                 and (action.stage, action.direction) == (s, direction)
             )
-            for one in findings
+            for one in ranks
             if one.device in stage.devices
         )
 
@@ -295,7 +283,7 @@ def _stage(plan: Plan, s: int, findings: Sequence[Findings], kept: range) -> Mea
     return MeasuredStage(stage.devices, plan.prediction.stages[s], measured)
 
 
-def _device(plan: Plan, rank: int, own: Findings, timeline: Timeline) -> MeasuredDevice:
+def _device(plan: Plan, rank: int, own: RankMeasurements, timeline: Timeline) -> MeasuredDevice:
     """Predicted and measured figures of a rank's device."""
     predicted = next(d for d in plan.prediction.devices if d.device == own.device)
     return MeasuredDevice(
@@ -310,7 +298,7 @@ def _device(plan: Plan, rank: int, own: Findings, timeline: Timeline) -> Measure
 
 
 def measured_timeline(
-    graph: Graph, records: Mapping[int, Record], late_s: Mapping[int, float]
+    graph: Graph, records: Mapping[int, IterationRecord], late_s: Mapping[int, float]
 ) -> Timeline:
     """One iteration of all devices, from when the first one leaves the barrier.
 
@@ -337,7 +325,7 @@ def measured_timeline(
 
 
 def _memory(
-    findings: Sequence[Findings], typical: int, late_s: Sequence[float]
+    ranks: Sequence[RankMeasurements], typical: int, late_s: Sequence[float]
 ) -> dict[int, tuple[tuple[float, int], ...]]:
     """Memory in use during each action, by device.
 
@@ -351,13 +339,13 @@ def _memory(
                 one.records[typical].events, one.peaks_bytes, strict=True
             )
         )
-        for one, late in zip(findings, late_s, strict=True)
+        for one, late in zip(ranks, late_s, strict=True)
         if one.peaks_bytes is not None
     }
 
 
 def _flows(
-    graph: Graph, source: int, target: int, records: Mapping[int, Record],
+    graph: Graph, source: int, target: int, records: Mapping[int, IterationRecord],
     late_s: Mapping[int, float],
 ) -> list[Transfer]:  # fmt: skip
     """The transfers of one ordered pair of devices: the k-th send belongs to the k-th receive.
@@ -383,23 +371,23 @@ def _flows(
     return transfers
 
 
-def _incomparable(plan: Plan, findings: Sequence[Findings]) -> list[str]:
+def _incomparable(plan: Plan, ranks: Sequence[RankMeasurements]) -> list[str]:
     """Notes on devices whose type is not the planned one, which makes times incomparable."""
     planned = {d.device: d.type for d in plan.prediction.devices}
-    ranks: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for rank, one in enumerate(findings):
-        ranks[planned[one.device], one.type].append(rank)
+    of_types: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for rank, one in enumerate(ranks):
+        of_types[planned[one.device], one.type].append(rank)
     return [
         f"not comparable: planned for {type_}, run on {name} (ranks {', '.join(map(str, which))})"
-        for (type_, name), which in ranks.items()
+        for (type_, name), which in of_types.items()
         if not is_of_type(name, type_)
     ]
 
 
-def _threads(plan: Plan, findings: Sequence[Findings]) -> list[str]:
+def _threads(plan: Plan, ranks: Sequence[RankMeasurements]) -> list[str]:
     """A note if the number of CPU threads is not that of the profile."""
-    used = findings[0].threads
-    if findings[0].type != "cpu" or plan.threads in (None, used):
+    used = ranks[0].threads
+    if ranks[0].type != "cpu" or plan.threads in (None, used):
         return []
     threads = "1 thread" if plan.threads == 1 else f"{plan.threads} threads"
     return [f"profiled with {threads}, run with {used} per rank (--threads)"]

@@ -1,60 +1,92 @@
-"""`Trainer`: one device's part of a training, step after step."""
+"""`Trainer`: one device's part of a training, from meeting the other ranks to leaving them."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 import torch
-from torch import Tensor
 
 from planner.artefacts.options import Optimizer as OptimizerName
-from planner.artefacts.strategy import GradientSum
-from planner.launcher.asynchronous.flows import Flows
-from planner.launcher.asynchronous.steady import steps_to_show
-from planner.launcher.asynchronous.updates import StageUpdates
-from planner.launcher.feed import Batch, BatchNeeds, Copies, Feed, synthetic_feed, user_feed
-from planner.launcher.gradients import (
+from planner.launcher.asynchronous import Flow, check_schedule, flow_end
+from planner.launcher.batch import Batch
+from planner.launcher.device_part import as_it_crosses, make_part, shorter_dtype
+from planner.launcher.executor import Executor, IterationRecord, TrainingStep
+from planner.launcher.failures.errors import introduce, with_causes
+from planner.launcher.failures.hosts import hosts_watched
+from planner.launcher.failures.rank import current_status, take_error_hook
+from planner.launcher.failures.status import Phase
+from planner.launcher.gradients import GradientBuckets, buckets
+from planner.launcher.groups import Groups
+from planner.launcher.job import TrainingJob, prepare, with_choices
+from planner.launcher.mesh.lines import all_lines
+from planner.launcher.options import Loop
+from planner.launcher.rates import rate_factor
+from planner.launcher.rendezvous import (
+    HASH_DIGITS,
+    LaunchAgreement,
+    ProcessRank,
+    compare_ranks,
+    failure_reported,
+    meet_others,
+    process_rank,
+)
+from planner.launcher.transfers import boxes_of
+from planner.launcher.updates import (
     DEFAULT_LEARNING_RATES,
-    GradientBuffers,
-    buckets,
+    LossScale,
+    OptimizerStep,
+    UpdateRules,
+    loss_scale,
     make_optimizer,
 )
-from planner.launcher.job import TrainingJob
-from planner.launcher.options import USUAL_STEPS, Loop
-from planner.launcher.part import Part, as_it_crosses, make_part, shorter_dtype
-from planner.launcher.rates import rate_factor
-from planner.launcher.runtime import Record, Runtime
-from planner.launcher.split.boxes import boxes_of
-from planner.launcher.split.mesh import all_lines
-from planner.launcher.updates import Rules, Updates, loss_scale, owned
-from planner.launcher.world import World
+from planner.launcher.versions import CurrentWeights, Weights
 from planner.profilers.storages import MemoryWatch
 from planner.resharding.sums import owns, silent
-from planner.schedules.actions import Compute, waiting_for_sends
-from planner.support.errors import LaunchError
-from planner.training.datasets import MapFeed, StreamFeed, dataset_feed, given, is_dataset, said
-from planner.training.dealing import Deal, History
-from planner.training.evaluation import EvalData, Evaluator
-from planner.training.samples import Reader
+from planner.schedules.actions import Compute, Direction, waiting_for_sends
+from planner.training.checkpoints.content import Content
+from planner.training.checkpoints.folder import Checkpoint
+from planner.training.checkpoints.saver import Saver
+from planner.training.checkpoints.start import check_fits, start_of
+from planner.training.data.batching import BatchSizeHistory
+from planner.training.data.datasets import EvalData
+from planner.training.data.feeds import (
+    layout_of,
+    make_feed,
+    number_of_steps,
+    reader_of,
+    training_seed,
+)
+from planner.training.evaluation import Evaluator
+from planner.training.options import Asked
+from planner.training.steady import steps_to_show
 
 
 class Trainer:
-    """The part of one device; every rank makes one, and all call `step` equally often.
+    """The part of one device; every rank makes one, and all call the same methods.
+
+    It is a context manager: its end is `close`.
 
     Attributes:
-        world: the other devices.
+        job: what is trained.
+        rank: of this process.
+        groups: the other devices.
         part: its stages and parameters.
         microbatches: indices of those that it runs, ascending.
-        gradients: of its trained parameters.
+        reader: reads the data that it needs.
+        buckets: of the gradients of its trained parameters.
+        weights: changes the same.
         optimizer: of the same; None if there are none.
-        updates: what stands around the optimizer.
-        flows: runs the steps of an asynchronous schedule; None for other schedules.
+        optimizer_step: everything that a step does around the optimizer.
+        executor: runs its actions.
+        flow: runs the steps of an asynchronous schedule; None for other schedules.
         num_steps: steps of the whole training.
-        deal: how samples become microbatches.
+        layout: how samples become microbatches.
         history: the sizes of all batches since the first step.
-        evaluate: gives the figures of an evaluation; all ranks call it together. None without data.
-        runtime: runs its actions.
+        evaluator: for --eval-data; None without it.
+        content: of its checkpoints.
+        start: the checkpoint that it has gone on from; None for none.
         next_step: the index of the step that `step` runs next.
 
     Args:
@@ -69,79 +101,157 @@ class Trainer:
             torch.set_num_threads(loop.threads or plan.threads or 1)
         else:
             torch.cuda.set_device(job.device)
+        self.job, self.rank, self._watched = job, rank, ExitStack()
+        self._actions = job.program.lists[plan.ranks[rank]]
+        computed = (one for one in self._actions if isinstance(one, Compute))
+        self.microbatches = sorted({one.microbatch for one in computed})
+        sums, lines = buckets(job.program.sums), all_lines(plan.strategy)
+        self.groups = Groups(plan.ranks, rank, replace(job.program, sums=sums), job.device, lines)
         scale = loss_scale(shorter_dtype(job))
-        actions = job.program.lists[plan.ranks[rank]]
-        self.microbatches = sorted({a.microbatch for a in actions if isinstance(a, Compute)})
-        self.part = make_part(job, plan.ranks[rank], lambda: scale.value)
-        self.deal = deal_of(job, loop)
-        self.history = History(((0, self.deal.samples),))
-        # Data that does not fit is told before the ranks meet.
+        self.part = make_part(job, self.groups, lambda: scale.value)
+        self.layout, self.reader = layout_of(job, loop), reader_of(job, self.part)
+        self.history, self.next_step = self.layout.history, 0
         self._feed = make_feed(job, self.part, loop, self.microbatches)
-        eval_data = self._eval_data(job, loop.eval_data)
-        sums = buckets(job.program.sums)
-        self._losses = job.losses
-        lines = all_lines(plan.strategy)
-        self.world = World(plan.ranks, rank, replace(job.program, sums=sums), job.device, lines)
-        if self.part.place is not None:
-            self.part.place.connect(self.world)
-        self.num_steps = _num_steps(loop, self._feed, self.world)
-        crossing = as_it_crosses(job.model.graph, plan)
-        self.evaluate: Evaluator | None = None
-        if eval_data is not None:
-            self.evaluate = Evaluator(
-                job, self.part, crossing, self.world, eval_data, self.deal, loop.metrics
-            )
+        self._coming: Iterator[Batch] | None = None  # from the next step on
+        self.evaluator: Evaluator | None = None
+        if loop.eval_data is not None:
+            self.evaluator = self._evaluator(loop.eval_data, "--eval-data", loop.metrics)
+        self.num_steps = number_of_steps(loop, self._feed, self.groups)
         self.optimizer = make_optimizer(
-            OptimizerName(plan.optimizer), list(self.part.stepped.values()),
+            OptimizerName(plan.optimizer), list(self.part.optimizer_parameters.values()),
             loop.learning_rate, loop.weight_decay,
         )  # fmt: skip
-        self.gradients = GradientBuffers(
-            self.part.accumulating, sums, self.world.device, self.part.parts,
-            silent(plan.strategy, job.model.graph, self.world.device),
+        self.buckets = GradientBuckets(
+            self.part.gradient_accumulators, sums, self.groups, self.part.shards,
+            silent(plan.strategy, job.model.graph, self.groups.device),
         )  # fmt: skip
-        rules = _rules(job, loop, self.num_steps, self.world)
-        self.next_step = 0
-        self.updates: Updates | StageUpdates
-        self.runtime: Runtime
-        self.flows: Flows | None = None
+        self.content = Content(job, self.part, self.optimizer, self.groups)
+        self.start: Checkpoint | None = None
+        self._savers: dict[Path, Saver] = {}
+        self.executor = self._executor(training_seed(job, loop))
+        rules = _rules(job, loop, self.num_steps, self.groups)
+        self.flow: Flow | None = None
         if plan.strategy.schedule.is_asynchronous:
-            self.flows = Flows(
-                job, self.part, self.gradients, self.optimizer, self.world, rules,
-                seed_of(job, loop),
-            )  # fmt: skip
-            self.updates, self.runtime = self.flows.updates, self.flows.runtime
-            return
-        mine = self._owned(job, sums)
-        updates = Updates(
-            self.optimizer, self.gradients, mine, self.world, rules, scale, self.part.states
+            self.flow = Flow(
+                job, self.part, self.buckets, self.optimizer, rules, self.groups, self.executor
+            )
+            self.weights: Weights = self.flow.weights
+            self.optimizer_step = self.flow.optimizer_step
+        else:
+            self.weights = CurrentWeights()
+            self.optimizer_step = self._optimizer_step(rules, scale)
+
+    def _executor(self, seed: int) -> Executor:
+        """Runs the actions of this device."""
+        plan, program = self.job.plan, self.job.program
+        crossing = as_it_crosses(self.job.model.graph, plan)
+        # In flows, unlike in one step of few microbatches, a backward comes before a forward.
+        backwards = frozenset({Direction.BACKWARD})
+        flows = plan.strategy.schedule.is_asynchronous
+        waiting = backwards if flows else waiting_for_sends(program.code)
+        boxes = boxes_of(plan.strategy, crossing, self.groups.device)
+        return Executor(self.part.stages, boxes, self.buckets, self.groups, waiting, seed)
+
+    def _optimizer_step(self, rules: UpdateRules, scale: LossScale) -> OptimizerStep:
+        """The steps of this device; it counts the gradients that no device before it has."""
+        strategy, graph = self.job.plan.strategy, self.job.model.graph
+        owned = tuple(
+            parameter
+            for name, parameter in self.part.optimizer_parameters.items()
+            if owns(strategy, graph, self.groups.device, name)
         )
-        self.updates, self.runtime = updates, Runtime(
-            actions, boxes_of(plan.strategy, crossing, self.world.device), self.part.stages,
-            self.gradients, updates, self.world,
-            waiting_for_sends(job.program.code), seed_of(job, loop),
-            partial(_scatter, self.part, sums),
+        self.buckets.follow(self._actions)
+        return OptimizerStep(
+            self.optimizer, self.buckets, owned, self.part.shards, self.weights,
+            rules=rules, scale=scale, together=self.groups.add_up,
         )  # fmt: skip
 
-    def _owned(self, job: TrainingJob, sums: Sequence[GradientSum]) -> tuple[Tensor, ...]:
-        """What this device steps and counts for all that have the same."""
-        strategy, graph, device = job.plan.strategy, job.model.graph, self.world.device
-        if all(stage.sharding is None for stage in strategy.stages):
-            return owned(self.part.trained, sums, device)
-        stepped = self.part.stepped.items()
-        return tuple(one for name, one in stepped if owns(strategy, graph, device, name))
+    # ------------------------------------------------------------------------ begin and end
 
-    def _eval_data(self, job: TrainingJob, data: object) -> EvalData | None:
-        """What this device reads of the data of evaluations."""
-        if data is None:
+    @classmethod
+    def open(cls, asked: Asked, check: Callable[[ProcessRank | None], None]) -> "Trainer | None":
+        """Meets the other ranks, reads what is trained, and goes on from a checkpoint.
+
+        Args:
+            check: refuses, before ranks meet, what does not fit the place of this process among
+                those that torchrun has started (None outside it).
+
+        Returns:
+            The trainer; None on a rank that idles.
+
+        Raises:
+            PlannerError: if files, options and processes do not fit each other.
+            Stopped: on a rank that has lost another one.
+        """
+        plan, loop, process = asked.plan, asked.loop, process_rank()
+        with failure_reported(process):
+            check_schedule(plan, loop)
+            check(process)
+        process = process or ProcessRank(0, 1, 0, 1)
+        agreed = meet_others(plan, asked.options, process)
+        if process.rank >= len(plan.ranks):
             return None
-        needs = needs_of(job, self.part)
-        reader = Reader(job.model.graph, job.losses, needs, job.device)
-        reads = reader if needs.inputs or needs.targets else None
-        return EvalData(data, "--eval-data", self.deal, self.microbatches, reads)
+        device = agreed.ranks[process.rank]
+        introduce(plan, device, loop.hang_timeout)
+        with ExitStack() as watched:
+            watched.enter_context(hosts_watched(agreed.hosts, process.rank))
+            with with_causes(plan, device):
+                job, start = _read_job(asked, agreed, process)
+                trainer = cls(job, loop, process.rank)
+                take_error_hook()
+                if start is not None:
+                    trainer.resume(start)
+            trainer._watched = watched.pop_all()
+        current_status().enter(Phase.BETWEEN)
+        return trainer
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Gives errors their rank, stage and action, and tells them to other hosts."""
+        with ExitStack() as failing:
+            failing.push(self._watched)
+            with with_causes(self.job.plan, self.groups.device):
+                yield
+            failing.pop_all()
+
+    def close(self) -> None:
+        """After the last step, with all other ranks."""
+        with self.errors():
+            self.groups.barrier()
+        self.groups.close()
+        self._watched.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if error[0] is None:
+            self.close()
+        else:  # the other ranks cannot be met any more
+            self._watched.__exit__(*error)
+
+    # ------------------------------------------------------------------------ checkpoints
+
+    def resume(self, start: Checkpoint) -> None:
+        """Goes on from a checkpoint.
+
+        Raises:
+            FileError: if the checkpoint does not fit this device, or is damaged.
+            LaunchError: if the ranks do not see the same one.
+        """
+        self.content.restore(start)
+        self.restore(start.record.extras, start.record.step)
+        self.start = start
+
+    def saver(self, folder: Path, keep: int) -> Saver:
+        """The writer of checkpoints into a folder."""
+        if folder not in self._savers:
+            self._savers[folder] = Saver(self.content, folder, keep)
+        return self._savers[folder]
 
     def extras(self) -> dict[str, Any]:
         """The state besides weights, statistics and optimizer, as JSON."""
-        scale = self.updates.scale
+        scale = self.optimizer_step.scale
         return {
             "loss_scale": {"value": scale.value, "good_steps": scale.good_steps},
             "batches": [[*part] for part in self.history.parts],
@@ -154,32 +264,55 @@ class Trainer:
             extras: what `extras` has given; fields that are not there stay as they are.
             step: the index of the step that is next.
         """
-        if "loss_scale" in extras and self.updates.scale.is_dynamic:
-            self.updates.scale.value = float(extras["loss_scale"]["value"])
-            self.updates.scale.good_steps = int(extras["loss_scale"]["good_steps"])
+        if "loss_scale" in extras and self.optimizer_step.scale.is_dynamic:
+            self.optimizer_step.scale.value = float(extras["loss_scale"]["value"])
+            self.optimizer_step.scale.good_steps = int(extras["loss_scale"]["good_steps"])
         if "batches" in extras:
-            known = History(tuple((int(begin), int(size)) for begin, size in extras["batches"]))
-            self.history = known.then(step, self.deal.samples)
-        if isinstance(self._feed, MapFeed | StreamFeed):
-            self._feed.history = self.history
-        self.next_step = step
+            parts = tuple((int(begin), int(size)) for begin, size in extras["batches"])
+            self.history = BatchSizeHistory(parts).then(step, self.layout.samples)
+        self.next_step, self._coming = step, None
 
-    def run(self, num_steps: int) -> Iterator[Record]:
-        """Some steps, one after the other; under an asynchronous schedule a flow of them, which is
-        over with the last one.
+    # ------------------------------------------------------------------------ steps
+
+    def steps(self, count: int, every: Iterable[int | None] = ()) -> Iterator[IterationRecord]:
+        """Some steps, one after the other; under an asynchronous schedule in flows.
 
         Args:
-            num_steps: how many.
+            count: how many.
+            every: intervals in steps at which the pipeline has to be empty; None is never.
         """
-        if self.flows is None:
-            for _ in range(num_steps):
+        end, intervals = self.next_step + count, tuple(every)
+        while self.next_step < end:
+            if self.flow is None:
                 yield self.step()
-            return
-        for record in self.flows.run(self._feed, self.next_step, num_steps):
-            self.next_step += 1
-            yield record
+                continue
+            stop = flow_end(self.next_step, end, self.layout.count, intervals)
+            for record in self.flow.run(self._data(), self.next_step, stop - self.next_step):
+                self.next_step += 1
+                yield record
 
-    def watched(self, watch: MemoryWatch, data: Mapping[int, Batch]) -> Record:
+    def step(
+        self, batches: Mapping[int, Batch] | None = None, watch: MemoryWatch | None = None
+    ) -> IterationRecord:
+        """One step of the training. Under an asynchronous schedule it is a flow of its own.
+
+        Args:
+            batches: the data of this device, by microbatch; None takes that of `batches`.
+            watch: of the memory in use.
+        """
+        if batches is None:
+            batches = self.batches()
+        if self.flow is not None:
+            coming = _again_and_again(batches)
+            (record,) = self.flow.run(coming, self.next_step, 1, watch)
+        else:
+            work = TrainingStep(self.next_step, batches, self.optimizer_step)
+            record = self.executor.run(self._actions, work, step=self.next_step, watch=watch)
+            record.loss = work.loss
+        self.next_step += 1
+        return record
+
+    def watched(self, watch: MemoryWatch, data: Mapping[int, Batch]) -> IterationRecord:
         """Steps in which memory is watched, enough of them for its peak: one, or under an
         asynchronous schedule a flow in which all versions are alive.
 
@@ -191,128 +324,95 @@ class Trainer:
         Returns:
             All actions.
         """
-        batches = Copies(data)
-        if self.flows is None:
+        batches = _Copies(data)
+        if self.flow is None:
             return self.step(batches, watch)
-        count = steps_to_show(self.flows.strategy)
-        steps = self.flows.run(partial(_one_of, batches), self.next_step, count, watch)
+        count = steps_to_show(self.flow.strategy)
+        steps = self.flow.run(_again_and_again(batches), self.next_step, count, watch)
         self.next_step += sum(1 for _ in steps)
-        return self.flows.runtime.last.record
+        return self.executor.record
 
     def batches(self) -> dict[int, Batch]:
         """The data of this device in the next step, by microbatch."""
-        return {m: self.local(self._feed(self.next_step, m)) for m in self.microbatches}
+        coming = self._data()
+        return {m: self.local(next(coming)) for m in self.microbatches}
 
     def local(self, batch: Batch) -> Batch:
         """The part of a microbatch that this device needs, of the data that it is given."""
-        return batch if self.part.place is None else self.part.place.batch(batch, self._losses)
+        return self.part.local(batch, self.job.losses)
 
-    def step(
-        self, batches: Mapping[int, Batch] | None = None, watch: MemoryWatch | None = None
-    ) -> Record:
-        """One step of the training. Under an asynchronous schedule it is a flow of its own.
+    def _data(self) -> Iterator[Batch]:
+        """The microbatches of this device from the next step on."""
+        if self._coming is None:
+            self._coming = self._feed.microbatches(self.next_step, self.history)
+        return self._coming
+
+    # ------------------------------------------------------------------------ evaluation
+
+    def evaluate(self, data: object, option: str, metrics: Sequence[str] = ()) -> dict[str, float]:
+        """The figures of the model as it is, over data of a user.
 
         Args:
-            batches: the data of this device, by microbatch; None takes that of `batches`.
-            watch: of the memory in use.
+            option: how messages call the data.
+            metrics: functions of the user, besides loss and accuracy.
         """
-        if batches is None:
-            batches = self.batches()
-        if self.flows is not None:
-            fetch = partial(_one_of, batches)
-            (record,) = self.flows.run(fetch, self.next_step, 1, watch)
-            self.next_step += 1
-            return record
-        assert isinstance(self.updates, Updates)
-        self.updates.begin(self.next_step, lambda: self.runtime.loss)
-        record = self.runtime.iterate(batches, watch, step=self.next_step)
-        self.next_step += 1
-        return record
+        return self._evaluator(data, option, metrics)()
+
+    def _evaluator(self, data: object, option: str, metrics: Sequence[str]) -> Evaluator:
+        samples = EvalData(data, option, self.layout, self.microbatches, self.reader)
+        crossing = as_it_crosses(self.job.model.graph, self.job.plan)
+        return Evaluator(self.job, self.part, crossing, self.groups, samples, self.layout, metrics)
 
 
-def _scatter(part: Part, sums: Sequence[GradientSum], index: int) -> None:
-    """Makes the gradients of the shards of a bucket."""
-    assert part.states is not None, "only shards are parts of a sum"
-    part.states.scatter(sums[index].parameters)
+def _read_job(
+    asked: Asked, agreed: LaunchAgreement, process: ProcessRank
+) -> tuple[TrainingJob, Checkpoint | None]:
+    """What is trained, and the checkpoint to go on from; every rank with a device calls it.
+
+    Raises:
+        PlannerError: if files and options do not fit each other, or the ranks have others.
+        Stopped: if another rank has ended.
+    """
+    choices = asked.loss, asked.launching.device
+    job = prepare(asked.plan, asked.path, asked.launching.model, process, choices)
+    # Before any rank can write a checkpoint.
+    start = start_of(asked.checkpoints, restarted=agreed.restarted)
+    if start is not None:
+        check_fits(start, job)
+    compare_ranks(process, len(job.plan.ranks), {
+        "model": job.model.hash[:HASH_DIGITS],
+        "checkpoint": "" if start is None else start.path.name,
+        "kind of device": job.device.partition(":")[0],
+    })  # fmt: skip
+    with_ranks = replace(asked.plan, ranks=agreed.ranks, hosts=())
+    return with_choices(replace(job, plan=with_ranks), asked.loop), start
 
 
-def _one_of(batches: Mapping[int, Batch], step: int, microbatch: int) -> Batch:
-    """The data of a microbatch, the same in all steps."""
-    return batches[microbatch]
+def _again_and_again(batches: Mapping[int, Batch]) -> Iterator[Batch]:
+    """The same data in all steps."""
+    while True:
+        for microbatch in sorted(batches):
+            yield batches[microbatch]
 
 
-def _rules(job: TrainingJob, loop: Loop, num_steps: int, world: World) -> Rules:
+class _Copies(dict[int, Batch]):
+    """Microbatches whose data is copied at each access, so that it is freed after its last use, as
+    data of a real feed is. The originals stay in memory.
+    """
+
+    def __getitem__(self, microbatch: int) -> Batch:
+        batch = super().__getitem__(microbatch)
+        inputs, targets = (
+            {name: tensor.clone() for name, tensor in tensors.items()}
+            for tensors in (batch.inputs, batch.targets)
+        )
+        return Batch(inputs, targets)
+
+
+def _rules(job: TrainingJob, loop: Loop, num_steps: int, groups: Groups) -> UpdateRules:
     rate = loop.learning_rate
     if rate is None:
         rate = DEFAULT_LEARNING_RATES[OptimizerName(job.plan.optimizer)]
     factor = rate_factor(loop.lr_schedule, num_steps)
-    tells = any(world.gather(loop.tells or loop.log is not None))
-    return Rules(rate, factor, loop.clip, loop.nan, tells)
-
-
-def _num_steps(loop: Loop, feed: Feed, world: World) -> int:
-    """The steps of a training; those of its epochs are known to ranks that read data."""
-    if loop.data is None:
-        return loop.steps or USUAL_STEPS
-    known = [one for one in world.gather(getattr(feed, "steps_per_epoch", None)) if one is not None]
-    if len({*known}) > 1:
-        raise LaunchError(
-            f"{said(loop.data, '--data')}: expected the same dataset on all ranks, got epochs"
-            f" of {' and '.join(map(str, sorted({*known})))} steps"
-        )
-    if loop.epochs is None:
-        return loop.steps or USUAL_STEPS
-    if not known:
-        raise LaunchError(
-            f"--epochs {loop.epochs}: expected data with a length, got"
-            f" {said(loop.data, '--data')}; give the dataset a __len__, or give --steps"
-        )
-    return loop.epochs * int(known[0])
-
-
-def make_feed(job: TrainingJob, part: Part, loop: Loop, mine: Sequence[int] = ()) -> Feed:
-    """The data of this device: the inputs of the graph that its stages read, and the targets of
-    the losses that they compute.
-
-    Args:
-        mine: indices of its microbatches, ascending.
-
-    Raises:
-        LaunchError: if the user's data does not fit the model.
-    """
-    graph, needs = job.model.graph, needs_of(job, part)
-    if loop.data is None:
-        return synthetic_feed(job.model, job.losses, needs, seed_of(job, loop), job.device)
-    if not needs.inputs and not needs.targets:
-        return lambda step, microbatch: Batch({}, {})
-    where, data = given(loop.data, "--data")
-    if callable(data) and not is_dataset(data):
-        return user_feed(where, data, graph, job.losses, needs, job.device)
-    reader = Reader(graph, job.losses, needs, job.device)
-    feed = dataset_feed(where, data, deal_of(job, loop), mine, reader)
-    feed.check()
-    return feed
-
-
-def deal_of(job: TrainingJob, loop: Loop) -> Deal:
-    """How samples become the microbatches of this training."""
-    plan = job.plan
-    return Deal(
-        plan.microbatch_size, plan.strategy.num_microbatches, seed_of(job, loop),
-        loop.shuffle,
-    )  # fmt: skip
-
-
-def needs_of(job: TrainingJob, part: Part) -> BatchNeeds:
-    """The data that a device reads."""
-    read = {name for stage in part.stages.values() for name in stage.input_names}
-    made = {name for stage in part.stages.values() for name in stage.output_names}
-    return BatchNeeds(
-        inputs=frozenset(read & {*job.model.graph.inputs}),
-        targets=frozenset(one.output.name for one in job.losses if one.has_target) & made,
-    )
-
-
-def seed_of(job: TrainingJob, loop: Loop) -> int:
-    """The seed of synthetic data and of the numbers that operators draw."""
-    return job.plan.seed if loop.seed is None else loop.seed
+    reports = any(groups.gather(loop.tells or loop.log is not None))
+    return UpdateRules(rate, factor, loop.clip, loop.nan, reports)

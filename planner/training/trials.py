@@ -16,7 +16,7 @@ from typing import NamedTuple
 from planner.artefacts.files import write_plan
 from planner.artefacts.plan import Plan
 from planner.clusters.yaml.schema import available_cores
-from planner.launcher.processes import start_ranks
+from planner.launcher.failures.monitor import start_ranks
 from planner.profilers.devices import gpu_names, is_of_type
 from planner.support.errors import LaunchError
 

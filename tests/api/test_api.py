@@ -193,7 +193,10 @@ def test_a_choice_that_there_is_not_lists_those_that_there_are():
         (lambda: planner.convert("a", "b", to="c"), "unknown format 'c'; known: pipedream, plan"),
         (lambda: planner.import_topology("a", form="b"), "--from: expected one of nvidia-smi, "),
         (lambda: planner.profile("a.onnx", engine="b"), "--engine: expected one of torch, onnx"),
-        (lambda: planner.read_topology("p3", 0), "--gpus: expected a positive number, got 0"),
+        (
+            lambda: planner.read_topology("p3", 0),
+            "gpus: expected a whole number of at least 1, got 0",
+        ),
     ],
 )
 def test_an_argument_that_makes_no_sense_is_refused(call, said):

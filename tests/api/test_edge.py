@@ -67,6 +67,15 @@ def test_solve_finds_each_name_and_reads_each_file_once(counted):
     assert opened["strategy.json"] == 1
 
 
+def test_a_choice_among_profiles_reads_each_file_once(counted):
+    Path("profiles/older.json").write_bytes(Path("profiles/mlp.json").read_bytes())
+    os.utime("profiles/older.json", (1, 1))
+    opened, found = counted
+    run("solve", "--solver", "even", "--topology", "pair")
+    assert found == {"pair": 1, "mlp.onnx": 1}
+    assert opened == {"mlp.json": 1, "older.json": 1, "pair.yaml": 1}
+
+
 def test_simulate_finds_each_name_and_reads_each_file_once(counted):
     run(*SOLVE)
     for counter in counted:
@@ -135,7 +144,7 @@ def test_the_parent_of_ranks_reads_the_strategy_once(counted, written, monkeypat
     started = []
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.setattr(
-        "planner.launcher.processes.start_ranks",
+        "planner.launcher.failures.monitor.start_ranks",
         lambda command, nproc: started.append((command[:2], nproc)) or 0,
     )
     run("launch", "strategy.json", "--nproc", "1", *written)
@@ -148,25 +157,28 @@ def test_launch_starts_nothing_where_it_would_overwrite_a_file(folder, more, mon
     run(*SOLVE, "--gpus", "1")
     before = Path("mlp.onnx").read_bytes()
     monkeypatch.delenv("RANK", raising=False)
-    monkeypatch.setattr("planner.launcher.processes.start_ranks", lambda *given: pytest.fail())
+    monkeypatch.setattr(
+        "planner.launcher.failures.monitor.start_ranks", lambda *given: pytest.fail()
+    )
     message = run("launch", "strategy.json", "--trace", "mlp.onnx", *more, code=1).output
     assert "mlp.onnx is the strategy's model itself, and would be overwritten" in message
     assert Path("mlp.onnx").read_bytes() == before
 
 
-def test_ranks_on_other_hosts_hear_that_the_strategy_cannot_be_read(folder, monkeypatch):
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_on_other_hosts_hear_that_the_strategy_cannot_be_read(folder, monkeypatch, rank):
     told = []
-    seat = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    seat = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     for name, value in {**seat, "MASTER_ADDR": "127.0.0.1"}.items():
         monkeypatch.setenv(name, value)
-    greeting = import_module("planner.launcher.greeting")
-    monkeypatch.setattr(greeting, "common_store", lambda *seat: None)
-    monkeypatch.setattr(greeting, "say_failed", lambda store, *said: told.append(said))
+    rendezvous = import_module("planner.launcher.rendezvous")
+    monkeypatch.setattr(rendezvous, "common_store", lambda *seat: None)
+    monkeypatch.setattr(rendezvous, "report_failure", lambda store, *said: told.append(said))
     with pytest.raises(planner.PlannerError, match="there is no such file"):
         planner.launch("none.json")
     with pytest.raises(planner.PlannerError, match="there is no such file"):
         planner.trainer("none.json")
-    assert [(rank, "none.json" in said) for rank, said in told] == [(1, True), (1, True)]
+    assert [(rank, "none.json" in said) for rank, said in told] == [(rank, True), (rank, True)]
 
     def refuse(plan):
         raise planner.PlannerError("would overwrite")
@@ -174,4 +186,4 @@ def test_ranks_on_other_hosts_hear_that_the_strategy_cannot_be_read(folder, monk
     run(*SOLVE, "--gpus", "1")
     with pytest.raises(planner.PlannerError, match="would overwrite"):
         planner.launch("strategy.json", check=refuse)
-    assert told[2:] == [(1, "would overwrite")]
+    assert told[2:] == [(rank, "would overwrite")]

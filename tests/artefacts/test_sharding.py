@@ -109,6 +109,20 @@ def test_a_text_that_is_no_rule_is_an_error(lines, wrong):
 @pytest.mark.parametrize(
     ("change", "wrong"),
     [
+        ({"outputs": ()}, "expected the spec of an output, got none"),
+        ({"mean": ((True,),)}, "mean: expected a flag for each output and axis"),
+        ({"mean": ()}, "mean: expected a flag for each output and axis"),
+        ({"mean": ((True, True),)}, "mean: expected only outputs that are summands"),
+    ],
+)
+def test_a_rule_that_contradicts_itself_is_an_error(change, wrong):
+    with pytest.raises(ValueError, match=wrong):
+        replace(rule_of(["S0,R->A", "R,S1->S2 shape[2]"]), **change)
+
+
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [
         ({"mesh": ()}, "mesh: expected sizes of at least 1"),
         ({"mesh": (2, 0)}, "mesh: expected sizes of at least 1"),
         ({"rules": {"op": rule_of(["R->R"])}}, "rules.op: expected a line for each of the 2 axes"),

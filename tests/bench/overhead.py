@@ -17,9 +17,9 @@ from pathlib import Path
 
 import torch
 
-from planner.launcher.split.mesh import Mesh
-from planner.launcher.split.module import split_module
-from planner.launcher.split.part import local_parameters
+from planner.launcher.device_part import StagePlace, local_parameters
+from planner.launcher.mesh.lines import Mesh
+from planner.launcher.mesh.module import split_module
 from planner.operators import parameters, synthetic, to_torch
 from tests.support import split_models
 from tests.support.ranks import ROOT, under_torchrun
@@ -53,9 +53,9 @@ def smallest_s(works, rounds, calls):
 def modules(model, mesh):
     """The plain module, and that of Megatron's split; each with inputs."""
     held = [one.name for one in model.graph.parameters]
-    lies = megatron(model, 2)
-    values = local_parameters(model, held, lies, mesh, "cpu")
-    split = split_module(model, stage_of(model, lies), mesh, values, "cpu")
+    stage = stage_of(model, megatron(model, 2))
+    values = local_parameters(model, held, StagePlace(stage, 0, mesh), "cpu")
+    split = split_module(model, stage, mesh, values, "cpu")
     plain = to_torch(model, values=parameters(model, held))
     inputs = synthetic.inputs(model, seed=0, microbatch=0)
     return plain, split, [inputs[name] for name in plain.input_names]
@@ -67,8 +67,7 @@ def overhead(folder):
     split_models.BATCH = split_models.LENGTH = split_models.HEADS = 2
     split_models.WIDTH = split_models.WORDS = 4
     model = loaded(gpt(folder / "tiny.onnx", tied=False))
-    mesh = Mesh((2,), 0)
-    mesh.connect([Silent()])
+    mesh = Mesh((2,), 0, [Silent()])
     plain, split, inputs = modules(model, mesh)
     count = len(model.graph.operators)
     ahead = smallest_s([lambda m=m: m(*inputs) for m in (plain, split)], 40, 60)

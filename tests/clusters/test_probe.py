@@ -37,7 +37,7 @@ from planner.clusters.routes import latency_s, routes
 from planner.clusters.yaml.read import device_table, read_topology
 from planner.clusters.yaml.write import topology_yaml, write_topology
 from planner.launcher import probe
-from planner.launcher.world import ProcessRank
+from planner.launcher.rendezvous import ProcessRank
 from planner.support.errors import LaunchError, TopologyError
 from planner.support.units import parse_seconds
 from tests.support.shaped_hosts import missing, on_hosts, on_ranks

@@ -216,7 +216,7 @@ def test_a_bar_and_a_spinner_bear_any_name(monkeypatch):
     monkeypatch.setattr(sys, "stderr", text)
     with printing.bar(f"{MARKUP}\x07.onnx") as tick:
         tick(1, 2)
-    with printing.spinner(1) as begin:
+    with printing.spinner() as begin:
         begin(f"{MARKUP}\x07.solver")
         screen.print()
     assert f"{MARKUP}\\x07.onnx" in text.getvalue()

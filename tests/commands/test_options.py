@@ -51,6 +51,21 @@ def test_every_option_of_a_command_is_a_declared_field(name):
     assert others <= NOT_DECLARED
 
 
+GROUPS = {(): cli.main, ("topology",): cli.main.commands["topology"]}
+
+
+@pytest.mark.parametrize("name", {**COMMANDS, **GROUPS}, ids=" ".join)
+def test_a_help_page_fits_a_terminal_of_80_columns(name):
+    text = CliRunner().invoke(cli.main, [*name, "--help"], terminal_width=80).output
+    assert [line for line in text.splitlines() if len(line) > 80] == []
+    assert "..." not in text.replace("N...]", "").replace("[ARGS]...", "").replace("TRACE...", "")
+
+
+def test_a_time_limit_without_a_unit_is_answered_with_a_fitting_example():
+    said = CliRunner().invoke(cli.main, ["solve", "--time-limit", "5"]).output
+    assert "expected a time such as '30 s', got '5'" in said
+
+
 def test_every_declared_field_with_help_is_an_option_of_a_command():
     flags = {
         (one.opts[0], one.name)

@@ -1,6 +1,7 @@
 """`planner simulate`, as a user meets it."""
 
 import json
+import os
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from itertools import pairwise
@@ -42,6 +43,13 @@ def test_what_solve_said_is_said_again(folder):
     for one in again["timeline"]:
         parts = one["compute_s"] + one["communication_s"] + one["idle_s"]
         assert parts == pytest.approx(again["iteration_s"])
+
+
+def test_a_plan_for_more_processes_than_cores_finds_its_topology_again(folder):
+    num_processes = str(os.cpu_count() + 1)
+    given = ["--topology", "local", "--gpus", num_processes, "--solver", "data-parallel"]
+    planned = json.loads(run("solve", *given, "--json").stdout)
+    assert simulated("strategy.json")["iteration_s"] == planned["iteration_s"]
 
 
 def test_the_table_shows_stages_and_devices(folder):
@@ -101,6 +109,30 @@ def test_more_microbatches_and_other_links_are_what_if(folder):
     assert longer["iteration_s"] > planned["iteration_s"]
     slower = simulated(*given, "--set", "levels.host.bandwidth=1Mbps")
     assert slower["iteration_s"] > planned["iteration_s"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    ["--set levels.host.bandwidth=1Mbps", "--drop host1", "--add-host host0 --drop host1"],
+)
+def test_a_strategy_for_a_changed_topology_says_what_to_give(folder, changes):
+    planned = solved(*changes.split(), "--solver", "data-parallel")
+    own = f"--topology pair {changes}"
+    said = run("simulate", "strategy.json", code=1).output
+    assert f"made for a topology pair that was changed; give the same options, {own}," in said
+    same = run("simulate", "strategy.json", *own.split(), "--json")
+    assert json.loads(same.stdout)["iteration_s"] == planned["iteration_s"]
+    assert "was planned with" not in same.output
+    other = run("simulate", "strategy.json", "--topology", "pair", "--set",
+                "levels.host.bandwidth=2Mbps").output  # fmt: skip
+    assert f"was planned with {changes}, and is simulated with --set" in other
+    assert f"planner simulate strategy.json {own}" in other
+
+
+def test_a_topology_that_is_too_small_is_told_the_changes(folder):
+    solved("--add-host", "host0", "--solver", "data-parallel")
+    said = run("simulate", "strategy.json", "--topology", "pair", code=1).output
+    assert "the strategy's need" in said and "; it was planned with --add-host host0" in said
 
 
 def test_every_replica_needs_a_microbatch(folder):
@@ -165,7 +197,7 @@ def test_another_topology_is_taken_when_it_is_named(folder):
     ("arguments", "said"),
     [
         ([], "give a strategy, or --cuts"),
-        (["strategy.json", "--schedule", "gpipe"], "--schedule is for your own cuts"),
+        (["strategy.json", "--schedule", "gpipe"], "--schedule gpipe is for your own cuts"),
         (["strategy.json", "--gpus", "2"], "--gpus is for your own cuts"),
         (["nothing.json"], "nothing.json"),
         (["pair.yaml"], "pair.yaml"),

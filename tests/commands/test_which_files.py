@@ -131,6 +131,60 @@ def test_of_several_profiles_of_one_model_the_newest_is_taken(folder):
     assert "profile profiles/other.json, the newest" in solved.output
 
 
+def said_of(*arguments):
+    """What solve says of the profile that it takes."""
+    lines = run("solve", "--solver", "even", *arguments).output.splitlines()
+    return [line for line in lines if line.startswith(("profile ", "note: older", "note: no "))]
+
+
+def test_of_the_profiles_for_the_types_of_the_topology_the_newest_is_taken(folder):
+    (folder / "v100s.yaml").write_text(TOPOLOGY.replace("cpu", "V100-SXM2-16GB"))
+    profile("model.onnx")
+    profile("model.onnx", "--device", "V100-SXM2-16GB")  # the newest of all
+    cpu = ["profile profiles/model.json, the newest for cpu in profiles/"]
+    assert said_of("--topology", "pair.yaml") == cpu
+    name = "profiles/model-V100-SXM2-16GB.json"
+    v100 = [f"profile {name}, the newest for V100-SXM2-16GB in profiles/"]
+    os.utime(name, (1, 1))
+    assert said_of("--topology", "v100s.yaml") == v100
+    assert said_of("--topology", "v100s.yaml", "--profile", "model") == []
+
+
+def test_a_profile_for_another_type_is_told_with_the_command_for_the_right_one(folder):
+    mlp(folder / "model.onnx", batch="batch")
+    profile("model.onnx", "--batch", "4", "--device", "T4")
+    name = "profile profiles/model-T4.json, the newest in profiles/"
+    told, note = said_of("--topology", "pair.yaml")
+    assert told == name
+    assert note == (
+        "note: no profile of this model in profiles/ is for cpu: the one taken is for T4, and its"
+        " times are rescaled; to make one: planner profile model.onnx --dim batch=4"
+    )
+    run(*note.split(": ")[-1].split()[1:], "--repetitions", "1", "--budget", "1ms")
+    assert said_of("--topology", "pair.yaml")[0].startswith("profile profiles/model.json")
+    (folder / "v100s.yaml").write_text(TOPOLOGY.replace("cpu", "V100-SXM2-16GB"))
+    assert said_of("--topology", "v100s.yaml")[-1].endswith("--device V100-SXM2-16GB")
+
+
+def test_older_profiles_of_the_type_that_differ_are_named(folder):
+    profile("model.onnx")
+    one = read_profile(Path("profiles/model.json"))
+    write_profile(one, Path("profiles/same.json"))
+    write_profile(replace(one, dtype="bfloat16", threads=2), Path("profiles/short.json"))
+    for age, name in enumerate(("model", "same", "short")):
+        os.utime(f"profiles/{name}.json", (age, age))
+    assert said_of("--topology", "pair.yaml") == [
+        "profile profiles/short.json, the newest in profiles/",
+        "note: older profiles there differ: same (type float32; number of threads 1), model (type"
+        " float32; number of threads 1); to take one, give --profile, such as --profile same",
+    ]
+    os.utime("profiles/same.json", (9, 9))
+    Path("profiles/short.json").unlink()
+    assert said_of("--topology", "pair.yaml") == [
+        "profile profiles/same.json, the newest in profiles/"
+    ]
+
+
 def test_a_plan_may_be_written_anywhere_though_the_weights_lie_beside_the_model(folder):
     Path("weights").mkdir()
     onnx.save(

@@ -593,6 +593,18 @@ def test_a_strategy_that_does_not_fit_is_refused_with_the_parts():
     assert "the limit is 2.44 KiB (parameters 1000 B, gradients 1000 B, optimizer 1.95" in reason
 
 
+def test_a_shortage_names_stage_and_device_and_tells_need_and_limit_apart():
+    profile = profile_of(graph_of([[], [0]], parameter_bytes=[10**6, 2 * 10**6]), [1.0, 1.0])
+    problem = problem_of(profile, cluster([unit_type()] * 2))
+    strategy = pipeline(problem, [[0], [1]], [[0], [1]], recompute=False)
+    need = evaluate(problem, strategy).memory[1].total_bytes
+    tight = evaluate(changed(problem, device_memory=need - 1), strategy).shortage
+    name, size = problem.topology.devices[1].name, need / 2**20
+    assert f"{need:.3g}" == f"{need - 1:.3g}"
+    assert tight.startswith(f"stage 1 needs {size:.7g} MiB on {name}, the limit is ")
+    assert f"limit is {(need - 1) / 2**20:.7g} MiB (" in tight
+
+
 # ------------------------------------------------------------------------------ bounds
 
 

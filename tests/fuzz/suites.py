@@ -110,7 +110,7 @@ def profile_case(random: Random) -> Case:
             (("profile", "p.json", "--device", "A100-SXM4-40GB", "-o", "q.json"),),
             (("convert", "p.json", "g.txt"), ("convert", "g.txt", "q.json")),
             (("solve", *given, *LIMIT, "--cost-model",
-              random.choice(("piper", "dnn-partitioning", "pipedream")), "-o", "s.json"),),
+              random.choice(("piper", "dnn-partitioning", "pipedream"))),),
             (("compare", *given, *LIMIT, "--gpus", "2", "--solver", "even", "--csv", "rows.csv"),),
         )
     )  # fmt: skip

@@ -4,6 +4,7 @@ import sys
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,18 +14,20 @@ from planner.artefacts.files import read_plan, write_plan
 from planner.artefacts.losses import losses
 from planner.artefacts.options import Optimizer
 from planner.artefacts.strategy import GradientSum
-from planner.launcher import job, part, processes, world
-from planner.launcher.gradients import GradientBuffers, make_optimizer
-from planner.launcher.handshake import Agreement
-from planner.launcher.runtime import StageRunner
+from planner.launcher import job, rendezvous
+from planner.launcher.failures.monitor import _signal_message, torchrun_command
+from planner.launcher.gradients import GradientBuckets
+from planner.launcher.rendezvous import LaunchAgreement
 from planner.launcher.source import read_model
+from planner.launcher.stage import StageModule
+from planner.launcher.updates import make_optimizer
 from planner.operators import to_torch
 from planner.operators.losses import criterion
 from planner.reports.launch import launch_json, launch_tables, loss_lines
 from planner.schedules.actions import Compute, Direction
 from planner.simulator.traces.read import read_trace
 from planner.support.errors import FileError, LaunchError, OptionError
-from planner.training import run
+from planner.training import trainer
 from tests.support.launch_worker import (
     CASES,
     LENGTH,
@@ -47,10 +50,11 @@ import json, os, sys, time
 from pathlib import Path
 sys.path.insert(0, {str(ROOT)!r})
 from planner.support.errors import PlannerError
-from planner.launcher import clocks, ending
-ending.enter()
+from planner.launcher import clocks
+from planner.launcher.failures import rank as ranks
+ranks.enter()
 from planner import launch
-from planner.launcher.runtime import StageRunner
+from planner.launcher.stage import StageModule
 from planner.operators import to_torch
 say = lambda line: print(line, file=sys.stderr)
 rank = int(os.environ.get("RANK", 0))
@@ -71,16 +75,16 @@ if found:
         "timeline_s": found.timeline.iteration_s, "transfers": len(found.timeline.transfers),
     }}))
 sys.stdout.flush()
-if ending.here():
-    ending.here().leave(0)  # as the command line does: a rank that idles is done, and does not hang
+if ranks.current_rank():
+    ranks.current_rank().leave(0)  # as the command line does: a rank that idles is done
 """
 START = """
 import sys
 from pathlib import Path
 import planner
 from planner.support.errors import PlannerError
-from planner.launcher import processes
-processes.CLI = Path("cli.py").absolute()
+from planner.launcher.failures import monitor
+monitor.CLI = Path("cli.py").absolute()
 try:
     sys.exit(planner.start_launch("strategy.json", int(sys.argv[1]), sys.argv[2:]))
 except PlannerError as error:
@@ -245,7 +249,9 @@ def seat(monkeypatch):
             monkeypatch.setenv(name, str(value))
         # The others are not there to shake hands.
         monkeypatch.setattr(
-            run, "meet_others", lambda plan, *_: Agreement("", restarted=False, ranks=plan.ranks)
+            trainer,
+            "meet_others",
+            lambda plan, *_: LaunchAgreement("", restarted=False, ranks=plan.ranks),
         )
 
     return sit
@@ -262,12 +268,12 @@ def test_one_device_trains_without_torchrun(tmp_path, optimizer):
 
 
 def test_commands_are_shown_as_a_shell_takes_them():
-    assert processes.torchrun_command(Path("my plan.json"), 2).endswith("launch 'my plan.json'")
+    assert torchrun_command(Path("my plan.json"), 2).endswith("launch 'my plan.json'")
 
 
 def test_a_loss_that_is_not_finite_is_noted_and_null_in_json(alone, monkeypatch):
     nothing = lambda loss: lambda output, target: output.sum() * torch.nan  # noqa: E731
-    monkeypatch.setattr(part, "criterion", nothing)
+    monkeypatch.setattr("planner.launcher.mesh.losses.criterion", nothing)
     found = launch(alone, steps=2)
     said = "the loss is not finite: look for weights that are not, or lower --lr"
     assert found.notes == (said,)
@@ -411,7 +417,7 @@ def test_one_gpu_trains_as_a_cpu_does(alone):
 def use_data(monkeypatch, tmp_path, function):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("planner.launcher.options.function_named", lambda *_: function)
-    monkeypatch.setattr("planner.training.datasets.function_named", lambda *_: function)
+    monkeypatch.setattr("planner.training.data.datasets.function_named", lambda *_: function)
 
 
 def test_data_comes_from_a_function(alone, tmp_path, monkeypatch):
@@ -472,7 +478,7 @@ def test_gradients_are_views_into_one_buffer_per_sum_and_dtype():
         GradientSum((0, 1, 2), ("tied",), 0),
         GradientSum((1, 2), ("elsewhere",), 0),
     )
-    gradients = GradientBuffers(parameters, sums, 0)
+    gradients = GradientBuckets(parameters, sums, SimpleNamespace(device=0))
     assert [(b.numel(), b.dtype) for b in gradients.buffers(0)] == [
         (10, torch.float32), (5, torch.float64),
     ]  # fmt: skip
@@ -489,13 +495,13 @@ def test_a_device_that_trains_nothing_has_no_optimizer():
 
 
 def test_auto_runs_on_what_the_plan_was_made_for(monkeypatch):
-    seat = world.ProcessRank(1, 2, 1, 2)
+    seat = rendezvous.ProcessRank(1, 2, 1, 2)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert world.choose_device("auto", seat, 2, frozenset({"cpu"})) == "cpu"
-    assert world.choose_device("auto", seat, 2, frozenset({"V100"})) == "cuda:1"
+    assert rendezvous.choose_device("auto", seat, 2, frozenset({"cpu"})) == "cpu"
+    assert rendezvous.choose_device("auto", seat, 2, frozenset({"V100"})) == "cuda:1"
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    assert world.choose_device("auto", seat, 2, frozenset({"V100"})) == "cpu"
+    assert rendezvous.choose_device("auto", seat, 2, frozenset({"V100"})) == "cpu"
 
 
 def test_nproc_below_the_devices_starts_nothing(tmp_path):
@@ -511,14 +517,12 @@ def test_recomputation_keeps_no_output(tmp_path):
     ids, target = torch.ones(2, LENGTH).long(), torch.zeros(2, LENGTH).long()
     for recompute in (False, True):
         (chosen,) = losses(model.graph)
-        stage = StageRunner(module, model.graph, recompute, {"logits": criterion(chosen)})
+        stage = StageModule(module, model.graph, recompute, {"logits": criterion(chosen)})
         _, loss = stage.forward(0, {"ids": ids}, {"logits": target})
-        assert (stage._stash[0].made is None) == recompute
+        assert (stage._stash[0].forward_pass is None) == recompute
         stage.backward(0, {})
         assert stage._stash == {} and loss > 0
 
 
 def test_a_killed_rank_is_named(monkeypatch):
-    assert (
-        processes._obituary(2, 9) == "rank 2 was ended by SIGKILL; it may have been out of memory"
-    )
+    assert _signal_message(2, 9) == "rank 2 was ended by SIGKILL; it may have been out of memory"

@@ -13,7 +13,7 @@ from planner.artefacts.files import write_plan
 from planner.artefacts.options import Optimizer
 from planner.artefacts.problem import Problem
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy
-from planner.launcher.gradients import make_optimizer
+from planner.launcher.updates import make_optimizer
 from planner.model.load import load
 from planner.profilers.measured import measure
 from planner.profilers.storages import StorageTracker

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from planner.training.checkpoints.files import whole_tensors
 from planner.training.checkpoints.folder import latest, read
-from planner.training.checkpoints.storage import fill
 from tests.launcher.test_launch import write_case
 from tests.support.launch_worker import Case
 
@@ -54,9 +54,7 @@ def weights(folder):
     """
     last = latest(folder / "kept")
     assert last is not None and last.name.endswith(str(STEPS))
-    places = read(last).record.tensors
-    tensors = {name: place.empty() for name, place in places.items()}
-    fill(tensors, last, places)
+    tensors = whole_tensors(read(last), read(last).record.tensors)
     assert any(name.endswith("w1") for name in tensors)
     return {
         name: tensor.numpy().tobytes()

@@ -1,6 +1,7 @@
 """The file that a launch reads its model from, and what each rank reads of it."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import onnx
 import pytest
@@ -8,10 +9,10 @@ import pytest
 from planner import launch
 from planner.artefacts.files import read_plan, write_plan
 from planner.artefacts.options import LossOptions
+from planner.launcher.device_part import make_part
 from planner.launcher.job import prepare
-from planner.launcher.part import make_part
+from planner.launcher.rendezvous import ProcessRank
 from planner.launcher.source import read_model
-from planner.launcher.world import ProcessRank
 from planner.model import weights
 from planner.model.annotated import weights as carried
 from planner.model.annotated import write_partition
@@ -93,7 +94,10 @@ def test_a_rank_reads_its_own_weights_and_one_of_a_host_hashes_all(folder, read)
     plan = read_plan(folder / "strategy.json")
     for rank in (1, 0):
         found = prepared(folder, rank)
-        hashed, own = sorted(read), make_part(found, plan.ranks[rank]).values
+        hashed, own = (
+            sorted(read),
+            make_part(found, SimpleNamespace(device=plan.ranks[rank])).values,
+        )
         stored = {t.name for t in found.model.proto.graph.initializer if weights.is_inline(t)}
         assert hashed == ([] if rank else sorted(stored))
         assert sorted(read[len(hashed) :]) == sorted(stored & set(own))

@@ -11,7 +11,12 @@ from torch.nn import functional
 from planner.model.load import load
 from planner.operators import to_torch
 from planner.operators.normalization import batch_normalization, updating
-from planner.operators.randomness import drawing, dropout_mask, standard_normal, standard_uniform
+from planner.operators.randomness import (
+    dropout_mask,
+    random_operators,
+    standard_normal,
+    standard_uniform,
+)
 from planner.profilers.facts import facts
 from planner.support.errors import OperatorError
 
@@ -145,7 +150,7 @@ def test_a_ratio_of_one_drops_all_and_one_beyond_is_refused(tmp_path):
 
 def test_numbers_follow_from_seed_step_microbatch_and_node_alone():
     def drawn(seed, step, microbatch, node, own=None):
-        with drawing(seed, step, microbatch):
+        with random_operators(seed, step, microbatch):
             return tuple(standard_normal(node, (3,), own_seed=own).tolist())
 
     first = drawn(1, 2, 3, "a")
@@ -164,7 +169,7 @@ def test_a_model_draws_what_the_public_functions_draw(tmp_path):
         y = Sum (n, u, x)
     }"""
     model = read(tmp_path, text)
-    with drawing(4, 0, 2):
+    with random_operators(4, 0, 2):
         (y,) = to_torch(model)(torch.zeros(3, 4))
         normal = standard_normal(name_of(model, "RandomNormalLike"), (3, 4), own_seed=5.0)
         uniform = standard_uniform(name_of(model, "RandomUniform"), (3, 4))

@@ -723,6 +723,15 @@ def test_options_that_do_not_go_together_are_refused(tmp_path, arguments):
     solve("--profile", written(tmp_path, PIPER_FILE), *arguments, code=1)
 
 
+def test_options_of_other_profiles_are_refused_where_the_file_has_its_own(tmp_path):
+    path = written(tmp_path, PIPER_FILE)
+    asked = ("--profile", path, "--cost-model", "piper")
+    for flag, value in (("--reserve", "2 GiB"), ("--topology", "p3"), ("--optimizer", "adam")):
+        said = " ".join(solve(*asked, flag, value, code=1).split())
+        assert flag in said
+        assert "is for other profiles; " in said
+
+
 def test_a_foreign_file_is_solved_under_the_planners_own_model(tmp_path):
     output = tmp_path / "strategy.json"
     for plain in (DNN_FILE, PIPER_FILE):

@@ -63,7 +63,8 @@ def test_a_measured_profile_is_rescaled_to_another_type_of_device(folder):
 def test_options_of_measuring_say_nothing_for_a_profile(options, folder):
     given = shipped("profiles") / "resnet50.json"
     said = run("profile", str(given), "--device", "T4", "-o", "t4.json", *options, code=1).output
-    assert f"{options[0]} is for an ONNX model" in said
+    flag, choice = options[0], f" {options[-1]}" if options[0] in ("--engine", "--dtype") else ""
+    assert f"{flag}{choice} is for an ONNX model" in said
     assert not (folder / "t4.json").exists()
 
 
@@ -73,8 +74,7 @@ def test_every_option_is_of_measuring_or_of_rescaling_too(folder):
     flags = ["--no-cache", "--no-contention"]
     for flag in flags:
         said = run("profile", str(given), "--device", "T4", "-o", "t4.json", flag, code=1).output
-        assert "/--no-" in said
-        assert "is for an ONNX model" in said
+        assert f"{flag} is for an ONNX model" in said
     kinds = (Sizes, ModelOptions, LossOptions, Measuring, Comparing)
     of_models = {name for kind in kinds for name in declared(kind)}
     others = {one.name for one in profile_command.params} - of_models

@@ -33,9 +33,11 @@ def test_where_nothing_fits_there_are_rows_with_reasons_and_no_bars():
 
 def test_bars_are_sorted_and_as_long_as_what_they_say():
     found = compare(two_branches(), ("single", "netsplit"), 2.0, full_time=True)
-    head, *lines = compare_bars(found, 40)
+    head, *lines = compare_bars(found, 60)
     assert head.startswith("latency; the mark is the lower bound, ")
     assert [line.split()[0] for line in lines] == ["netsplit", "single"]
+    assert max(map(len, lines)) == 60
+    assert max(len(line) for line in compare_bars(found, 500)[1:]) < 80
     filled = [line.count("█") for line in lines]
     assert filled[1] >= 39
     assert filled[0] / filled[1] == pytest.approx(5 / 8, abs=0.05)

@@ -50,9 +50,21 @@ def test_control_codes_are_escaped_in_tables_and_csv_but_not_in_json():
 
 def test_a_table_without_a_column_keeps_the_others_and_the_mark():
     whole = table("T", [("a", 1), ("b", 2)], COLUMNS, 1)
-    assert whole.without(COLUMNS[1]).heads == ("name", "twice")
-    assert whole.without(COLUMNS[1]).rows == (("a", "2"), ("b", "4"))
-    assert whole.without(COLUMNS[1]).marked == 1
+    assert whole.only([COLUMNS[2], COLUMNS[0]]).heads == ("name", "twice")
+    assert whole.only([COLUMNS[2], COLUMNS[0]]).rows == (("a", "2"), ("b", "4"))
+    assert whole.only([COLUMNS[2], COLUMNS[0]]).marked == 1
+
+
+def test_each_part_of_a_table_has_its_names_and_at_least_one_figure():
+    whole = table("T", [("a", 1), ("b", 2)], COLUMNS)
+
+    def parts(num_columns):
+        fitting = whole.parts(lambda part: len(part.columns) <= num_columns)
+        return [(part.title, part.heads) for part in fitting]
+
+    assert parts(3) == [("T", ("name", "time", "twice"))]
+    assert parts(1) == parts(2) == [("T", ("name", "time")), ("", ("name", "twice"))]
+    assert [*whole.only(COLUMNS[:1]).parts(lambda part: False)] == [whole.only(COLUMNS[:1])]
 
 
 def test_a_long_table_says_where_the_other_rows_are():

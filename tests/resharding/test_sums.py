@@ -142,3 +142,19 @@ def test_every_element_is_counted_once():
     one = strategy(both)
     assert [d for d in range(8) if owns(one, graph(), d, "w")] == [0, 1, 2, 3]
     assert [d for d in range(8) if owns(one, graph(), d, "v")] == [0]
+
+
+def test_a_parameter_of_several_devices_belongs_to_the_first():
+    """The tied weight is held by the stages of `one` and `two`; the second one has replicas."""
+    tied = strategy(stage(("one",), ((3,),)), stage(("two", "three"), ((1,), (2,))))
+    owned = {d: [n for n in "wv" if owns(tied, graph(), d, n)] for d in (1, 2, 3)}
+    assert owned == {1: ["v"], 2: [], 3: ["w"]}
+
+
+def test_a_tensor_belongs_to_the_first_device_along_axes_that_do_not_cut_it():
+    """Of the parameter, of a count that all have whole, and of the second replica's statistics."""
+    both = strategy(stage(ALL, ((0, 1, 2, 3), (4, 5, 6, 7)), (2, 2), ["S0,R->S0", "R,S1->S1"],
+                          parameters={"w": ("R", "S1")}, states={"w": ("S0", "S1")}))  # fmt: skip
+    assert [d for d in range(8) if owns(both, graph(), d, "w", ("R", "S1"))] == [0, 1]
+    assert [d for d in range(8) if owns(both, graph(), d, "w", ("R", "R"))] == [0]
+    assert [d for d in range(8) if owns(both, graph(), d, "w", ("R", "S1"), 1)] == [4, 5]

@@ -119,7 +119,9 @@ def test_solve_and_compare_judge_the_cuts_like_the_rest(tmp_path, monkeypatch):
     )
     cut = given.profile.graph.operators[2].name
     arguments = ["--profile", "p.json", "--topology", "t.yaml", "--cuts", cut, "--replicas", "2,1"]
-    rows = json.loads(run("compare", *arguments, "--solver", "single", "--json").stdout)
+    rows = json.loads(
+        run("compare", *arguments, "--solver", "single", "--solver", "manual", "--json").stdout
+    )
     assert [row["solver"] for row in rows["compared"]] == ["single", "manual"]
     mine = json.loads(run("solve", *arguments, "--solver", "manual", "--json").stdout)
     assert mine["iteration_s"] == rows["compared"][1]["iteration_s"]
@@ -128,4 +130,18 @@ def test_solve_and_compare_judge_the_cuts_like_the_rest(tmp_path, monkeypatch):
     assert (
         "expected a whole number of at least 1"
         in run("solve", *arguments[:6], "--replicas", "a", code=2).output
+    )
+
+
+def test_an_unknown_cut_is_answered_with_names_that_there_are():
+    few, many = (graph_of([[v - 1] if v else [] for v in range(n)]) for n in (3, 48))
+    with pytest.raises(OptionError, match=r"no operator zebra; the operators: op0, op1, op2$"):
+        stages_of(few, ["zebra"])
+    with pytest.raises(OptionError, match=r"did you mean .*op12.*\? planner convert .* all names"):
+        stages_of(many, ["op12x"])
+    with pytest.raises(OptionError) as error:
+        stages_of(many, ["zebra"])
+    assert "some of the 48 operators, in their order: op0, op4, op8, " in str(error.value)
+    assert str(error.value).endswith(
+        "op44; planner convert PROFILE.json graph.txt writes all names"
     )

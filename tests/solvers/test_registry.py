@@ -20,9 +20,7 @@ from planner.solvers.pipedream.options import PipeDream
 from planner.solvers.registry import (
     MAX_PLACED_DEVICES,
     SOLVERS,
-    automatic,
     own_options,
-    with_given,
 )
 from planner.support.errors import OptionError
 from planner.support.options import declared
@@ -147,11 +145,13 @@ def test_options_hold_one_of_each_type_and_give_defaults_for_the_others():
         Search(switches=(NetSplit(), NetSplit(gap=0.5)))
 
 
-def test_the_users_own_stages_are_asked_for_where_they_are_given():
-    assert "manual" not in with_given(automatic(), Search())
-    given = Search(switches=(Manual(("a",)),))
-    assert with_given(("single",), given) == ("single", "manual")
-    assert with_given(("manual",), given) == ("manual",)
+def test_a_misspelt_option_of_a_solver_is_refused():
+    with pytest.raises(OptionError, match="no solver has an option 'relaxd'; did you mean relaxed"):
+        own_options({"relaxd": True})
+    with pytest.raises(
+        OptionError, match="no solver has an option 7; known: activation_compression"
+    ):
+        own_options({7: True})
 
 
 def test_single_operators_are_placed_on_no_more_devices_than_the_time_allows():

@@ -5,10 +5,12 @@ from hypothesis import strategies as st
 
 from planner.artefacts.options import Recompute
 from planner.artefacts.problem import Status
+from planner.artefacts.strategy import ScheduleName
 from planner.costs.bounds import lower_bound_s
 from planner.costs.evaluate import evaluate
 from planner.planning.judge import objective_s
 from planner.planning.portfolio import OUT_OF_TIME, compare
+from planner.reports.plans import reason_lines
 from planner.solvers.registry import SOLVERS, automatic, portfolio
 from tests.support.builders import (
     changed,
@@ -101,6 +103,37 @@ def test_baselines_take_the_fast_devices_first():
     assert SOLVERS["data-parallel"](problem, 10.0).strategy.stages[0].devices == (2, 3)
     even = SOLVERS["even"](problem, 10.0).strategy
     assert sorted(d for stage in even.stages for d in stage.devices) == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("microbatches", "schedule", "where", "reason"),
+    [
+        (1, "1f1b", "1 of 2", "1 microbatch per iteration for 2 devices: a device needs at least"),
+        (
+            3,
+            "pipedream",
+            "1 of 2",
+            "3 microbatches cannot be dealt evenly to 2 devices, as the sch",
+        ),
+        (
+            3,
+            "1f1b",
+            "all",
+            "3 microbatches cannot be dealt evenly to 2 devices: some compute 2 and",
+        ),
+        (21, "1f1b", "all", None),
+        (4, "pipedream", "all", None),
+    ],
+)
+def test_data_parallelism_says_why_it_leaves_devices_idle(microbatches, schedule, where, reason):
+    profile = profile_of(graph_of([[], [0]]), [1.0, 1.0])
+    schedule = ScheduleName(schedule)
+    problem = problem_of(profile, hierarchy([2]), num_microbatches=microbatches, schedule=schedule)
+    comparison = compare(problem, ("data-parallel", "single"))
+    (row, _) = comparison.rows
+    assert row.answer.result.space == f"one stage on {where} devices"
+    assert row.reason is None if reason is None else row.reason.startswith(reason)
+    assert reason is None or f"data-parallel: {row.reason}" in reason_lines(comparison)
 
 
 def test_bounds_of_a_mixed_cluster_use_each_type_at_its_speed():

@@ -17,17 +17,16 @@ import torch.distributed as dist
 
 import planner
 from planner.commands.errors import ranks_leave_at_once
+from planner.training.checkpoints.files import whole_tensors
 from planner.training.checkpoints.folder import find
-from planner.training.checkpoints.storage import fill
 
 
 def tensors_of(path):
     """All tensors of a checkpoint, but the generators' states, by name."""
     checkpoint = find(path)
-    places = checkpoint.record.tensors
-    tensors = {name: place.empty() for name, place in places.items() if "random/" not in name}
-    fill(tensors, checkpoint.path, places)
-    return tensors
+    return whole_tensors(
+        checkpoint, [name for name in checkpoint.record.tensors if "random/" not in name]
+    )
 
 
 def main(folder):

@@ -2,8 +2,15 @@
 
 import random
 
+import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    TensorDataset,
+    default_collate,
+)
 
 SAMPLES = 41
 
@@ -124,3 +131,37 @@ def number():
 def none():
     """No samples."""
     return []
+
+
+def drawn():
+    """Samples that are drawn when they are asked for, without a seed."""
+    x, classes = tensors()
+    return TensorDataset(x + torch.randn(x.shape), (classes + random.randrange(5)) % 5)
+
+
+def of_entropy():
+    """Samples that a generator of its own draws, without a seed."""
+    x, classes = tensors()
+    return TensorDataset(x + np.random.default_rng().normal(), classes)
+
+
+class EntropyStream(Stream):
+    """Samples that a generator of its own draws, without a seed."""
+
+    def __init__(self):
+        self.samples = of_entropy()
+
+    def __iter__(self):
+        return iter(self.samples)
+
+
+def masked(samples):
+    """Draws what is masked, in inputs and targets alike, as for a language model."""
+    x, classes = default_collate(samples)
+    by = torch.randint(5, (len(samples),))
+    return x + by[:, None, None, None].to(x.dtype), (classes + by) % 5
+
+
+def masking_loader():
+    """A DataLoader whose collate_fn draws."""
+    return DataLoader(samples(), batch_size=16, collate_fn=masked)

@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 from onnx import GraphProto, ModelProto, TensorProto, helper
@@ -104,9 +105,9 @@ def load_part(folder, rank):
     """Loads the part of a rank of strategy.json, as a launch does; its share and what it took."""
     from planner.artefacts.files import read_plan
     from planner.artefacts.options import LossOptions
+    from planner.launcher.device_part import make_part
     from planner.launcher.job import prepare
-    from planner.launcher.part import make_part
-    from planner.launcher.world import ProcessRank
+    from planner.launcher.rendezvous import ProcessRank
 
     begun_s = time.perf_counter()
     path = folder / "strategy.json"
@@ -114,7 +115,7 @@ def load_part(folder, rank):
     seat = ProcessRank(rank, len(plan.ranks), rank, len(plan.ranks))
     job = prepare(plan, path, None, seat, (LossOptions(), "cpu"))
     known_s = time.perf_counter()
-    part = make_part(job, plan.ranks[rank])
+    part = make_part(job, SimpleNamespace(device=plan.ranks[rank]))
     read_s = time.perf_counter()
     return {
         "names": sorted(part.values),

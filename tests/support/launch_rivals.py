@@ -32,11 +32,10 @@ from planner.artefacts.options import LossOptions
 from planner.artefacts.problem import Problem
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy
 from planner.commands.errors import ranks_leave_at_once
-from planner.launcher import world
+from planner.launcher import groups, rendezvous
 from planner.launcher.job import prepare as job_of
 from planner.launcher.options import Loop
-from planner.launcher.sums import BucketSums
-from planner.launcher.world import ProcessRank
+from planner.launcher.rendezvous import ProcessRank
 from planner.model.load import load
 from planner.profilers.measured import measure
 from planner.schedules.orders import default_warmups
@@ -220,7 +219,7 @@ def run(name: str, folder: Path, rounds: int, steps: int, rank: int) -> dict[str
     contenders: dict[str, Step] = {LAUNCH: lambda: void(trainer.step()), TORCH: step}
     if max(duel.widths) > 1:
         late = ours(duel, folder / f"{name}.json", rank)
-        late.runtime._sums = BucketSums([], late.gradients, late.world)
+        late.buckets.follow([])
         contenders[BEHIND] = lambda: void(late.step())
     times_s: dict[str, list[float]] = {who: [] for who in contenders}
     for turn in range(rounds + 1):
@@ -244,8 +243,8 @@ def main() -> None:
     rank = int(os.environ.get("RANK", 0))
     torch.set_num_threads(1)
     if DUELS[name].num_ranks > 1:
-        world.meet(rank, DUELS[name].num_ranks, DUELS[name].num_ranks)
-        world.meet = lambda *already: None  # type: ignore[assignment]
+        rendezvous.meet(rank, DUELS[name].num_ranks, DUELS[name].num_ranks)
+        groups.meet = lambda *already: None  # type: ignore[assignment]
     times_s = run(name, folder, rounds, steps, rank)
     if rank == 0:
         print(json.dumps(times_s))

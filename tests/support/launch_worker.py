@@ -38,14 +38,14 @@ from planner.artefacts.strategy import (
     violations,
 )
 from planner.commands.errors import ranks_leave_at_once
-from planner.launcher.gradients import GradientBuffers
+from planner.launcher.device_part import as_it_crosses, make_part
+from planner.launcher.executor import Executor, TrainingStep
+from planner.launcher.gradients import GradientBuckets
+from planner.launcher.groups import Groups
 from planner.launcher.job import TrainingJob
 from planner.launcher.options import Loop
-from planner.launcher.part import as_it_crosses, make_part
-from planner.launcher.runtime import Runtime
-from planner.launcher.split.boxes import boxes_of
-from planner.launcher.store import begin_generation
-from planner.launcher.world import World
+from planner.launcher.rendezvous import begin_generation
+from planner.launcher.transfers import boxes_of
 from planner.model.load import load
 from planner.operators import parameters, synthetic, to_torch
 from planner.operators.running import autocast
@@ -55,7 +55,7 @@ from planner.schedules.dry_run import dry_run
 from planner.schedules.orders import default_warmups
 from planner.schedules.program import program
 from planner.solvers.placement.stages import pieces, segments
-from planner.training.trainer import make_feed
+from planner.training.data.feeds import layout_of, make_feed
 
 BATCH, LENGTH, WIDTH, WORDS = 2, 3, 4, 7
 
@@ -271,14 +271,15 @@ def graph_in(model, dtype):
 
 
 class Capture:
-    """Stands for an optimizer: keeps the gradients of one iteration."""
+    """Stands for an optimizer's step: keeps the gradients of one iteration."""
 
-    def __init__(self, trained):
-        self.trained = trained
+    def __init__(self, trained, buckets):
+        self.trained, self.buckets = trained, buckets
         self.found = []
 
-    def step(self):
+    def step(self, index, loss):
         self.found.append({name: p.grad.clone() for name, p in self.trained.items()})
+        self.buckets.clear()
 
 
 def whole_gradients(model, num_microbatches, seed, shorter):
@@ -309,19 +310,19 @@ def run_case(case, folder, rank):
         lists = program(plan.strategy, model.graph, plan.prediction.stages)
     assert dry_run(lists) is None
     job = TrainingJob(plan, model, lists, losses(model.graph), "cpu")
-    world = World(plan.ranks, rank, lists, "cpu")
-    part = make_part(job, world.device)
-    capture = Capture(part.trained)
-    gradients = GradientBuffers(part.trained, lists.sums, world.device)
-    runtime = Runtime(
-        lists.lists[world.device],
-        boxes_of(plan.strategy, as_it_crosses(model.graph, plan), world.device), part.stages,
-        gradients, capture, world, waiting_for_sends(lists.code),
-    )  # fmt: skip
-    feed = make_feed(job, part, Loop())
-    batches = {m: feed(0, m) for m in range(case.num_microbatches)}
-    records = [runtime.iterate(batches) for _ in range(2)]
-    values = [record.loss for record in records]
+    groups = Groups(plan.ranks, rank, lists, "cpu")
+    part = make_part(job, groups)
+    gradients = GradientBuckets(part.trained, lists.sums, groups)
+    gradients.follow(lists.lists[groups.device])
+    capture = Capture(part.trained, gradients)
+    boxes = boxes_of(plan.strategy, as_it_crosses(model.graph, plan), groups.device)
+    executor = Executor(part.stages, boxes, gradients, groups, waiting_for_sends(lists.code))
+    mine, loop = range(case.num_microbatches), Loop()
+    feed = make_feed(job, part, loop, mine)
+    batches = dict(zip(mine, feed.microbatches(0, layout_of(job, loop).history), strict=False))
+    works = [TrainingStep(0, batches, capture) for _ in range(2)]
+    records = [executor.run(lists.lists[groups.device], work, step=0) for work in works]
+    values = [work.loss for work in works]
     check_overlap(case, records[-1].events)
     expected, loss = whole_gradients(model, case.num_microbatches, plan.seed, case.shorter)
     errors = {
@@ -329,9 +330,9 @@ def run_case(case, folder, rank):
         for i, found in enumerate(capture.found)
         for name in part.trained
     }
-    total = sum(one[0] for one in world.gather(values))
+    total = sum(one[0] for one in groups.gather(values))
     errors["loss"] = abs(total * case.num_microbatches - loss) / abs(loss)
-    world.close()
+    groups.close()
     return errors
 
 

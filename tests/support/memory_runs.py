@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-from planner.launcher.runtime import StageRunner
-from planner.launcher.world import Channel, _Watcher
+from planner.launcher.stage import StageModule
+from planner.launcher.transfers import Channel, CompletionThread
 from tests.support.ranks import forked
 
 ROOT = Path(__file__).parents[2]
@@ -104,8 +104,8 @@ class _LateWork:
         time.sleep(TRANSFER_S)
 
 
-class _LateWatcher(_Watcher):
-    """A watcher for both ends of a slow link, so that they agree on when a tensor has come."""
+class _LateCompletion(CompletionThread):
+    """Completions at both ends of a slow link, so that they agree on when a tensor has come."""
 
     def watch(self, work: Any, buffer: Tensor) -> Future[float]:
         return super().watch(_LateWork(work), buffer)
@@ -113,13 +113,13 @@ class _LateWatcher(_Watcher):
 
 def slow_down(rank: int, late: SlowLinks) -> None:
     """Slows the links of one rank in this process, at either end, and that rank's forwards."""
-    connect, forward = Channel.__init__, StageRunner.forward
+    connect, forward = Channel.__init__, StageModule.forward
 
     def connect_slowly(self: Channel, peer: int, group: object, sends: bool) -> None:
         connect(self, peer, group, sends)
         source, target = (rank, peer) if sends else (peer, rank)
         if source == late.rank and (target < source) == late.back:
-            self._watcher = _LateWatcher()
+            self._completion = _LateCompletion()
 
     def forward_late(*args: Any) -> Any:
         time.sleep(FORWARD_S)
@@ -127,7 +127,7 @@ def slow_down(rank: int, late: SlowLinks) -> None:
 
     Channel.__init__ = connect_slowly
     if rank == late.rank and late.waits:
-        StageRunner.forward = forward_late
+        StageModule.forward = forward_late
 
 
 def run(

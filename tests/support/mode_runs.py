@@ -30,7 +30,7 @@ from planner.artefacts.options import Optimizer as OptimizerName
 from planner.artefacts.problem import Problem
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy
 from planner.commands.errors import ranks_leave_at_once
-from planner.launcher.gradients import make_optimizer
+from planner.launcher.updates import make_optimizer
 from planner.model.load import load
 from planner.operators import randomness, synthetic
 from planner.profilers.measured import measure
@@ -193,7 +193,7 @@ def loop(module, path, steps, learning_rate=0.1, num_microbatches=MICROBATCHES, 
         for m in filter(own, range(num_microbatches)):
             x = synthetic.inputs(model, seed=SEED, microbatch=m)["x"]
             target = synthetic.target(chosen, seed=SEED, microbatch=m)
-            with randomness.drawing(SEED, step, m):
+            with randomness.random_operators(SEED, step, m):
                 loss = nn.functional.cross_entropy(module(x), target) / num_microbatches
             loss.backward()
             losses[-1] += loss.item()

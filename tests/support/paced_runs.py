@@ -21,7 +21,7 @@ import torch.distributed as dist
 import planner
 from planner.artefacts.files import read_plan
 from planner.commands.errors import ranks_leave_at_once
-from planner.launcher.part import Part
+from planner.launcher.device_part import DevicePart
 from planner.reports.launch import launch_json
 from planner.training import trainer
 from tests.support.ranks import under_torchrun
@@ -58,7 +58,7 @@ def lasting(time_s, call):
     return slow
 
 
-def slowed(part: Part, plan) -> Part:
+def slowed(part: DevicePart, plan) -> DevicePart:
     """The stages of a device with the times that were predicted."""
     for s, stage in part.stages.items():
         times = plan.prediction.stages[s]

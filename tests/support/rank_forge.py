@@ -24,7 +24,7 @@ from tests.support.builders import cluster, graph_of, problem_of, profile_of, un
 
 POLL_S = 0.01
 MODULES = (
-    "planner.commands.launch", "planner.training.run", "tests.support.split_worker",
+    "planner.commands.launch", "planner.training.launch", "tests.support.split_worker",
     "torch.distributed.checkpoint", "torch._dynamo",
 )  # fmt: skip
 """The first optimizer imports the last one otherwise."""

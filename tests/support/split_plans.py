@@ -10,10 +10,15 @@ from planner.artefacts.losses import losses
 from planner.artefacts.plan import StagePrediction
 from planner.artefacts.sharding import Sharding, local_shape, reads, rule_of, tiles
 from planner.artefacts.strategy import Stage, crossings, used_devices
-from planner.launcher.runtime import StageRunner
-from planner.launcher.split.convert import local_part
-from planner.launcher.split.module import split_module
-from planner.launcher.split.part import local_parameters, split_losses
+from planner.launcher.device_part import (
+    StagePlace,
+    local_parameters,
+    stage_criteria,
+    unreported_losses,
+)
+from planner.launcher.mesh.convert import local_part
+from planner.launcher.mesh.module import split_module
+from planner.launcher.stage import StageModule
 from planner.operators import parameters, synthetic, to_torch
 from planner.operators.convert import input_names, output_names
 from planner.operators.losses import criterion
@@ -210,10 +215,14 @@ def local_run(model, stage, batches, mesh, recompute=False):
     torch.set_num_threads(1)
     sharding = stage.sharding
     held = [one.name for one in model.graph.parameters]
-    values = local_parameters(model, held, sharding, mesh, "cpu")
+    place = StagePlace(stage, 0, mesh)
+    values = local_parameters(model, held, place, "cpu")
     module = split_module(model, stage, mesh, values, "cpu")
-    shares = split_losses(losses(model.graph), sharding, mesh)
-    runner = StageRunner(module, model.graph, recompute, shares.criteria, untold=shares.untold)
+    some = losses(model.graph)
+    runner = StageModule(
+        module, model.graph, recompute, stage_criteria(some, place),
+        unreported=unreported_losses(some, place),
+    )  # fmt: skip
     total = 0.0
     for m, (inputs, target) in enumerate(batches):
         local = {

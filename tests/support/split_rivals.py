@@ -14,11 +14,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
 
-from planner.launcher.split.mesh import GroupLine, Mesh
-from planner.launcher.split.part import local_parameters
+from planner.launcher.device_part import StagePlace, local_parameters
+from planner.launcher.mesh.lines import Mesh, ProcessGroupAxis
 from tests.bench.overhead import LIMIT_RATIO, modules, smallest_s
 from tests.support import split_models
 from tests.support.split_models import gpt, loaded, megatron
+from tests.support.split_plans import stage_of
 
 
 class _Copy(torch.autograd.Function):
@@ -85,13 +86,11 @@ def on_two_ranks():
     split_models.HEADS, split_models.WORDS = 8, 64
     with tempfile.TemporaryDirectory() as folder:
         model = loaded(gpt(Path(folder) / "block.onnx", tied=False))
-        mesh = Mesh((2,), rank)
-
-        mesh.connect([GroupLine(dist.new_group([0, 1]), [0, 1], rank, nullcontext)])
+        group = ProcessGroupAxis(dist.new_group([0, 1]), [0, 1], rank, nullcontext)
+        mesh = Mesh((2,), rank, [group])
         _, split, inputs = modules(model, mesh)
-    values = local_parameters(
-        model, [one.name for one in model.graph.parameters], megatron(model, 2), mesh, "cpu"
-    )
+    place = StagePlace(stage_of(model, megatron(model, 2)), 0, mesh)
+    values = local_parameters(model, [one.name for one in model.graph.parameters], place, "cpu")
     block = Block(values)
 
     def run(made):

@@ -4,7 +4,7 @@
 
 FOLDER has the models of split_models.MODELS. Each rank writes FOLDER/RANK.json: {case: {parameter:
 relative error}}. All cases run in one start,
-which tests/launcher/split/test_runs.py makes.
+which tests/launcher/mesh/test_runs.py makes.
 """
 
 import json
@@ -23,11 +23,10 @@ from planner.artefacts.losses import losses
 from planner.artefacts.options import Optimizer
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy, crossings, violations
 from planner.commands.errors import ranks_leave_at_once
-from planner.launcher.gradients import make_optimizer
 from planner.launcher.job import TrainingJob
 from planner.launcher.options import Loop
-from planner.launcher.split.convert import local_part
-from planner.launcher.store import begin_generation
+from planner.launcher.rendezvous import begin_generation
+from planner.launcher.updates import make_optimizer
 from planner.operators import parameters, synthetic, to_torch
 from planner.operators.losses import criterion
 from planner.schedules.dry_run import dry_run, meshes_of
@@ -244,17 +243,15 @@ def run_case(case, folder, rank):
     trainer = Trainer(job, loop, rank)
     before = {name: value.detach().clone() for name, value in trainer.part.trained.items()}
     told = [trainer.step().loss for _ in range(STEPS)]
-    told = trainer.world.add_up(told)
+    told = trainer.groups.add_up(told)
     expected, wanted = alone(model, case, chosen.num_microbatches)
     errors = {}
     for name, value in trainer.part.trained.items():
-        whole, place = expected[name], trainer.part.place
-        if place is not None:
-            spec = place.sharding.parameters.get(name, ("R",) * len(place.mesh.sizes))
-            whole = local_part(whole, spec, place.mesh)
+        place = next(iter(trainer.part.places.values()))
+        whole = place.part(expected[name], place.spec("parameters", name))
         errors[name] = error(value.detach() - before[name], whole)
     errors["loss"] = max(abs(a - b) / abs(b) for a, b in zip(told, wanted, strict=True))
-    trainer.world.close()
+    trainer.groups.close()
     return errors
 
 

@@ -31,7 +31,7 @@ class Board:
 
 
 class SimulatedLine:
-    """A `planner.operators.parts.Line` of threads."""
+    """A `planner.operators.parts.MeshAxisGroup` of threads."""
 
     def __init__(self, board, rank):
         self.board, self.rank, self.size = board, rank, board.size

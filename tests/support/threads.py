@@ -4,7 +4,7 @@ from threading import Barrier, BrokenBarrierError, Thread
 
 import torch
 
-from planner.launcher.split.mesh import Mesh, line_of
+from planner.launcher.mesh.lines import Mesh, line_of
 
 
 class Table:
@@ -28,7 +28,7 @@ class Table:
 
 
 class ThreadLine:
-    """A line of threads, as `planner.launcher.split.mesh.Line`."""
+    """A line of threads, as `planner.launcher.mesh.lines.ConversionGroup`."""
 
     def __init__(self, table, rank):
         self.table, self.rank, self.size = table, rank, len(table.slots)
@@ -60,20 +60,18 @@ class ThreadLine:
 
 
 def meshes(sizes):
-    """A connected mesh for each device, and the tables of all lines."""
+    """A mesh for each device, and the tables of all lines."""
     tables, found = {}, []
     count = 1
     for size in sizes:
         count *= size
     for index in range(count):
-        mesh = Mesh(sizes, index)
         lines = []
         for axis in range(len(sizes)):
             line = line_of(sizes, index, axis)
             table = tables.setdefault(line, Table(len(line)))
             lines.append(ThreadLine(table, line.index(index)))
-        mesh.connect(lines)
-        found.append(mesh)
+        found.append(Mesh(sizes, index, lines))
     return found, tables
 
 

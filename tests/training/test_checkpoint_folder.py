@@ -7,9 +7,16 @@ import pytest
 
 from planner.support.errors import FileError, OptionError
 from planner.training.checkpoints import folder as folders
-from planner.training.checkpoints.folder import Record, TensorPlace, find, latest
-from planner.training.checkpoints.keeping import RESTARTS, check, start_of
+from planner.training.checkpoints.folder import (
+    CheckpointRecord,
+    SavedTensor,
+    TensorPlace,
+    find,
+    latest,
+)
+from planner.training.checkpoints.start import RESTARTS, start_of
 from planner.training.options import Checkpoints
+from planner.training.options import check_folder as check
 
 
 def make(folder, *steps, size=10, model="../net.onnx", index=b"y"):
@@ -19,10 +26,11 @@ def make(folder, *steps, size=10, model="../net.onnx", index=b"y"):
         (part / "__0_0.distcp").write_bytes(b"x" * size)
         if index:
             (part / ".metadata").write_bytes(index)
-        places = {"parameters/w": TensorPlace((2,), "float32", "__0_0.distcp", 0, size)}
+        place = TensorPlace((0,), (2,), "__0_0.distcp", 0, size)
+        places = {"parameters/w": SavedTensor((2,), "float32", (place,))}
         needed = {"__0_0.distcp": size}
         files = folders.sizes(part, needed)
-        record = Record(step, model, "ab", (), (), "SGD", 1, places, files)
+        record = CheckpointRecord(step, model, "ab", (), (), "SGD", 1, places, files)
         path = folders.publish(part, record)
     return path
 

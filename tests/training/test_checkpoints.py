@@ -10,7 +10,7 @@ import torch
 
 import planner
 from planner.support.errors import FileError, LaunchError
-from planner.training.checkpoints import storage
+from planner.training.checkpoints import files
 from planner.training.checkpoints.folder import find
 from planner.training.trainer import Trainer
 from tests.support.checkpoint_runs import tensors_of
@@ -144,7 +144,7 @@ def test_the_index_of_torch_is_not_unpickled(alone, tmp_path):
 def test_training_goes_on_while_a_checkpoint_is_written(alone, tmp_path, monkeypatch):
     path, _, report = alone
     free, steps = Event(), []
-    write = storage.write
+    write = files.write
 
     def slow(*given):
         assert free.wait(60)
@@ -156,7 +156,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(alone, tmp_path, monkeyp
             assert not list(tmp_path.glob("step-*")), "the second step is not written yet"
             free.set()
 
-    monkeypatch.setattr(storage, "write", slow)
+    monkeypatch.setattr(files, "write", slow)
     kept = {"checkpoint": tmp_path, "checkpoint_every": 2}
     found = planner.launch(path, steps=3, learning_rate=0.1, **kept, progress=progress)
     assert found.loss == report.loss[:3]
@@ -170,7 +170,7 @@ def test_a_full_disk_ends_the_launch_with_one_message(alone, tmp_path, monkeypat
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(storage.FileSystemWriter, "write_data", full)
+    monkeypatch.setattr(files.FileSystemWriter, "write_data", full)
     said = r"new: rank 0 cannot write a checkpoint: No space left on device; make room for it, or"
     with pytest.raises(LaunchError, match=said):
         launch(path, checkpoint=tmp_path / "new", checkpoint_every=2)
@@ -290,12 +290,18 @@ def test_every_tensor_is_written_once_by_the_first_rank_that_holds_it(together):
     pair = find(folder / "whole" / "step-00000003").record
     files = {
         name.removeprefix("parameters/"): place.file
-        for name, place in pair.tensors.items()
+        for name, saved in pair.tensors.items()
+        for place in saved.parts
         if name.startswith("parameters/")
     }
     assert files["conv1.weight"] == "__0_0.distcp" and files["fc.weight"] == "__1_0.distcp"
     copies = find(folder / "copies").record
-    writers = {name: place.file for name, place in copies.tensors.items() if "random/1" not in name}
+    writers = {
+        name: place.file
+        for name, saved in copies.tensors.items()
+        for place in saved.parts
+        if "random/1" not in name
+    }
     assert {file for name, file in writers.items() if not name.startswith("statistics/1")} == {
         "__0_0.distcp"
     }

@@ -12,15 +12,14 @@ import planner
 from planner.artefacts.files import read_plan
 from planner.artefacts.options import LossOptions
 from planner.commands.launch import launch as command
-from planner.launcher.greeting import _values
-from planner.launcher.handshake import Hello, differences
 from planner.launcher.options import Loop
+from planner.launcher.rendezvous import _values, differences
+from planner.launcher.seating import RankFacts
 from planner.support.errors import FileError
 from planner.support.options import declared
 from planner.support.reading import MAX_OPTIONS_BYTES
 from planner.training.config import OF_PROCESSES, OPTIONS, read_config
-from planner.training.joining import options_of
-from planner.training.options import Checkpoints, Launching
+from planner.training.options import Checkpoints, Launching, options_of
 from tests.support.commands import run
 from tests.support.mode_runs import net, profile_of, write_strategy
 
@@ -107,7 +106,7 @@ def test_the_ranks_compare_the_options_of_a_file_but_for_those_that_are_a_ranks_
 def test_ranks_with_another_value_of_an_option_do_not_run_the_same(made, name, mine, other):
     plan = read_plan(made / "alone.json")
     hellos = [
-        Hello(_values(plan, options_of("launch", {name: one}), several_hosts=False), "b 1")
+        RankFacts(_values(plan, options_of("launch", {name: one}), several_hosts=False), "b 1")
         for one in (mine, other)
     ]
     assert differences(hellos) == [
@@ -144,7 +143,7 @@ def test_ranks_with_other_files_do_not_run_the_same(made):
     plan = read_plan(made / "alone.json")
 
     def hello(name):
-        return Hello(_values(plan, [Loop(config=name)], several_hosts=False), "b 1")
+        return RankFacts(_values(plan, [Loop(config=name)], several_hosts=False), "b 1")
 
     names = []
     for more in ("", "seed: 1\n"):
@@ -208,6 +207,19 @@ def test_all_mistakes_are_told_at_once_by_the_command(made):
         f"Error: {path}: line 1: epoch: unknown option; did you mean epochs?",
         f"{path}: line 2: lr: expected a finite number of at least 0, got 'low'",
     ]
+
+
+def test_options_of_a_file_that_contradict_each_other_are_told_with_file_and_line(made):
+    path = made / "both.yaml"
+    path.write_text("steps: 3\nlr: 0.1\nepochs: 2\n")
+    said = run("launch", str(made / "alone.json"), "--config", str(path), code=1).output
+    assert said == (
+        f"Error: {path}: line 3: epochs: line 1 has steps; expected one of the two, leave one out\n"
+    )
+    path.write_text("eval_every: 2\n")
+    said = run("launch", str(made / "alone.json"), "--config", str(path), code=1).output
+    assert "--eval-every: there is no data to evaluate on" in said
+    assert " ".join(said.split()).endswith("(with the options of both.yaml)")
 
 
 def test_a_file_that_is_not_there_is_named(made):

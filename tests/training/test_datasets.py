@@ -5,6 +5,7 @@ import json
 import weakref
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,20 +14,21 @@ from torch.utils.data import DataLoader
 
 from planner import launch
 from planner.artefacts.losses import losses as model_losses
-from planner.launcher.feed import BatchNeeds
+from planner.launcher.options import Loop
 from planner.model.load import load
 from planner.operators import randomness
 from planner.support.errors import LaunchError
-from planner.training.datasets import dataset_feed, given
-from planner.training.dealing import Deal, History
-from planner.training.samples import Reader
+from planner.training.data.batching import BatchLayout, BatchSizeHistory
+from planner.training.data.datasets import dataset_feed, given_data
+from planner.training.data.feeds import number_of_steps
+from planner.training.data.samples import BatchReader, NeededData
 from tests.support import datasets
 from tests.support.mode_runs import SEED, launched, net, profile_of, run_all, write_strategy
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = "tests.support.datasets"
-DEAL = Deal(size=4, count=4, seed=SEED, shuffle=True)
-ALL = BatchNeeds(frozenset({"x"}), frozenset({"logits"}))
+LAYOUT = BatchLayout(size=4, count=4, seed=SEED, shuffle=True)
+ALL = NeededData(frozenset({"x"}), frozenset({"logits"}))
 
 
 @pytest.fixture(scope="module")
@@ -43,11 +45,30 @@ def feed(made):
     model = load(made[0] / "net.onnx", batch=4)
 
     def make(name, mine=(0, 1, 2, 3), needs=ALL, **changes):
-        where, data = given(f"{HERE}:{name}", "--data")
-        reader = Reader(model.graph, model_losses(model.graph), needs, "cpu")
-        return dataset_feed(where, data, replace(DEAL, **changes), mine, reader)
+        where, data = given_data(f"{HERE}:{name}", "--data", SEED)
+        reader = BatchReader(model.graph, model_losses(model.graph), needs, "cpu")
+        layout = replace(LAYOUT, **changes)
+        return Asked(dataset_feed(where, data, layout, mine, reader), mine, layout.history)
 
     return make
+
+
+class Asked:
+    """A feed that is asked for microbatches by step and index."""
+
+    def __init__(self, feed, mine, history):
+        self.feed, self.mine, self.history = feed, mine, history
+        self._due, self.coming = None, None
+
+    def __call__(self, step, microbatch):
+        after = self.mine.index(microbatch) + 1
+        if self._due != (step, microbatch):
+            self.coming = self.feed.microbatches(step, self.history)
+            for _ in range(after - 1):
+                next(self.coming)
+        last = after == len(self.mine)
+        self._due = (step + 1, self.mine[0]) if last else (step, self.mine[after])
+        return next(self.coming)
 
 
 def step_of(feed, step, mine=range(4)):
@@ -93,10 +114,10 @@ def test_each_device_gets_its_own_microbatches_of_the_same_step(feed):
             assert torch.equal(whole(step, m).inputs["x"], odd(step, m).inputs["x"])
 
 
-@pytest.mark.parametrize("name", ["Augmented", "loader_with_workers"])
+@pytest.mark.parametrize("name", ["Augmented", "loader_with_workers", "masking_loader"])
 def test_inputs_and_targets_of_two_stages_are_of_the_same_draw(feed, name):
-    first = feed(name, needs=BatchNeeds(frozenset({"x"}), frozenset()), shuffle=False)
-    last = feed(name, needs=BatchNeeds(frozenset(), frozenset({"logits"})), shuffle=False)
+    first = feed(name, needs=NeededData(frozenset({"x"}), frozenset()), shuffle=False)
+    last = feed(name, needs=NeededData(frozenset(), frozenset({"logits"})), shuffle=False)
     x, classes = datasets.tensors()
     moved = set()
     for m in range(4):
@@ -107,12 +128,37 @@ def test_inputs_and_targets_of_two_stages_are_of_the_same_draw(feed, name):
     assert len(moved) > 1
 
 
+def test_all_ranks_draw_the_same_dataset():
+    """Each rank calls the function, with generators in another state."""
+    ranks = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        expected = torch.rand(3)
+        torch.manual_seed(seed)
+        ranks.append(given_data(f"{HERE}:drawn", "--data", SEED)[1].tensors)
+        assert torch.equal(torch.rand(3), expected), "it leaves other draws alone"
+    assert torch.equal(ranks[0][0], ranks[1][0]) and torch.equal(ranks[0][1], ranks[1][1])
+
+
+@pytest.mark.parametrize("name", ["of_entropy", "EntropyStream"])
+def test_ranks_with_other_samples_are_told(feed, name):
+    own, other = feed(name).feed, feed(name).feed
+    groups = SimpleNamespace(gather=lambda mine: [mine, (other.steps_per_epoch, other.fingerprint)])
+    loop = Loop(data=f"{HERE}:{name}", steps=3)
+    with pytest.raises(LaunchError, match=f"{name}: expected the same samples on all ranks"):
+        number_of_steps(loop, own, groups)
+    other = own
+    assert number_of_steps(loop, own, groups) == 3
+
+
 def test_workers_end_with_their_feed_and_wait_for_no_garbage_collector(feed):
     gc.disable()
     try:
         ours = feed("loader_with_workers")
         ours(0, 0)
-        workers, coming = ours._coming._workers, weakref.ref(ours._coming)
+        read = ours.coming.gi_frame.f_locals["coming"]
+        workers, coming = read._workers, weakref.ref(read)
+        del read
         assert all(worker.is_alive() for worker in workers)
         del ours
         assert coming() is None
@@ -133,7 +179,7 @@ def test_data_that_draws_leaves_other_draws_alone(feed):
 def test_a_training_that_goes_on_elsewhere_reads_what_is_due(feed):
     """After three steps of 8 samples: 41 - 24 samples are left in the epoch, one step of 16."""
     ours = feed("samples", shuffle=False)
-    ours.history = History(((0, 8),)).then(3, 16)
+    ours.history = BatchSizeHistory(((0, 8),)).then(3, 16)
     x, _ = datasets.tensors()
     assert torch.equal(step_of(ours, 3)[0], x[24:40])
     assert torch.equal(step_of(ours, 4)[0], x[:16])
@@ -149,11 +195,11 @@ def test_a_training_that_goes_on_elsewhere_reads_what_is_due(feed):
     (((0, 4), (3, 2)), 4, (1, 6)), (((0, 4), (3, 2), (4, 4)), 4, (2, 0)),
 ])  # fmt: skip
 def test_positions_with_nine_samples(parts, step, position):
-    assert History(parts).position(step, 9) == position
+    assert BatchSizeHistory(parts).position(step, 9) == position
 
 
 def test_a_history_forgets_what_was_undone():
-    history = History(((0, 8),)).then(5, 16).then(7, 4)
+    history = BatchSizeHistory(((0, 8),)).then(5, 16).then(7, 4)
     assert history.parts == ((0, 8), (5, 16), (7, 4))
     assert history.then(5, 8).parts == ((0, 8),)
     assert history.then(6, 16).parts == ((0, 8), (5, 16))
@@ -172,7 +218,7 @@ def by_torch(path, data, steps):
         losses.append(0.0)
         for m in range(4):
             rows = slice(4 * m, 4 * m + 4)
-            with randomness.drawing(SEED, step, m):
+            with randomness.random_operators(SEED, step, m):
                 loss = nn.functional.cross_entropy(module(x[rows]), classes[rows]) / 4
             loss.backward()
             losses[-1] += loss.item()

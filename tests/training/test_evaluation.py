@@ -1,15 +1,20 @@
 """Evaluations during a launch, beside the module's own in evaluation mode; the log of a launch."""
 
 import json
+import weakref
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
 from planner import launch
+from planner.artefacts.strategy import Stage
 from planner.reports.launch import launch_json, loss_lines
 from planner.support.errors import LaunchError
+from planner.training.data.datasets import EvalData
+from planner.training.evaluation import share_statistics
 from tests.support import datasets
 from tests.support.mode_runs import launched, net, profile_of, run_all, write_strategy
 from tests.training.test_datasets import by_torch
@@ -203,3 +208,70 @@ def test_a_metric_that_fails_is_named(made, name, message):
     with pytest.raises(LaunchError) as error:
         launch(path, steps=1, eval_data=f"{HERE}:samples", metrics=(where,))
     assert str(error.value) == f"--metric {where}: {message}"
+
+
+class Shared:
+    """The other devices, of which only `share` is there."""
+
+    def __init__(self, device):
+        self.device, self.given = device, []
+
+    def share(self, tensor, devices):
+        self.given.append((tensor.tolist(), devices))
+        if devices[0] != self.device:
+            tensor.fill_(7.0)
+
+
+@pytest.mark.parametrize(("device", "kept"), [(0, 1.0), (1, 7.0)])
+def test_statistics_go_to_the_replicas_of_their_stage_alone(device, kept):
+    """One small tensor each, to the device at the same place of each mesh, and no other stage's."""
+    stages = Stage.whole(("a",), (0, 1), 1, False), Stage.whole(("b",), (2,), 1, False)
+    job = SimpleNamespace(plan=SimpleNamespace(batch_norm=None))
+    running = {"mean": torch.tensor([1.0, 1.0])}
+    place = SimpleNamespace(stage=stages[0], mesh=SimpleNamespace(index=0))
+    part = SimpleNamespace(stages={0: SimpleNamespace(running=running)}, places={0: place})
+    groups = Shared(device)
+    share_statistics(job, part, groups)
+    assert groups.given == [([1.0, 1.0], [0, 1])]
+    assert running["mean"].tolist() == [kept, kept]
+
+
+def steps_in(path):
+    return [line.get("step") for line in map(json.loads, path.read_text().splitlines())]
+
+
+def test_the_log_of_a_resumed_training_has_each_step_once(made, tmp_path):
+    """The launch before wrote three steps, and its last checkpoint is of the second."""
+    folder, profile = made
+    path = write_strategy(folder / "logged.json", profile, (1,))
+    log, kept = tmp_path / "log", tmp_path / "kept"
+    launch(path, steps=3, log=log, checkpoint=kept, checkpoint_every=2)
+    before = log.read_text()
+    log.write_text(before + '{"step": 4, "lo')  # cut off
+    launch(path, steps=4, log=log, checkpoint=tmp_path / "on", resume=kept / "step-00000002")
+    assert steps_in(log) == [None, 1, 2, 3, 4]
+    assert log.read_text().startswith("".join(before.splitlines(keepends=True)[:3]))
+    launch(path, steps=2, log=log)
+    assert steps_in(log) == [None, 1, 2]
+
+
+def test_the_data_of_a_microbatch_goes_behind_its_last_stage(made, monkeypatch):
+    folder, profile = made
+    path = write_strategy(folder / "parts.json", profile, (1, 1), devices=(0, 0))
+    alive, most, microbatches = [], [], EvalData.microbatches
+
+    def remembering(self, num_samples):
+        coming = microbatches(self, num_samples)
+
+        def fetched():
+            most.append(sum(one() is not None for one in alive))
+            batch = next(coming)
+            alive.append(weakref.ref(batch.inputs["x"]))
+            return batch
+
+        return iter(fetched, None)
+
+    monkeypatch.setattr(EvalData, "microbatches", remembering)
+    launch(path, steps=1, eval_data=f"{HERE}:samples")
+    assert len(most) > 2
+    assert set(most) == {0}

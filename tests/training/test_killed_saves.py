@@ -25,19 +25,19 @@ CLI = f"""
 import json, os, sys, time
 from pathlib import Path
 from planner.support.errors import PlannerError
-from planner.launcher import ending
-ending.enter()
-from planner.training.checkpoints import storage
+from planner.launcher.failures import rank
+rank.enter()
+from planner.training.checkpoints import files
 from planner import launch
 Path("pid." + os.environ["RANK"]).write_text(str(os.getpid()))
-write_data = storage.FileSystemWriter.write_data
+write_data = files.FileSystemWriter.write_data
 
 def slow(*given):
     done = write_data(*given)
     time.sleep({SLOW_S})
     return done
 
-storage.FileSystemWriter.write_data = slow
+files.FileSystemWriter.write_data = slow
 folder, resume = json.loads(sys.argv[3])
 kept = dict(checkpoint=folder, checkpoint_every=2, resume=resume)
 try:
@@ -49,8 +49,8 @@ START = """
 import sys
 from pathlib import Path
 import planner
-from planner.launcher import processes
-processes.CLI = Path("cli.py").absolute()
+from planner.launcher.failures import monitor
+monitor.CLI = Path("cli.py").absolute()
 sys.exit(planner.start_launch("two.json", 2, sys.argv[1:]))
 """
 

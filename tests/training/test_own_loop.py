@@ -8,13 +8,14 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import planner
 from planner.artefacts.options import Optimizer
-from planner.launcher.gradients import make_optimizer
+from planner.launcher.updates import make_optimizer
 from planner.operators import randomness
 from planner.support.errors import FileError, LaunchError, OptionError
-from planner.training.fingerprints import fingerprint
-from planner.training.samples import Named
+from planner.training.data.fingerprints import fingerprint
+from planner.training.data.samples import Named
 from tests.support.mode_runs import MICROBATCHES, RATIO, SEED, net, profile_of, write_strategy
 from tests.support.own_loops import RATES, SAMPLES, STEPS, batches, run_all
+from tests.support.ranks import forked
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +71,7 @@ def by_torch(folder, own=lambda m: True):
             zip(x.chunk(MICROBATCHES), classes.chunk(MICROBATCHES), strict=True)
         ):
             kept = {n: one.clone() for n, one in module.named_buffers()}
-            with randomness.drawing(SEED, step, m):
+            with randomness.random_operators(SEED, step, m):
                 loss = nn.functional.cross_entropy(module(inputs), target) / MICROBATCHES
             loss.backward()
             losses[-1] += loss.item()
@@ -269,6 +270,45 @@ def test_a_learning_rate_that_makes_no_sense_is_refused(alone, rate):
 def test_options_of_the_planners_loop_are_no_options_of_ones_own(made, name):
     with pytest.raises(TypeError, match=f"trainer.. got an unexpected keyword argument '{name}'"):
         planner.trainer(made / "alone.json", **{name: None})
+
+
+def test_ranks_compare_the_metrics_of_evaluations(made, monkeypatch):
+    metric, compared = "tests.support.datasets:tensors", []
+
+    def meet(plan, options, process):
+        compared.extend(options)
+        raise LaunchError("met")
+
+    monkeypatch.setattr("planner.training.trainer.meet_others", meet)
+    with pytest.raises(LaunchError, match="met"):
+        planner.trainer(made / "alone.json", metrics=[metric], **HOW)
+    assert [one.metrics for one in compared if hasattr(one, "metrics")] == [(metric,)]
+
+
+# Checksums of which the one in the middle is the mean: their sum is three times its own.
+THREE = """
+import os
+import planner
+from planner.training import loop
+from tests.support.own_loops import batches
+rank = int(os.environ["RANK"])
+loop.fingerprint = lambda named: 5 + rank
+trainer = planner.trainer("three.json", threads=1)
+try:
+    trainer.step(batches()[0])
+except planner.PlannerError as error:
+    print(rank, error, flush=True)
+trainer.close()
+"""
+
+
+def test_every_rank_refuses_batches_of_which_its_own_is_the_mean(made, tmp_path):
+    write_strategy(made / "three.json", profile_of(made / "net.onnx"), (1, 1, 1))
+    (tmp_path / "loop.txt").write_text(THREE)
+    said = sorted(forked(tmp_path / "loop.txt", 3, folder=made).splitlines())
+    assert [line[:40] for line in said] == [
+        f"{rank} step 0: expected the same batch on all ra"[:40] for rank in range(3)
+    ]
 
 
 # ------------------------------------------------------------------------------ fingerprints

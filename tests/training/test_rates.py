@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.optim import lr_scheduler as torch_rates
 
+from planner.launcher.options import Loop, check
 from planner.launcher.rates import rate_factor
 from planner.support.errors import LaunchError, OptionError
 
@@ -90,3 +91,10 @@ def test_an_unknown_schedule_is_refused(text):
 def test_a_warm_up_longer_than_the_training_is_refused():
     with pytest.raises(OptionError, match=r"warm-up of at most the 12 steps .* got 13"):
         rate_factor("linear:13", STEPS)
+
+
+def test_the_warm_up_of_epochs_is_checked_when_their_steps_are_known():
+    how = {"data": "tests.support.datasets:samples", "epochs": 5}
+    check(Loop(lr_schedule="cosine:20", **how))
+    with pytest.raises(OptionError, match="--lr-schedule: expected constant"):
+        check(Loop(lr_schedule="cosine:x", **how))

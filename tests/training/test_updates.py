@@ -2,14 +2,23 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
 from planner import launch
-from planner.artefacts.strategy import GradientSum
-from planner.launcher.updates import BACKOFF, FIRST_SCALE, LossScale, loss_scale, owned
+from planner.launcher.gradients import GradientBuckets
+from planner.launcher.updates import (
+    BACKOFF,
+    FIRST_SCALE,
+    LossScale,
+    OptimizerStep,
+    UpdateRules,
+    loss_scale,
+)
+from planner.launcher.versions import CurrentWeights
 from planner.support.errors import LaunchError, OptionError
 from tests.support.mode_runs import launched, loop, net, profile_of, run_all, write_strategy
 
@@ -91,12 +100,51 @@ def test_the_norm_is_that_of_all_ranks(together, by_hand, name):
         assert_state({n: held[n] for n in held if n not in running}, state)
 
 
-def test_a_parameter_of_several_devices_belongs_to_the_first():
-    trained = {name: torch.zeros(1) for name in ("a", "b", "c")}
-    sums = (GradientSum((0, 2), ("a",), 8), GradientSum((1, 2), ("b",), 8))
-    held = {device: owned(trained, sums, device) for device in (0, 1, 2)}
-    assert [len(held[device]) for device in (0, 1, 2)] == [3, 3, 1]
-    assert held[2][0] is trained["c"]
+class Shards:
+    """Stands for shards of parameters that have none."""
+
+    def cut(self):
+        pass
+
+    gather = cut
+
+
+@pytest.fixture
+def weight():
+    """A parameter in float64 of two replicas whose gradients add up to 6, and its buckets."""
+    one = nn.Parameter(torch.tensor([1.0], dtype=torch.float64))
+    buckets = GradientBuckets({"w": one}, (), SimpleNamespace(device=0))
+    one.grad.fill_(6.0)
+    return one, buckets
+
+
+def step_of(weight, **how):
+    parameter, buckets = weight
+    rules = UpdateRules(0.5, lambda step: 1.0, nan="stop", clip=how.pop("clip", None))
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    return OptimizerStep(
+        optimizer, buckets, (parameter,), Shards(), CurrentWeights(), rules=rules, **how
+    )
+
+
+def test_a_stage_that_steps_alone_takes_the_mean_over_its_replicas(weight):
+    step = step_of(weight, mean_over=2)
+    step.step(0, 0.25)
+    assert weight[0].item() == 1.0 - 0.5 * 3.0
+    assert weight[0].grad.item() == 0.0
+    assert (step.last.norm, step.last.loss) == (3.0, 0.25)
+    with pytest.raises(LaunchError, match=r"lower --lr, or look at the data of this step$"):
+        step.step(7, float("nan"))
+
+
+def test_ranks_that_step_together_clip_by_the_norm_of_all(weight):
+    """The other ranks have a gradient of 8, so that the norm is 10, and a loss of 1."""
+    step = step_of(weight, clip=5.0, together=lambda own: [own[0] + 64.0, own[1] + 1.0])
+    step.step(0, 0.25)
+    assert weight[0].item() == pytest.approx(1.0 - 0.5 * 3.0)
+    assert (step.last.norm, step.last.loss) == (10.0, 1.25)
+    with pytest.raises(LaunchError, match=r"--nan skip leaves such steps out$"):
+        step.step(7, float("nan"))
 
 
 # ------------------------------------------------------------------------------ options

@@ -50,7 +50,7 @@ READERS: Mapping[str, Callable[[Path, str], tuple[Profile, ...] | ForeignGraph]]
     DNN_PARTITIONING: read_dnn_partitioning,
     PIPER: read_piper,
 }
-_ADVICE = f"known formats: {', '.join(READERS)}"
+_ADVICE = f"take a file of a known format: {', '.join(READERS)}"
 
 
 def detect(path: Path) -> str:
@@ -86,13 +86,16 @@ def format_of(text: str, path: Path) -> str:
     raise FileError(f"{path}: expected a profile, got JSON of no known kind; {_ADVICE}")
 
 
-def read_any(path: Path) -> tuple[Profile, ...] | ForeignGraph:
+def read_any(path: Path, text: str | None = None) -> tuple[Profile, ...] | ForeignGraph:
     """The profiles in a file, ascending by the size of the microbatch, or the foreign graph.
+
+    Args:
+        text: of the file, if it was read already.
 
     Raises:
         FileError: if it is missing, malformed, or neither.
     """
-    text = read_text(path, "a profile", _ADVICE)
+    text = text or read_text(path, "a profile", _ADVICE)
     form = format_of(text, path)
     if form == STRATEGY_FORMAT:
         raise FileError(f"{path}: expected a profile, this is a strategy; {_ADVICE}")
@@ -103,15 +106,17 @@ def read_any(path: Path) -> tuple[Profile, ...] | ForeignGraph:
         raise FileError(f"{path}: {error}") from None
 
 
-def read_any_profiles(path: Path) -> tuple[Profile, ...]:
+def read_any_profiles(path: Path, text: str | None = None) -> tuple[Profile, ...]:
     """The profiles in a file of any known format, ascending by the size of the microbatch; one,
     unless the file has several.
+
+    Args:
+        text: of the file, if it was read already.
 
     Raises:
         FileError: if it is missing, malformed, or no profile.
     """
-    content = read_any(path)
-    return as_profiles(content, path)
+    return as_profiles(read_any(path, text), path)
 
 
 def as_profiles(content: tuple[Profile, ...] | ForeignGraph, path: Path) -> tuple[Profile, ...]:

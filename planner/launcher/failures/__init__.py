@@ -1,12 +1,11 @@
 """Ranks that die, hang or raise: who notices, and what is said.
 
-    page.py    the action that a rank is in, readable from other processes, also after its death
-    limits.py  how long a rank may stand in an action: a hang, or a long step
-    system.py  what Linux knows of a process: stopped, idle, its memory
-    guard.py   watches the ranks of a host: in the launcher, or beside torchrun's ranks
-    words.py   a rank, its action and its memory in words
-    hosts.py   watches the other hosts through the store
-    causes.py  an error with its rank, stage and action; what was out of memory
+    status.py   the action that a rank is in, readable from other processes, also after its death
+    watch.py    how long a rank may stand in an action: a hang, or a long step
+    rank.py     this process as one of several: one rank of a host reports why a launch ends
+    monitor.py  looks after the ranks of a host: `--nproc`'s own, or beside torchrun's
+    errors.py   an error with its rank, stage and action; what was out of memory
+    hosts.py    watches the other hosts through the store
 
-Nothing here but `hosts` and `causes` imports torch: the launcher and the guard have none.
+Nothing here but `hosts` and `errors` imports torch: the launcher and the monitor have none.
 """

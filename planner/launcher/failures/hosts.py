@@ -20,8 +20,8 @@ from typing import cast
 
 import torch.distributed as dist
 
-from planner.launcher import ending
-from planner.launcher.store import Store, common_store, generation
+from planner.launcher.failures.rank import report_and_exit
+from planner.launcher.rendezvous import Store, common_store, generation
 from planner.support.errors import PlannerError, Stopped
 
 BEAT_S = 2.0
@@ -32,7 +32,7 @@ ENDED = "ended"
 
 
 @dataclass(slots=True)
-class Watched:
+class HostHeartbeats:
     """What one host knows of the others.
 
     Attributes:
@@ -108,26 +108,25 @@ def hosts_watched(hosts: Mapping[int, str], rank: int) -> Iterator[None]:
     if len(hosts) < 2:
         yield
         return
-    watched = None
+    heartbeats = None
     if rank in hosts:
-        watched = Watched(_own_connection(), generation(), rank, {
+        heartbeats = HostHeartbeats(_own_connection(), generation(), rank, {
             first: name for first, name in hosts.items() if first != rank
         })  # fmt: skip
-        threading.Thread(target=_watch, args=(watched,), daemon=True).start()
+        threading.Thread(target=_watch, args=(heartbeats,), daemon=True).start()
     try:
         yield
     except PlannerError as error:
         if not isinstance(error, Stopped):
-            _tell(rank, str(error))
+            _report_failure(rank, str(error))
         raise
-    if watched is not None:
-        watched.end()
+    if heartbeats is not None:
+        heartbeats.end()
 
 
-def _tell(rank: int, message: str) -> None:
+def _report_failure(rank: int, message: str) -> None:
     """Tells the other hosts why this rank ends."""
-    store = common_store(rank, int(os.environ["WORLD_SIZE"]))
-    store.set(f"{generation()}/failed", f"rank {rank} has failed: {message}")
+    common_store().set(f"{generation()}/failed", f"rank {rank} has failed: {message}")
 
 
 def _own_connection() -> Store:
@@ -139,7 +138,7 @@ def _own_connection() -> Store:
     return cast(Store, made)
 
 
-def _watch(watched: Watched) -> None:
+def _watch(heartbeats: HostHeartbeats) -> None:
     """Exchanges numbers until this process ends. A second thread looks whether the store answers
     at all: a call to a host that is down waits for the system's own limits.
     """
@@ -149,15 +148,15 @@ def _watch(watched: Watched) -> None:
         while awake[0] <= LOST_S:
             time.sleep(BEAT_S)
             awake[0] += BEAT_S
-        ending.end_at_once("the host of rank 0 no longer answers: it is down, or the network to it")
+        report_and_exit("the host of rank 0 no longer answers: it is down, or the network to it")
 
     threading.Thread(target=judge, daemon=True).start()
     while True:
         time.sleep(BEAT_S)
         try:
-            over = watched.exchange(BEAT_S)
+            over = heartbeats.exchange(BEAT_S)
         except RuntimeError:  # its process has ended, and with it the launch
             over = "the host of rank 0 has ended"
         if over is not None:
-            ending.end_at_once(over)
+            report_and_exit(over)
         awake[0] = 0.0

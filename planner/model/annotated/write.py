@@ -1,5 +1,6 @@
 """Plan and model -> annotated file."""
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -38,7 +39,8 @@ def write_partition(
     if plan.model_hash != model.hash:
         raise FileError(
             f"{model.path}: the plan was made for model {short(plan.model_hash)}, this one is"
-            f" {short(model.hash)}; run: planner profile {model.path.name}, then planner solve"
+            f" {short(model.hash)}; run: planner profile {shlex.quote(model.path.name)}, then"
+            " planner solve"
         )
     proto = ModelProto()
     proto.CopyFrom(model.proto)

@@ -12,7 +12,7 @@ def call_factory(name: str) -> tuple[nn.Module, object]:
     """The module and the example inputs that a factory makes.
 
     Args:
-        name: "module:function"; the module may be in the current folder.
+        name: "module:function"; the module may be in the current folder, or a .py file's path.
 
     Raises:
         ExportError: if there is no such function, it needs arguments, fails, or makes something

@@ -18,7 +18,7 @@ from planner.artefacts.graph import Graph, Operator
 from planner.artefacts.sharding import Rule, dim_of, reads
 from planner.model.load import Model
 from planner.operators.parts import HALO, MARKED
-from planner.operators.parts.line import Cut, Line
+from planner.operators.parts.line import Cut, MeshAxisGroup
 from planner.support.errors import LaunchError
 
 _ATTRIBUTE = re.compile(r"(?P<name>\w+)(\[(?P<index>\d+)\])?")
@@ -36,7 +36,7 @@ class Parts(nn.Module):
         return self.function(*args, cuts=self.cuts, **kwargs)
 
 
-class Nobody:
+class NoCommunication:
     """A line on which nothing is sent, to see what an operator makes, and to time it."""
 
     def __init__(self, size: int) -> None:
@@ -56,7 +56,7 @@ class Nobody:
 
 
 def parts_function(
-    model: Model, operator: Operator, rule: Rule, line: Callable[[int], Line]
+    model: Model, operator: Operator, rule: Rule, line: Callable[[int], MeshAxisGroup]
 ) -> Parts | None:
     """The function that runs in the place of an operator's own, if its rule has a mark.
 

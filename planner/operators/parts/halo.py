@@ -18,7 +18,7 @@ from torch import Tensor
 
 from planner.operators import convolution, pooling
 from planner.operators.convolution import Pairs, padded, pairs
-from planner.operators.parts.line import Cut, Line
+from planner.operators.parts.line import Cut, MeshAxisGroup
 from planner.operators.shape import Integers
 
 
@@ -212,7 +212,7 @@ class _Halo(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, before: int, after: int, dim: int, line: Line, pad: float
+        ctx: Any, x: Tensor, before: int, after: int, dim: int, line: MeshAxisGroup, pad: float
     ) -> Tensor:
         ctx.rows = before, after, dim, line
         size = x.shape[dim]

@@ -1,4 +1,4 @@
-"""`Line`: the devices along one axis of a mesh, as an operator on one of them sees them."""
+"""`MeshAxisGroup`: the devices along one axis of a mesh, as an operator on one of them has them."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -6,7 +6,7 @@ from typing import Protocol
 from torch import Tensor
 
 
-class Line(Protocol):
+class MeshAxisGroup(Protocol):
     """Devices in a row. All of them call the same methods in the same order, with tensors of the
     same shapes.
     """
@@ -48,7 +48,7 @@ class Cut:
         dim: the dimension.
     """
 
-    line: Line
+    line: MeshAxisGroup
     dim: int
 
 

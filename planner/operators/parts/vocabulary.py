@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from planner.operators import indexing
-from planner.operators.parts.line import Cut, Line, place
+from planner.operators.parts.line import Cut, MeshAxisGroup, place
 
 IGNORED = -100
 """The class that is ignored, torch's default."""
@@ -33,7 +33,7 @@ def gather(
     return torch.where(inside.reshape(shape), picked, 0.0)
 
 
-def cross_entropy(scores: Tensor, classes: Tensor, line: Line) -> Tensor:
+def cross_entropy(scores: Tensor, classes: Tensor, line: MeshAxisGroup) -> Tensor:
     """Mean cross-entropy of scores whose classes are cut over a line; the same on each device.
 
     Its gradient needs no other device, and is that of the whole loss: each device begins with the
@@ -49,7 +49,7 @@ def cross_entropy(scores: Tensor, classes: Tensor, line: Line) -> Tensor:
 
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, scores: Tensor, classes: Tensor, line: Line) -> Tensor:
+    def forward(ctx: Any, scores: Tensor, classes: Tensor, line: MeshAxisGroup) -> Tensor:
         index = classes - line.rank * scores.shape[1]
         inside = (index >= 0) & (index < scores.shape[1])
         index = torch.where(inside, index, 0)

@@ -12,7 +12,7 @@ from planner.artefacts.sharding import Spec, blocks_of, dim_of, reads, rule_of, 
 from planner.model.load import Model
 from planner.operators import input_names, output_names, parameters, to_torch
 from planner.operators.parts.calls import (
-    Nobody,
+    NoCommunication,
     divide,
     exchanged,
     is_call,
@@ -51,7 +51,7 @@ def part_unit(
     made = values_of(module, graph)
     (node,) = (one for one in module.graph.nodes if is_call(one))
     divide(node, own, rule, mesh)
-    parts = parts_function(model, own, rule, lambda axis: Nobody(mesh[axis]))
+    parts = parts_function(model, own, rule, lambda axis: NoCommunication(mesh[axis]))
     if parts is not None:
         exchanged(module, node, parts, made)
     take_means(made, own, rule, mesh)

@@ -62,7 +62,7 @@ from planner.solvers.placement.problem import (
 from planner.solvers.placement.stages import strategies_of
 from planner.solvers.placement.timetable import latency_s
 from planner.support.brake import Brake, braked
-from planner.support.units import format_bytes
+from planner.support.units import format_bytes, format_bytes_apart
 
 log = logging.getLogger(__name__)
 
@@ -307,10 +307,11 @@ def _too_large(problem: Problem, placement_problem: PlacementProblem) -> str | N
     room = int(placement_problem.capacity_bytes.clip(0).sum())
     if need <= room:
         return None
+    needs, there = format_bytes_apart(need, room)
     largest = int(placement_problem.capacity_bytes.max()) + problem.training.reserve
     return (
-        f"parameters, gradients, optimizer state and stash need {format_bytes(need)}; the limit is"
-        f" {format_bytes(largest)} per device, and all devices together have {format_bytes(room)}"
+        f"parameters, gradients, optimizer state and stash need {needs}; the limit is"
+        f" {format_bytes(largest)} per device, and all devices together have {there}"
         f" besides their reserves"
     )
 

@@ -9,22 +9,26 @@ The record is written last, and only then does the folder get its name. A checkp
 its record can be read and every file in it has the size that the record says.
 """
 
+import json
 import os
 import re
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from planner.artefacts.files import artefact_bytes, read_artefact
+from planner.artefacts.files import artefact_bytes, parsed_json, read_artefact
 from planner.support.errors import FileError
+from planner.support.reading import read_text
 from planner.support.writing import file_error
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    import torch
 
-FORMAT = "planner-checkpoint/1"
+FORMAT = "planner-checkpoint/2"
+_WHOLE_FORMAT = "planner-checkpoint/1"  # each tensor whole in one place
 RECORD = "checkpoint.json"
 _NAME = re.compile(r"step-(\d{8,12})")
 _PART = re.compile(r"\.step-\d{8,12}\.(part|old)")
@@ -39,31 +43,55 @@ OPTIMIZER, RANDOM = "optimizer/", "random/"
 
 @dataclass(frozen=True, slots=True)
 class TensorPlace:
-    """Where a tensor is in a checkpoint.
+    """Where a box of a tensor is in a checkpoint.
 
     Attributes:
-        shape: size of each dimension.
-        dtype: torch's name of its type, such as "float32".
+        start: of the box in the whole tensor, in each dimension.
+        shape: of the box.
         file: name of the file.
         offset: of its first byte.
         length: its bytes in the file, as torch.save writes it.
     """
 
+    start: tuple[int, ...]
     shape: tuple[int, ...]
-    dtype: str
     file: str
     offset: int
     length: int
 
-    def empty(self, device: str = "cpu") -> "Tensor":
-        """A tensor to be filled."""
+
+@dataclass(frozen=True, slots=True)
+class SavedTensor:
+    """A tensor of a checkpoint.
+
+    Attributes:
+        shape: of the whole tensor.
+        dtype: torch's name of its type, such as "float32".
+        parts: the places of boxes that have each element once.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    parts: tuple[TensorPlace, ...]
+
+    @property
+    def torch_dtype(self) -> "torch.dtype":
+        """Its type."""
         import torch
 
-        return torch.empty(self.shape, dtype=getattr(torch, self.dtype), device=device)
+        dtype = getattr(torch, self.dtype)
+        assert isinstance(dtype, torch.dtype)
+        return dtype
+
+    def empty(self) -> "torch.Tensor":
+        """A whole tensor to be filled."""
+        import torch
+
+        return torch.empty(self.shape, dtype=self.torch_dtype)
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class CheckpointRecord:
     """What a checkpoint is of.
 
     Attributes:
@@ -71,9 +99,9 @@ class Record:
         model_path: the ONNX file as seen from the folder with the checkpoints.
         model_hash: content hash of the model.
         tie, untie: initializers that the user tied and untied, see `planner.model.load`.
-        optimizer: its name, see `state.optimizer_name`; None if nothing was trained.
+        optimizer: its name, see `content.optimizer_name`; None if nothing was trained.
         num_ranks: number of processes that trained.
-        tensors: the places of all tensors by name: PARAMETERS and a trained parameter; STATISTICS,
+        tensors: all tensors by name: PARAMETERS and a trained parameter; STATISTICS,
             a replica, / and a running statistic; OPTIMIZER, a parameter, / and the optimizer's word
             for that tensor; RANDOM, a rank, / and a generator.
         files: sizes of all files but the record, in bytes, by name.
@@ -88,7 +116,7 @@ class Record:
     untie: tuple[str, ...]
     optimizer: str | None
     num_ranks: int
-    tensors: dict[str, TensorPlace]
+    tensors: dict[str, SavedTensor]
     files: dict[str, int]
     versions: dict[str, str] = field(default_factory=dict)
     extras: dict[str, Any] = field(default_factory=dict)
@@ -99,16 +127,6 @@ class Record:
         return frozenset(
             name.removeprefix(PARAMETERS) for name in self.tensors if name.startswith(PARAMETERS)
         )
-
-    @property
-    def optimizer_words(self) -> dict[str, list[str]]:
-        """The optimizer's words for its tensors, by parameter."""
-        words: dict[str, list[str]] = {}
-        for name in self.tensors:
-            if name.startswith(OPTIMIZER):
-                parameter, _, word = name.removeprefix(OPTIMIZER).rpartition("/")
-                words.setdefault(parameter, []).append(word)
-        return words
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +140,7 @@ class Checkpoint:
     """
 
     path: Path
-    record: Record
+    record: CheckpointRecord
     notes: tuple[str, ...] = ()
 
     @property
@@ -174,7 +192,7 @@ def read(path: Path) -> Checkpoint:
     """
     if not (path / RECORD).is_file():
         raise FileError(f"{path}: cut off: expected a file {RECORD} in it, got none")
-    record: Record = read_artefact(Record, FORMAT, path / RECORD, "planner launch --checkpoint DIR")
+    record = _record(path / RECORD)
     for name, size in record.files.items():
         file = path / name
         got = file.stat().st_size if file.is_file() else None
@@ -182,6 +200,32 @@ def read(path: Path) -> Checkpoint:
             real = "no such file" if got is None else f"{got}"
             raise FileError(f"{path}: cut off: {name}: expected {size} bytes, got {real}")
     return Checkpoint(path, record)
+
+
+def _record(path: Path) -> CheckpointRecord:
+    """The record in a file, of this format or of the one before."""
+    made_by = "planner launch --checkpoint DIR"
+    text = read_text(path, FORMAT, f"make one with: {made_by}")
+    with suppress(ValueError, RecursionError):  # told by `read_artefact`
+        plain = parsed_json(text)
+        if isinstance(plain, dict) and plain.get("format") == _WHOLE_FORMAT:
+            text = json.dumps({**plain, "format": FORMAT, "tensors": _parted(plain.get("tensors"))})
+    record: CheckpointRecord = read_artefact(CheckpointRecord, FORMAT, path, made_by, text)
+    return record
+
+
+def _parted(tensors: Any) -> Any:
+    """The tensors of a record of the format before, with one place each."""
+    if not isinstance(tensors, dict):
+        return tensors
+    parted = {}
+    for name, plain in tensors.items():
+        if isinstance(plain, dict) and isinstance(plain.get("shape"), list):
+            place = {key: value for key, value in plain.items() if key != "dtype"}
+            whole = {**place, "start": [0] * len(plain["shape"])}
+            plain = {"shape": plain["shape"], "dtype": plain.get("dtype"), "parts": [whole]}
+        parted[name] = plain
+    return parted
 
 
 def latest(folder: Path) -> Path | None:
@@ -209,7 +253,9 @@ def find(path: Path) -> Checkpoint:
         notes = tuple(f"{flaw}; {found.path.name} is taken" for flaw in flaws)
         return Checkpoint(found.path, found.record, notes)
     if flaws:
-        shown = flaws[:MAX_SHOWN] + [f"and {len(flaws) - MAX_SHOWN} more"][: len(flaws) > MAX_SHOWN]
+        shown = flaws[:MAX_SHOWN]
+        if len(flaws) > MAX_SHOWN:
+            shown.append(f"and {len(flaws) - MAX_SHOWN} more")
         raise FileError("\n".join([*shown, f"{path}: no checkpoint in it is whole; start again"]))
     raise FileError(
         f"{path}: expected checkpoints such as {name_of(10)} in it, found none; check the path"
@@ -244,8 +290,15 @@ def begin(folder: Path, step: int) -> Path:
     return part
 
 
-def publish(part: Path, record: Record) -> Path:
+def publish(part: Path, record: CheckpointRecord) -> Path:
     """Gives a filled folder its record, and then its name; an older one of that step goes.
+
+    What a reader finds after a crash:
+
+        before the record is on the disk    a part, which is no checkpoint, and the older one
+        before the older one has gone       the same
+        before the part has its name        no checkpoint of this step; the step before is taken
+        after that                          the new one; its record and names are on the disk
 
     Raises:
         FileError: if it cannot be written, or something else stands there.
@@ -312,7 +365,8 @@ def tidy(folder: Path) -> None:
 
 
 def discard(path: Path) -> None:
-    """Removes a checkpoint, if it is there: at once by its name, then its files.
+    """Removes a checkpoint, if it is there: at once by its name, then its files. So after a crash
+    within it, the rest has a name that no reader takes, and `tidy` removes it.
 
     Raises:
         FileError: if it holds files that are none of a checkpoint.

@@ -13,8 +13,8 @@ from planner.model.repair import Repaired, Ties, repaired
 from planner.model.values import Values, tensor_type
 from planner.model.weights import ModelFile, is_stored
 from planner.support.errors import FileError, ModelError
+from planner.training.checkpoints.files import whole_tensors
 from planner.training.checkpoints.folder import PARAMETERS, STATISTICS, Checkpoint
-from planner.training.checkpoints.storage import fill
 
 _FLOATS = frozenset({
     TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16,
@@ -70,17 +70,17 @@ class LearnedModel:
         """
         there = {tensor.name: tensor for tensor in self.proto.graph.initializer}
         for name, key in self.learned.items():
-            place = self._start.record.tensors[key]
+            saved = self._start.record.tensors[key]
             if name not in there:
                 _remove_constant(self.proto.graph, name, self._path)
                 there[name] = self.proto.graph.initializer.add(
-                    name=name, data_type=tensor_type(place.dtype), dims=place.shape
+                    name=name, data_type=tensor_type(saved.dtype), dims=saved.shape
                 )
             tensor = there[name]
-            if tuple(tensor.dims) != place.shape or tensor.data_type != tensor_type(place.dtype):
+            if tuple(tensor.dims) != saved.shape or tensor.data_type != tensor_type(saved.dtype):
                 raise FileError(
                     f"{self._start.path}: {name}: expected the shape {tuple(tensor.dims)} as in"
-                    f" {self._path}, got {place.dtype}{list(place.shape)}; take another checkpoint"
+                    f" {self._path}, got {saved.dtype}{list(saved.shape)}; take another checkpoint"
                 )
 
     def content(self, tensor: TensorProto) -> bytes:
@@ -100,9 +100,7 @@ class LearnedModel:
         """An initializer as a tensor."""
         if name not in self.learned:
             return self._old_value(name)
-        key = self.learned[name]
-        tensor = self._start.record.tensors[key].empty()
-        fill({key: tensor}, self._start.path, self._start.record.tensors)
+        (tensor,) = whole_tensors(self._start, [self.learned[name]]).values()
         return tensor
 
     def _old_value(self, name: str) -> Tensor:

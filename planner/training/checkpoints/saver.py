@@ -8,6 +8,7 @@ The plan does not count that memory.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -17,34 +18,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from planner.launcher.job import TrainingJob
-from planner.launcher.store import TIMEOUT
+from planner.launcher.rendezvous import TIMEOUT
 from planner.model.metadata import metadata_of
 from planner.model.record import ANNOTATION_KEY
-from planner.support.errors import LaunchError, PlannerError, Stopped
+from planner.support.errors import PlannerError, Stopped
 from planner.support.reading import relative
 from planner.support.version import __version__
 from planner.training.checkpoints import folder as folders
-from planner.training.checkpoints.folder import Checkpoint, Record
-from planner.training.checkpoints.state import optimizer_name, restore, tensors_to_save
-from planner.training.options import Checkpoints
-from planner.training.trainer import Trainer
-
-
-def resume(trainer: Trainer, job: TrainingJob, start: Checkpoint) -> None:
-    """Goes on from a checkpoint; all ranks call it.
-
-    Raises:
-        FileError: if the checkpoint does not fit this device, or is damaged.
-        LaunchError: if the ranks do not see the same one.
-    """
-    seen = trainer.world.gather((start.record.step, start.record.files))
-    for rank, (step, files) in enumerate(seen):
-        if (step, files) != seen[0]:
-            raise LaunchError(
-                f"{start.path}: rank {rank} sees a checkpoint of step {step} there, rank 0 another"
-                f" one of step {seen[0][0]}; give a folder that all hosts share"
-            )
-    restore(trainer, job, start)
+from planner.training.checkpoints.content import Content, optimizer_name
+from planner.training.checkpoints.folder import CheckpointRecord
+from planner.training.checkpoints.held import Held
 
 
 def _model_file(job: TrainingJob) -> Path:
@@ -60,29 +43,23 @@ class Saver:
     """Writes checkpoints of one training; every rank has one, and calls the same methods.
 
     Args:
-        trainer: of this rank.
-        job: what it trains.
-        checkpoints: with a folder.
-        last: the last step of the training, which is saved in any case.
+        content: of this device.
+        folder: for the checkpoints.
+        keep: number of them that stay, the newest ones.
 
     Raises:
         FileError: if the remains of an earlier run cannot be removed.
     """
 
-    def __init__(
-        self, trainer: Trainer, job: TrainingJob, checkpoints: Checkpoints, last: int
-    ) -> None:
-        from planner.training.checkpoints.storage import say_nothing_of_being_alone
+    def __init__(self, content: Content, folder: Path, keep: int) -> None:
+        from planner.training.checkpoints.files import say_nothing_of_being_alone
 
-        assert checkpoints.checkpoint is not None
-        self._trainer, self._job, self._folder = trainer, job, checkpoints.checkpoint
-        self._every, self._keep = checkpoints.checkpoint_every, checkpoints.checkpoint_keep
-        self._last = last
+        self._content, self._folder, self._keep = content, folder, keep
         self._copies: dict[str, Tensor] = {}
         self._thread: Thread | None = None
         self._failed: BaseException | None = None
-        self._rank = job.plan.ranks.index(trainer.world.device)
-        names = trainer.world.gather(optimizer_name(trainer.optimizer))
+        self._rank = content.job.plan.ranks.index(content.groups.device)
+        names = content.groups.gather(optimizer_name(content.optimizer))
         self._optimizer = next((name for name in names if name is not None), None)
         say_nothing_of_being_alone()
         self._group = None
@@ -91,33 +68,26 @@ class Saver:
         if self._rank == 0:
             folders.tidy(self._folder)
 
-    def after(self, step: int) -> None:
-        """Saves, if it is time to, and says of the save before whether it failed.
+    @property
+    def has_failed(self) -> bool:
+        """Whether the last checkpoint could not be written, which `finish` says."""
+        return self._failed is not None
+
+    def save(self, step: int, extras: Mapping[str, Any]) -> None:
+        """Saves after a step; all ranks do, after the same one.
 
         Args:
             step: number of steps done.
-
-        Raises:
-            PlannerError: if a checkpoint could not be written.
-            Stopped: if another rank is gone.
-        """
-        if self._failed is not None:
-            self.finish()
-        if step == self._last or (self._every is not None and step % self._every == 0):
-            self.save(step)
-
-    def save(self, step: int) -> None:
-        """Saves after a step, whether it is time to or not; all ranks do, after the same one.
+            extras: as in `CheckpointRecord`.
 
         Raises:
             PlannerError: if the checkpoint before could not be written.
             Stopped: if another rank is gone.
         """
         self.finish()
-        tensors = self._copied(tensors_to_save(self._trainer, self._job))
-        arguments = (step, tensors, dict(self._trainer.extras()))
         # Not async_save: it ends before the folder has its name, and its future is not that of the
         # checkpoint.
+        arguments = (step, self._copied(self._content.to_save()), dict(extras))
         self._thread = Thread(target=self._run, args=arguments, daemon=True)
         self._thread.start()
 
@@ -139,44 +109,44 @@ class Saver:
         if failed is not None:
             raise failed
 
-    def _copied(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Copies of the tensors, in memory of the CPU that is kept for them."""
-        copies = {}
-        for name, tensor in tensors.items():
+    def _copied(self, held: Mapping[str, Held]) -> dict[str, Held]:
+        """Copies of what this device writes, in memory of the CPU that is kept for them."""
+        written, copies = {name: one for name, one in held.items() if one.writes}, {}
+        for name, one in written.items():
             old = self._copies.get(name)
-            if old is None or old.shape != tensor.shape or old.dtype != tensor.dtype:
-                old = torch.empty(tensor.shape, dtype=tensor.dtype)
-            copies[name] = old.copy_(tensor.detach())
+            if old is None or old.shape != one.values.shape or old.dtype != one.values.dtype:
+                old = torch.empty(one.values.shape, dtype=one.values.dtype)
+            copies[name] = old.copy_(one.values)
         self._copies = copies
-        return copies
+        return {name: replace(one, values=copies[name]) for name, one in written.items()}
 
-    def _run(self, step: int, tensors: Mapping[str, Tensor], extras: dict[str, Any]) -> None:
+    def _run(self, step: int, held: Mapping[str, Held], extras: dict[str, Any]) -> None:
         """The thread of one checkpoint; its error is kept for the training."""
         try:
-            self._write(step, tensors, extras)
+            self._write(step, held, extras)
         except BaseException as error:  # `finish` raises it
             self._failed = error
 
-    def _write(self, step: int, tensors: Mapping[str, Tensor], extras: dict[str, Any]) -> None:
-        from planner.training.checkpoints.storage import write
+    def _write(self, step: int, held: Mapping[str, Held], extras: dict[str, Any]) -> None:
+        from planner.training.checkpoints.files import write
 
         part = self._begun(step)
-        places = write(tensors, part, self._group)
+        tensors = write(held, part, self._group)
         if self._rank > 0:
             return
         needed: dict[str, int] = {}
-        for place in places.values():
+        for place in (place for one in tensors.values() for place in one.parts):
             needed[place.file] = max(needed.get(place.file, 0), place.offset + place.length)
-        model = self._job.model
-        record = Record(
+        model = self._content.job.model
+        record = CheckpointRecord(
             step=step,
-            model_path=relative(_model_file(self._job), self._folder),
+            model_path=relative(_model_file(self._content.job), self._folder),
             model_hash=model.hash,
             tie=model.tie,
             untie=model.untie,
             optimizer=self._optimizer,
-            num_ranks=len(self._job.plan.ranks),
-            tensors=places,
+            num_ranks=len(self._content.job.plan.ranks),
+            tensors=tensors,
             files=folders.sizes(part, needed),
             versions={"planner": __version__, "torch": torch.__version__},
             extras=extras,

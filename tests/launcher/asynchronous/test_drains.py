@@ -11,7 +11,7 @@ from torch.optim import SGD
 
 from planner.artefacts.losses import losses as model_losses
 from planner.artefacts.strategy import ScheduleName
-from planner.launcher.asynchronous.flows import flow_end
+from planner.launcher.asynchronous import flow_end
 from planner.model.load import load
 from planner.operators import randomness, synthetic
 from tests.support import datasets, mode_runs
@@ -83,7 +83,7 @@ def replay_of(made):
     def loss_of(run, m):
         step, microbatch = divmod(m, COUNT)
         at = 4 * COUNT * (step % 2) + 4 * microbatch  # an epoch has two steps
-        with randomness.drawing(mode_runs.SEED, step, microbatch):
+        with randomness.random_operators(mode_runs.SEED, step, microbatch):
             return nn.functional.cross_entropy(run(x[at : at + 4]), classes[at : at + 4])
 
     optimizer = partial(SGD, lr=1.0, momentum=0.9, weight_decay=HOW["weight_decay"])
@@ -155,6 +155,6 @@ def test_a_checkpoint_has_the_newest_version_of_all_stages(made, checkpoints, qu
     for m in range(COUNT):
         x = synthetic.inputs(model, seed=mode_runs.SEED, microbatch=m)["x"]
         target = synthetic.target(chosen, seed=mode_runs.SEED, microbatch=m)
-        with randomness.drawing(mode_runs.SEED, 4, m):
+        with randomness.random_operators(mode_runs.SEED, 4, m):
             total += nn.functional.cross_entropy(module(x), target).item() / COUNT
     assert losses["flushed"] == pytest.approx([total], rel=SAME)

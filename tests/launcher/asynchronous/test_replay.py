@@ -70,7 +70,7 @@ def replayed(folder, name, tmp_path):
         step, microbatch = divmod(m, num_microbatches)
         x = synthetic.inputs(model, seed=SEED, microbatch=microbatch)["x"]
         target = synthetic.target(chosen, seed=SEED, microbatch=microbatch)
-        with randomness.drawing(SEED, step, microbatch):
+        with randomness.random_operators(SEED, step, microbatch):
             return cross_entropy(run(x), target)
 
     replay = Replay(

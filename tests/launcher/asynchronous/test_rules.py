@@ -11,15 +11,17 @@ from planner import launch
 from planner.artefacts.files import read_plan, write_plan
 from planner.artefacts.options import LossOptions
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy
-from planner.launcher.asynchronous.steady import cropped, steady_window
 from planner.launcher.job import prepare
-from planner.launcher.world import ProcessRank
+from planner.launcher.options import Loop
+from planner.launcher.rendezvous import ProcessRank
 from planner.operators import randomness
 from planner.reports.launch import launch_json, launch_tables
-from planner.schedules.actions import Compute, Direction, Step
+from planner.schedules.actions import Compute, Direction, Step, waiting_for_sends
 from planner.simulator.timeline import Event, Timeline
 from planner.simulator.traces.read import read_trace
 from planner.support.errors import LaunchError, OptionError
+from planner.training.steady import cropped, steady_window
+from planner.training.trainer import Trainer
 from tests.support.mode_runs import SEED, net, profile_of, write_strategy
 from tests.support.own_loops import batches
 from tests.training.test_own_loop import Quiet
@@ -178,7 +180,7 @@ def test_a_loop_of_ones_own_steps_after_each_minibatch(made):
             found.append(trainer.step((x, classes)))
             shares = []
             for m, part in enumerate(zip(x.chunk(4), classes.chunk(4), strict=True)):
-                with randomness.drawing(SEED, step, m):
+                with randomness.random_operators(SEED, step, m):
                     loss = torch.nn.functional.cross_entropy(module(part[0]), part[1])
                 optimizer.zero_grad()
                 loss.backward()
@@ -194,3 +196,15 @@ def test_a_loop_of_ones_own_steps_after_each_minibatch(made):
         torch.testing.assert_close(state[name], value.data, rtol=1e-12, atol=1e-12)
     with pytest.raises(OptionError, match=r"--clip 1.0: it needs the gradients of all stages"):
         planner.trainer(path, clip=1.0)
+
+
+def test_forwards_of_a_flow_wait_for_no_sends_however_few_microbatches_a_step_has(made):
+    """The list of one step has no backward before a forward then, but those of flows have."""
+    folder, profile, _ = made
+    path = write_strategy(
+        folder / "one.json", profile, (1,), schedule=ScheduleName.PIPEDREAM, num_microbatches=1
+    )
+    seat = ProcessRank(0, 1, 0, 1)
+    job = prepare(read_plan(path), path, None, seat, (LossOptions(), "cpu"))
+    assert waiting_for_sends(job.program.code) == {*Direction}
+    assert Trainer(job, Loop(), 0).executor._waiting == {Direction.BACKWARD}

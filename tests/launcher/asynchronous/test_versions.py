@@ -1,12 +1,14 @@
 """Versions of a stage's parameters, beside the same weights kept as plain copies."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
 
 from planner.artefacts.strategy import GradientSum
-from planner.launcher.asynchronous.versions import Versions
-from planner.launcher.gradients import GradientBuffers
+from planner.launcher.gradients import GradientBuckets
+from planner.launcher.versions import Versions
 
 COUNT = 9
 
@@ -32,7 +34,7 @@ class Stage:
     def __init__(self, sums=()):
         self.module = module_of()
         self.trained = dict(self.module.named_parameters())
-        self.gradients = GradientBuffers(self.trained, sums, 0)
+        self.gradients = GradientBuckets(self.trained, sums, SimpleNamespace(device=0))
         self.optimizer = torch.optim.SGD(self.module.parameters(), lr=0.3, momentum=0.9)
         self.versions = Versions(self.module, self.trained, self.gradients)
 

@@ -578,6 +578,11 @@ def test_the_command_writes_a_file_that_the_planner_reads(factories):
     assert len(onnx.load("net.onnx").graph.node) >= 3
 
 
+def test_the_next_command_can_be_pasted_into_a_shell(factories):
+    text = run("export", f"{factories}.py:good", "-o", "my net.onnx").output
+    assert text.endswith("wrote my net.onnx\nnext: planner profile 'my net.onnx'\n")
+
+
 def test_the_command_as_json(factories):
     done = json.loads(run("export", f"{factories}:good", "-o", "net.onnx", "--json").output)
     assert done["files"] == ["net.onnx"]

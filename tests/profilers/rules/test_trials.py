@@ -17,7 +17,7 @@ from torch import Tensor
 
 from planner import api
 from planner.artefacts.files import read_profile
-from planner.launcher.processes import CLI
+from planner.launcher.failures.monitor import CLI
 from planner.model.load import load
 from planner.operators import register
 from planner.profilers.rules import split_rules

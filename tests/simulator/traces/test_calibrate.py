@@ -352,7 +352,7 @@ def test_a_calibration_is_for_the_profile_beside_it(tmp_path):
     known = CalibrationFile((artefact_hash(profile),), TRUE, 0.2, 0.05, "model")
     write_calibration(known, calibration_path(path))
     assert read_calibration(path, [profile]) == known
-    assert newest_profile(path.parent) == path
+    assert newest_profile(path.parent).path == path
     with pytest.raises(FileError, match=r"made for another profile .* or give --no-calibration"):
         read_calibration(path, [replace(profile, threads=2)])
     plain = json.loads(calibration_path(path).read_text())
@@ -378,3 +378,10 @@ def test_calibrate_writes_what_solve_then_uses(folder):
     used, unused = (read_plan(path / name).notes for name in ("with.json", "without.json"))
     assert "calibrated from 2 runs of 1 model" in used
     assert not any("calibrated" in note for note in unused)
+    run(*arguments[:2], *arguments[3:])
+    one = (
+        "note: calibrated from 1 run of 1 model, whose chance errors are in all times: give planner"
+    )
+    for using in (solving, ("compare", *solving[1:])):
+        assert one in run(*using).output
+        assert "calibrated" not in run(*using, "--no-calibration").output

@@ -87,7 +87,7 @@ def _exponential(uniform, rate=1.0):
 @contextmanager
 def fed(model, seed, step, microbatch):
     """A context in which a module draws what the launcher draws for a microbatch."""
-    with randomness.drawing(seed, step, microbatch), Fed(model) as mode:
+    with randomness.random_operators(seed, step, microbatch), Fed(model) as mode:
         yield
     if mode.left:
         raise OtherDrawsError(f"the module draws nothing for {[node.name for node in mode.left]}")

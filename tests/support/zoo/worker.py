@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 import planner
 from planner.commands.errors import ranks_leave_at_once
-from planner.launcher import world
+from planner.launcher import groups, rendezvous
 
 LIMIT = timedelta(minutes=5)  # that a rank waits for one that has failed
 
@@ -39,7 +39,7 @@ def launch(folder: Path, rank: str) -> None:
 
 
 def main(folders: list[str]) -> None:
-    world.TIMEOUT = LIMIT
+    rendezvous.TIMEOUT = groups.TIMEOUT = LIMIT
     store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))  # torchrun's
     start = dist.init_process_group
     for folder in folders:

@@ -1,1 +1,0 @@
-"""PipeDream's asynchronous schedule in a launch: flows, versions of parameters, and their steps."""

@@ -1,0 +1,31 @@
+"""A microbatch's data from outside the model: graph inputs and the targets of losses."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from planner.artefacts import graph as graphs
+
+IGNORED_CLASS = -100  # torch's losses ignore elements of this class
+
+
+def torch_dtype(tensor: graphs.Tensor) -> torch.dtype:
+    """The torch dtype of a tensor of the graph."""
+    dtype = getattr(torch, tensor.dtype)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The data of one microbatch that a process needs, on its device.
+
+    Attributes:
+        inputs: graph inputs, by name.
+        targets: targets of losses, by the output that they are compared with.
+    """
+
+    inputs: Mapping[str, Tensor]
+    targets: Mapping[str, Tensor]

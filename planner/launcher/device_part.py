@@ -1,0 +1,260 @@
+"""`TrainingJob` -> the stages and parameters of one device, and its places in their meshes."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from planner.artefacts import graph as graphs
+from planner.artefacts.graph import Graph, main_dtype, parameters_by_name, retyped
+from planner.artefacts.losses import Loss
+from planner.artefacts.plan import Plan
+from planner.artefacts.sharding import Spec
+from planner.artefacts.strategy import Stage, indices_of
+from planner.launcher.batch import Batch
+from planner.launcher.gradients import GradientBuckets
+from planner.launcher.groups import Groups
+from planner.launcher.job import TrainingJob
+from planner.launcher.mesh.convert import converted, local_part
+from planner.launcher.mesh.lines import Mesh, lines_of, mesh_sizes, replica_and_index
+from planner.launcher.mesh.losses import reports_loss, split_criterion
+from planner.launcher.mesh.module import split_module
+from planner.launcher.mesh.shards import OptimizerShards
+from planner.launcher.stage import StageModule
+from planner.model.load import Model
+from planner.operators import parameters
+from planner.operators.losses import Criterion
+from planner.operators.running import autocast
+from planner.resharding.conversion import conversion
+
+
+@dataclass(frozen=True, slots=True)
+class StagePlace:
+    """The place of a device in one of its stages.
+
+    Attributes:
+        stage: itself.
+        replica: of the device.
+        mesh: with the device's position in it; that of a stage that is not split has no axes, so
+            that the local part of everything is the whole.
+    """
+
+    stage: Stage
+    replica: int
+    mesh: Mesh
+
+    def spec(self, kind: str, name: str) -> Spec:
+        """How something lies on the mesh; what is left out is whole.
+
+        Args:
+            kind: "parameters", "inputs" or "outputs", the field of `Sharding`.
+        """
+        sharding = self.stage.sharding
+        specs: Mapping[str, Spec] = {} if sharding is None else getattr(sharding, kind)
+        return specs.get(name, ("R",) * len(self.mesh.sizes))
+
+    def whole(self, shape: tuple[int, ...], spec: Spec, local: Tensor) -> Tensor:
+        """A tensor of some shape from its local parts; all devices of the mesh call it."""
+        sizes = self.mesh.sizes
+        steps = conversion(shape, local.itemsize, sizes, spec, ("R",) * len(sizes))
+        return converted(local, steps, self.mesh)
+
+    def whole_output(self, output: graphs.Tensor, local: Tensor) -> Tensor:
+        """An output of the model, from its local parts; all devices of the mesh call it."""
+        return self.whole(output.shape, self.spec("outputs", output.name), local)
+
+    def part(self, whole: Tensor, spec: Spec) -> Tensor:
+        """The local part of a whole tensor, in memory of its own, so that the whole can go."""
+        part = local_part(whole, spec, self.mesh)
+        return part if part.shape == whole.shape else part.clone()
+
+    def inputs(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The parts of inputs that this device needs."""
+        return {name: self.part(one, self.spec("inputs", name)) for name, one in inputs.items()}
+
+    def batch(self, batch: Batch, losses: Iterable[Loss]) -> Batch:
+        """The part of a microbatch that this device needs: its parts of inputs and targets. Class
+        indices stay whole (`mesh/losses.py`).
+        """
+        targets = dict(batch.targets)
+        for loss in losses:
+            name = loss.output.name
+            if name in targets and loss.class_dim is None:
+                targets[name] = self.part(targets[name], self.spec("outputs", name))
+        return Batch(self.inputs(batch.inputs), targets)
+
+
+def stage_place(stage: Stage, groups: Groups) -> StagePlace:
+    """The place of this device in a stage that it runs."""
+    replica, index = replica_and_index(stage, groups.device)
+    lines = [groups.line(line) for line in lines_of(stage, groups.device)]
+    return StagePlace(stage, replica, Mesh(mesh_sizes(stage), index, lines))
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePart:
+    """The stages and parameters of one device.
+
+    Attributes:
+        stages: by index.
+        places: of the device in them; a stage that is split is the only one.
+        values: its local parameters by name; several stages share tied ones.
+        trained: those of them that are trained.
+        shards: of the parameters whose optimizer's state is cut further than these.
+    """
+
+    stages: dict[int, StageModule]
+    places: dict[int, StagePlace]
+    values: dict[str, Tensor]
+    trained: dict[str, Tensor]
+    shards: OptimizerShards
+
+    @property
+    def optimizer_parameters(self) -> dict[str, Tensor]:
+        """By the names of the trained parameters, the tensors that the optimizer steps."""
+        return {name: self.shards.shards.get(name, one) for name, one in self.trained.items()}
+
+    @property
+    def gradient_accumulators(self) -> dict[str, Tensor]:
+        """By the names of the trained parameters, the tensors with the gradients of backwards."""
+        cut = {name: self.shards.shards[name] for name in self.shards.cut_gradients}
+        return {**self.trained, **cut}
+
+    def local(self, batch: Batch, losses: Iterable[Loss]) -> Batch:
+        """The part of a microbatch that this device needs, of the data that it is given."""
+        for place in self.places.values():
+            batch = place.batch(batch, losses)
+        return batch
+
+
+def make_part(
+    job: TrainingJob, groups: Groups, scale: Callable[[], float] = lambda: 1.0
+) -> DevicePart:
+    """The stages of this device, with the parameters of the model's file.
+
+    Args:
+        scale: gives the factor of the losses in a backward pass.
+
+    Raises:
+        LaunchError: if a stage is split in a way that cannot be run.
+    """
+    graph, described = job.model.graph, parameters_by_name(job.model.graph)
+    places = {
+        s: stage_place(stage, groups)
+        for s, stage in enumerate(job.plan.strategy.stages)
+        if groups.device in stage.devices
+    }
+    held = sorted(
+        {
+            name
+            for place in places.values()
+            for v in indices_of(place.stage, graph)
+            for name in graph.operators[v].parameters
+        }
+    )
+    place = places[min(places)]  # in all, parameters lie alike
+    values = local_parameters(job.model, held, place, job.device)
+    stages = {s: _stage_module(job, one, values, scale) for s, one in places.items()}
+    shards = OptimizerShards(place.stage, place.mesh, values, graph)
+    shards.connect(stages[min(places)].module)
+    trained = {name: values[name] for name in held if described[name].trainable}
+    return DevicePart(stages, places, values, trained, shards)
+
+
+def local_parameters(
+    model: Model, names: Iterable[str], place: StagePlace, device: str
+) -> dict[str, Tensor]:
+    """The parts of parameters that this device has, by name, in memory of their own.
+
+    One after the other is read whole, so that no more than one of them is in memory at once.
+    """
+    known, values = parameters_by_name(model.graph), dict[str, Tensor]()
+    for name in names:
+        whole = parameters(model, [name], device)[name].detach()
+        part = place.part(whole, place.spec("parameters", name)).contiguous()
+        trainable = name in known and known[name].trainable
+        values[name] = nn.Parameter(part) if trainable else part
+    return values
+
+
+def _stage_module(
+    job: TrainingJob, place: StagePlace, values: Mapping[str, Tensor], scale: Callable[[], float]
+) -> StageModule:
+    graph, strategy = job.model.graph, job.plan.strategy
+    # A step of the optimizer takes the mean of so many microbatches.
+    num_microbatches = 1 if strategy.schedule.is_asynchronous else strategy.num_microbatches
+    outputs = {name for v in indices_of(place.stage, graph) for name in graph.operators[v].outputs}
+    losses = [loss for loss in job.losses if loss.output.name in outputs]
+    return StageModule(
+        split_module(job.model, place.stage, place.mesh, values, job.device),
+        graph,
+        place.stage.recompute,
+        {
+            name: partial(_share, criterion, num_microbatches)
+            for name, criterion in stage_criteria(losses, place).items()
+        },
+        partial(autocast, job.device, shorter_dtype(job)),
+        scale,
+        unreported_losses(losses, place),
+    )
+
+
+def _share(
+    criterion: Criterion, num_microbatches: int, output: Tensor, target: Tensor | None
+) -> Tensor:
+    """The share of a microbatch in the loss of a step."""
+    return criterion(output, target) / num_microbatches
+
+
+def stage_criteria(losses: Iterable[Loss], place: StagePlace) -> dict[str, Criterion]:
+    """The losses of a stage on this device, by output, of its local part.
+
+    Args:
+        losses: of outputs that the stage makes.
+
+    Raises:
+        LaunchError: if a loss cannot be computed from parts.
+    """
+    specs = ((loss, place.spec("outputs", loss.output.name)) for loss in losses)
+    return {loss.output.name: split_criterion(loss, spec, place.mesh) for loss, spec in specs}
+
+
+def unreported_losses(losses: Iterable[Loss], place: StagePlace) -> frozenset[str]:
+    """Outputs whose loss another device of the mesh reports."""
+    specs = ((loss, place.spec("outputs", loss.output.name)) for loss in losses)
+    return frozenset(
+        loss.output.name for loss, spec in specs if not reports_loss(loss, spec, place.mesh)
+    )
+
+
+def shorter_dtype(job: TrainingJob) -> str | None:
+    """The type that autocast computes in; None if that is the model's own."""
+    return job.plan.dtype if job.plan.dtype != main_dtype(job.model.graph) else None
+
+
+def staying(
+    part: DevicePart,
+    gradients: GradientBuckets,
+    optimizer: Optimizer | None,
+    weights: Iterable[Tensor] = (),
+) -> Iterator[Tensor]:
+    """The tensors of a device that stay from iteration to iteration.
+
+    Args:
+        weights: memory for versions of its parameters.
+    """
+    yield from part.values.values()
+    yield from part.optimizer_parameters.values()
+    yield from weights
+    yield from gradients.everything()
+    for state in () if optimizer is None else optimizer.state.values():
+        yield from (value for value in state.values() if isinstance(value, Tensor))
+
+
+def as_it_crosses(graph: Graph, plan: Plan) -> Graph:
+    """The graph with the types of elements that tensors have where they cross stages, which
+    autocast changes.
+    """
+    return retyped(graph, {crossing.tensor: crossing.dtype for crossing in plan.crossings})

@@ -1,0 +1,229 @@
+"""The module of a stage on the local tensors of one device of its mesh.
+
+It is the module that `to_torch` makes of the whole operators, changed in four places: an operator
+whose rule says so has its attributes divided, or another function, which asks the devices with the
+other parts (`operators.parts`); an output that is a summand of a mean is divided; and between
+producer and consumer stand the conversions that `resharding.reshardings` lists, with one copy for
+all who read the same.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from operator import getitem
+from typing import Any, cast
+
+import torch
+from torch import Tensor, fx, nn
+
+from planner.artefacts import graph as graphs
+from planner.artefacts.graph import Graph, Operator, parameters_by_name, tensors_by_name
+from planner.artefacts.sharding import Rule, local_shape, reads, rule_by, rule_lines
+from planner.artefacts.strategy import Stage, indices_of
+from planner.launcher.mesh.convert import Conversion
+from planner.launcher.mesh.gather_again import RegatheredOperator
+from planner.launcher.mesh.lines import Mesh
+from planner.model.load import Model
+from planner.operators import to_torch
+from planner.operators.normalization import batch_normalization
+from planner.operators.parts.calls import (
+    NoCommunication,
+    divide,
+    exchanged,
+    free_name,
+    is_call,
+    parts_function,
+    take_means,
+    values_of,
+)
+from planner.operators.running import REFUSALS
+from planner.resharding.reshardings import Resharding, has_gradient, reshardings
+from planner.support.errors import LaunchError, words_of
+
+_PRODUCTS = frozenset({"Gemm", "MatMul", "Conv", "ConvTranspose"})
+"""What autocast runs in a shorter type."""
+
+
+def split_module(
+    model: Model, stage: Stage, mesh: Mesh, values: Mapping[str, Tensor], device: str
+) -> fx.GraphModule:
+    """The operators of a stage as a module on local tensors.
+
+    Args:
+        model: the whole.
+        stage: the module of one without a sharding is to_torch's.
+        mesh: this device's place.
+        values: local parameters, by name.
+        device: where tensors are made.
+
+    Raises:
+        LaunchError: if an operator cannot run by its rule.
+    """
+    graph = model.graph
+    module = to_torch(model, indices_of(stage, graph), values, device)
+    if stage.sharding is None:
+        return module
+    made = values_of(module, graph)
+    operators = {graph.operators[i].name: graph.operators[i] for i in indices_of(stage, graph)}
+    nodes = {node.meta["onnx_name"]: node for node in module.graph.nodes if is_call(node)}
+    for name, operator in operators.items():
+        rule = rule_by(stage.sharding, operator)
+        divide(nodes[name], operator, rule, mesh.sizes)
+        parts = parts_function(model, operator, rule, lambda axis: mesh.lines[axis])
+        if name in stage.sharding.rules:
+            alone = parts_function(model, operator, rule, lambda a: NoCommunication(mesh.sizes[a]))
+            function = nodes[name].target if alone is None else alone
+            assert callable(function)
+            _check(module, (nodes[name], function), (operator, rule), graph, made, mesh.sizes)
+        if parts is not None:
+            nodes[name] = exchanged(module, nodes[name], parts, made)
+        take_means(made, operator, rule, mesh.sizes)
+    copies = reshardings(stage, graph)
+    inserted = [
+        _insert(module, nodes, made, one, graph, (mesh, free_name(module, "resharding")))
+        for one in copies
+    ]
+    _refuse_lost_statistics(module, stage, graph)
+    for name in operators:
+        gathered = [
+            (made[one.tensor], copy)
+            for one, copy in zip(copies, inserted, strict=True)
+            if name in one.again
+        ]
+        if gathered:
+            _gather_again(
+                module, nodes[name], gathered, is_product=operators[name].type in _PRODUCTS
+            )
+    module.graph.lint()
+    module.recompile()
+    return module
+
+
+def conversions_of(module: nn.Module) -> Iterator[tuple[str, Conversion]]:
+    """The conversions in a module, with the names of the tensors that they convert."""
+    for one in module.children():
+        if isinstance(one, Conversion):
+            yield one.tensor, one
+
+
+def _insert(
+    module: fx.GraphModule,
+    nodes: Mapping[str, fx.Node],
+    made: Mapping[str, fx.Node],
+    one: Resharding,
+    graph: Graph,
+    how: tuple[Mesh, str],
+) -> fx.Node:
+    """Puts a conversion before the first operator that reads the copy; gives the copy."""
+    mesh, name = how
+    backward = one.backward if has_gradient(one.tensor, graph) else None
+    module.add_submodule(name, Conversion(one.tensor, mesh, one.forward, backward))
+    output = next(iter(reversed(module.graph.nodes)))
+    users = [output] if one.leaves else [nodes[reader] for reader in one.readers]
+    home = made[one.tensor]
+    with module.graph.inserting_before(users[0]):
+        copy = module.graph.call_module(name, (home,))
+    copy.meta["converts"] = one.tensor
+    for user in users:
+        user.replace_input_with(home, copy)
+    return copy
+
+
+def _gather_again(
+    module: fx.GraphModule,
+    node: fx.Node,
+    gathered: list[tuple[fx.Node, fx.Node]],
+    *,
+    is_product: bool,
+) -> None:
+    """Lets an operator make the copies of parameters anew that its backward reads.
+
+    Args:
+        gathered: parameters at home, and their copies.
+    """
+    conversions = [module.get_submodule(str(copy.target)) for _, copy in gathered]
+    own = module.get_submodule(str(node.target)) if node.op == "call_module" else node.target
+    function = cast(Callable[..., Any], own)
+    name = free_name(module, "again")
+    some = cast(list[Conversion], conversions)
+    module.add_submodule(name, RegatheredOperator(function, some, is_product=is_product))
+    with node.graph.inserting_after(node):
+        new = node.graph.call_module(name, (tuple(gathered), *node.args), node.kwargs)
+    new.meta.update(node.meta)
+    node.replace_all_uses_with(new)
+    node.graph.erase_node(node)
+
+
+def _refuse_lost_statistics(module: fx.GraphModule, stage: Stage, graph: Graph) -> None:
+    """A normalization in training updates its running statistics. A copy would lose them, and they
+    are cut as the channels are.
+    """
+    assert stage.sharding is not None
+    operators = {one.name: one for one in graph.operators}
+    for node in module.graph.nodes:
+        if node.target is not batch_normalization or not node.kwargs.get("training_mode"):
+            continue
+        operator = operators[node.meta["onnx_name"]]
+        rule = rule_by(stage.sharding, operator)
+        specs = dict(zip(reads(operator), rule.inputs, strict=True))
+        channels = tuple("S0" if part == "S1" else "R" for part in rule.outputs[0])
+        for name in ("mean", "var"):
+            held = node.kwargs[name]
+            assert isinstance(held, fx.Node)
+            copied = "converts" in held.meta
+            if copied or specs.get(str(held.meta.get("onnx_value")), channels) != channels:
+                raise LaunchError(
+                    f"operator {operator.name}: running statistics have to lie as its channels do,"
+                    f" and the rule to read them so: {','.join(channels)}"
+                )
+
+
+def _check(
+    module: fx.GraphModule,
+    call: tuple[fx.Node, Callable[..., Any]],
+    what: tuple[Operator, Rule],
+    graph: Graph,
+    made: Mapping[str, fx.Node],
+    sizes: tuple[int, ...],
+) -> None:
+    """Runs an operator on local tensors without numbers, and compares the shapes of its outputs
+    with those of the rule.
+    """
+    (node, function), (operator, rule) = call, what
+    specs = dict(zip(reads(operator), rule.inputs, strict=True))
+    described: dict[str, graphs.Tensor | graphs.Parameter] = {
+        **tensors_by_name(graph), **parameters_by_name(graph)
+    }  # fmt: skip
+    names = {value: name for name, value in made.items()}
+
+    def empty(given: fx.Node) -> Tensor:
+        name = names.get(given, "")
+        if name not in specs:
+            return _attribute(module, given).to("meta")
+        shape = local_shape(described[name].shape, specs[name], sizes)
+        return torch.empty(shape, dtype=getattr(torch, described[name].dtype), device="meta")
+
+    where = f"operator {operator.name} ({operator.type}): by the rule {'; '.join(rule_lines(rule))}"
+    try:
+        args: Any = fx.map_arg(node.args, empty)
+        kwargs: Any = fx.map_arg(node.kwargs, empty)
+        if "device" in kwargs:
+            kwargs = {**kwargs, "device": "meta"}
+        results = function(*args, **kwargs)
+        for name, spec in zip(operator.outputs, rule.outputs, strict=True):
+            due = local_shape(described[name].shape, spec, sizes)
+            value = made[name]
+            one = results[value.args[1]] if value.target is getitem else results
+            if tuple(one.shape) != due:
+                raise LaunchError(
+                    f"{where} it makes {name!r} of shape {tuple(one.shape)}, expected {due}"
+                )
+    except REFUSALS as error:
+        raise LaunchError(f"{where} it does not run: {words_of(error)}") from error
+
+
+def _attribute(module: fx.GraphModule, node: fx.Node) -> Tensor:
+    """A constant that the module holds."""
+    held: Any = module
+    for part in str(node.target).split("."):
+        held = getattr(held, part)
+    assert isinstance(held, Tensor)
+    return held

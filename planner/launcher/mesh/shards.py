@@ -1,0 +1,168 @@
+"""Gradients and optimizer states that are cut further than their parameters: ZeRO-1 and ZeRO-2
+(Rajbhandari et al., SC 2020, section 5).
+
+Such a parameter has a *shard* on each device: the part that the device steps. Its gradient comes by
+a reduce-scatter out of the accumulated one, or, where that is cut itself, backward passes add to it
+at once. After the step the parameter is gathered again from all shards.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import groupby
+
+import torch
+from torch import Tensor, nn
+
+from planner.artefacts.graph import Graph
+from planner.artefacts.sharding import Spec
+from planner.artefacts.strategy import Stage
+from planner.launcher.mesh.convert import joined, local_part, part_of, views_of_parts
+from planner.launcher.mesh.lines import Mesh
+from planner.launcher.mesh.module import conversions_of
+from planner.resharding.conversion import Collective, Step
+from planner.resharding.sums import gathered_together, lies_in, state_steps, steps_key
+
+
+class OptimizerShards:
+    """The shards of one device.
+
+    Attributes:
+        shards: by the names of their parameters, what the optimizer steps instead of these.
+        cut_gradients: names of those whose gradients are cut as they are accumulated.
+
+    Args:
+        stage: that the device runs; of one that is not split there are no shards.
+        mesh: of the stage.
+        values: local parameters, by name.
+        graph: the model's.
+    """
+
+    def __init__(
+        self, stage: Stage, mesh: Mesh, values: Mapping[str, Tensor], graph: Graph
+    ) -> None:
+        self._mesh, self._values = mesh, values
+        self._steps, lies = state_steps(stage, graph), lies_in(stage, graph)
+        self._further: dict[str, Spec] = {}
+        self.shards: dict[str, nn.Parameter] = {}
+        cut = set()
+        for name in self._steps:
+            one = lies[name]
+            self._further[name] = tuple(
+                after if before == "R" else "R"
+                for before, after in zip(one.parameter, one.state, strict=True)
+            )
+            # Along the first dimension it is a view, so that it takes no memory of its own: to step
+            # it is to step the parameter, and `gather` overwrites that part with itself.
+            part = local_part(values[name].detach(), self._further[name], self._mesh)
+            self.shards[name] = nn.Parameter(part if part.is_contiguous() else part.clone())
+            if one.gradient == one.state:
+                cut.add(name)
+        self.cut_gradients = frozenset(cut)
+        self._summed = {
+            name
+            for name in self._steps
+            if any(step.kind is Collective.REDUCE_SCATTER for step in self._steps[name].scatter)
+        }
+        self._gathers = gathered_together(stage, graph)
+
+    @property
+    def scattered(self) -> dict[str, Tensor]:
+        """The shards that get their gradients from those of their parameters."""
+        return {n: one for n, one in self.shards.items() if n not in self.cut_gradients}
+
+    def _scatter_key(self, name: str) -> str:
+        """Gradients with the same key go together."""
+        return f"{steps_key(self._steps[name].scatter)} {self._values[name].dtype}"
+
+    def connect(self, module: nn.Module) -> None:
+        """Lets the conversions of a module give gradients that are cut to the shards."""
+        for name, conversion in conversions_of(module):
+            if name in self.cut_gradients:
+                conversion.sink = partial(_accumulate, self.shards[name])
+
+    def scatter(self, names: Sequence[str]) -> None:
+        """Makes the gradients of some shards out of the accumulated ones; all devices of the mesh
+        call it together.
+        """
+        ordered = sorted(names, key=self._scatter_key)
+        for _, group in groupby(ordered, key=self._scatter_key):
+            alike = [*group]
+            some = [one for one in (self._values[n].grad for n in alike) if one is not None]
+            for step in self._steps[alike[0]].scatter:
+                some = self._scattered_by(some, step)
+            self._fill(alike, some)
+
+    def _scattered_by(self, some: Sequence[Tensor], step: Step) -> list[Tensor]:
+        line = self._mesh.lines[step.axis]
+        if step.kind is Collective.SLICE:
+            return [part_of(one, line.size, step.target, line.rank) for one in some]
+        every = [views_of_parts(one, line.size, step.target) for one in some]
+        shapes = [part_of(one, line.size, step.target, line.rank).shape for one in some]
+        widths = [shape.numel() for shape in shapes]
+        flat = some[0].new_empty((line.size, sum(widths)))
+        for views, column in zip(every, torch.split(flat, widths, 1), strict=True):
+            column.view(views.shape).copy_(views)
+        return [*_apart(line.reduce_scatter(flat), shapes)]
+
+    def cut(self) -> None:
+        """Before a step: takes the parts of gradients that all devices of the mesh have whole."""
+        for name in self._steps:
+            if name not in self._summed and name not in self.cut_gradients:
+                self._fill([name], [self._cut_of(name, self._values[name].grad)])
+
+    def _cut_of(self, name: str, whole: Tensor | None) -> Tensor | None:
+        return None if whole is None else local_part(whole, self._further[name], self._mesh)
+
+    def _fill(self, names: Sequence[str], gradients: Sequence[Tensor | None]) -> None:
+        for name, gradient in zip(names, gradients, strict=True):
+            held = self.shards[name].grad
+            if held is not None and gradient is not None:
+                held.copy_(gradient)
+
+    @torch.no_grad()
+    def gather(self) -> None:
+        """After a step: makes the parameters out of all shards; all devices of the mesh call it
+        together.
+        """
+        for names in self._gathers:
+            self._gather(names)
+
+    def _gather(self, names: Sequence[str]) -> None:
+        """Gathers some parameters at once; nothing of their buffers is kept for the next ones."""
+        *before, last = self._steps[names[0]].gather
+        some: list[Tensor] = [self.shards[name].detach() for name in names]
+        for step in before:
+            some = [joined(one, step.source) for one in self._gathered(some, step)]
+        n = self._mesh.lines[last.axis].size
+        for name, all_parts in zip(names, self._gathered(some, last), strict=True):
+            views = views_of_parts(self._values[name], n, last.source)
+            views.copy_(all_parts.view(views.shape))
+
+    def _gathered(self, some: Sequence[Tensor], step: Step) -> list[Tensor]:
+        """(n, *shape) each, the parts of all devices of a line, in one buffer."""
+        line = self._mesh.lines[step.axis]
+        flat = line.all_gather(torch.cat([one.reshape(-1) for one in some]))
+        columns = torch.split(flat, [one.numel() for one in some], 1)
+        return [
+            column.view(line.size, *one.shape) for column, one in zip(columns, some, strict=True)
+        ]
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Makes the shards out of the parameters, which have changed."""
+        for name, shard in self.shards.items():
+            shard.copy_(local_part(self._values[name], self._further[name], self._mesh))
+
+
+def _accumulate(shard: Tensor, gradient: Tensor) -> None:
+    assert shard.grad is not None, "gradients are in buffers"
+    shard.grad.add_(gradient)
+
+
+def _apart(flat: Tensor, shapes: Sequence[Sequence[int]]) -> Iterator[Tensor]:
+    """Tensors out of their elements in a row."""
+    start = 0
+    for shape in shapes:
+        count = torch.Size(shape).numel()
+        yield flat[start : start + count].view(*shape)
+        start += count

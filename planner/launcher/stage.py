@@ -1,0 +1,231 @@
+"""The forward and backward of a stage, and tensors that stages of one device hand to each other."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from planner.artefacts.graph import Graph, tensors_by_name
+from planner.launcher.mesh.gather_again import function_of
+from planner.operators.losses import Criterion
+from planner.operators.normalization import batch_normalization, updating
+from planner.operators.running import evaluating
+
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class _ForwardPass:
+    """The results of a forward pass, with their autograd graph.
+
+    Attributes:
+        loss: the sum of the losses that are computed here.
+        reported_loss: the sum of the losses that this device reports.
+    """
+
+    outputs: Tensors
+    loss: Tensor | None
+    reported_loss: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class _SavedForward:
+    """Tensors that a stage keeps from forward to backward; without the pass where it recomputes."""
+
+    leaves: Tensors
+    targets: Mapping[str, Tensor]
+    forward_pass: _ForwardPass | None
+
+
+class StageModule:
+    """Forward and backward of one stage.
+
+    Attributes:
+        module: its operators and their parameters.
+        running: the running statistics of its batch normalizations in training, by the target of
+            the buffer in the module that holds them. Each forward pass updates them once, by the
+            microbatch of this replica; running it again for its backward pass does not.
+
+    Args:
+        module: with `input_names` and `output_names`.
+        graph: knows which tensors carry a gradient.
+        recompute: whether to run the forward pass again instead of stashing it.
+        criteria: the losses of the outputs that the stage makes, by output, already divided by the
+            number of microbatches.
+        precision: gives the context that forward passes run in.
+        scale: gives the factor of the losses in a backward pass.
+        unreported: outputs whose loss this device computes and another one reports.
+    """
+
+    def __init__(
+        self,
+        module: GraphModule,
+        graph: Graph,
+        recompute: bool,
+        criteria: Mapping[str, Criterion],
+        precision: Callable[[], AbstractContextManager[object]] = nullcontext,
+        scale: Callable[[], float] = lambda: 1.0,
+        unreported: Collection[str] = (),
+    ) -> None:
+        tensors = tensors_by_name(graph)
+        self._unreported = unreported
+        self.input_names = cast(tuple[str, ...], module.input_names)
+        self.output_names = cast(tuple[str, ...], module.output_names)
+        self._trained = {name for name in self.input_names if tensors[name].gradient}
+        self.module = module
+        self._recompute = recompute
+        self._criteria = criteria
+        self._precision = precision
+        self._scale = scale
+        self.running = running_statistics(module)
+        self._stash: dict[int, _SavedForward] = {}
+
+    def forward(
+        self, microbatch: int, tensors: Mapping[str, Tensor], targets: Mapping[str, Tensor]
+    ) -> tuple[Tensors, float]:
+        """The outputs of the stage, and the microbatch's share of the losses computed here.
+
+        Args:
+            tensors: inputs of the stage, by name.
+            targets: of the losses that have one, by output.
+        """
+        # Leaves of their own: the stage's autograd graph ends at its inputs, also at those that
+        # another stage of this process has made.
+        leaves = {
+            name: tensors[name].detach().requires_grad_(name in self._trained)
+            for name in self.input_names
+        }
+        with torch.set_grad_enabled(not self._recompute), updating(self.running.values()):
+            done = self._run(leaves, targets)
+        self._stash[microbatch] = _SavedForward(leaves, targets, None if self._recompute else done)
+        loss = 0.0 if done.reported_loss is None else done.reported_loss.item()
+        return {name: tensor.detach() for name, tensor in done.outputs.items()}, loss
+
+    def backward(self, microbatch: int, gradients: Mapping[str, Tensor]) -> Tensors:
+        """Accumulates the parameters' gradients.
+
+        Args:
+            gradients: of the outputs that other devices read.
+
+        Returns:
+            The gradients of the inputs that carry one.
+        """
+        stashed = self._stash.pop(microbatch)
+        done = stashed.forward_pass or self._run(stashed.leaves, stashed.targets)
+        roots: list[tuple[Tensor, Tensor | None]] = [
+            (done.outputs[name], gradient) for name, gradient in gradients.items()
+        ]
+        if done.loss is not None and done.loss.requires_grad:
+            roots.append((done.loss, torch.full_like(done.loss, self._scale())))
+        if roots:
+            torch.autograd.backward([r for r, _ in roots], [g for _, g in roots])
+        # A gradient that no path leads to is sent as zeros, because its receive has been posted.
+        return {
+            name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+            for name, leaf in stashed.leaves.items()
+            if leaf.requires_grad
+        }
+
+    def evaluate(self, tensors: Mapping[str, Tensor]) -> Tensors:
+        """The outputs of the stage as in evaluation, without losses and without a stash.
+
+        Args:
+            tensors: inputs of the stage, by name.
+        """
+        with torch.no_grad(), evaluating(), self._precision():
+            results = self.module(*(tensors[name] for name in self.input_names))
+        return dict(zip(self.output_names, results, strict=True))
+
+    def _run(self, leaves: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> _ForwardPass:
+        with self._precision():
+            results = self.module(*(leaves[name] for name in self.input_names))
+        outputs = dict(zip(self.output_names, results, strict=True))
+        losses = {n: of(outputs[n], targets.get(n)) for n, of in self._criteria.items()}
+        reported = [one for name, one in losses.items() if name not in self._unreported]
+        return _ForwardPass(outputs, _sum([*losses.values()]), _sum(reported))
+
+
+def _sum(losses: Sequence[Tensor]) -> Tensor | None:
+    return sum(losses[1:], losses[0]) if losses else None
+
+
+def running_statistics(module: GraphModule) -> dict[str, Tensor]:
+    """The buffers with the running statistics of batch normalizations in training, by target.
+
+    Those that are computed, or trained, are not among them.
+    """
+    found = {}
+    for node in module.graph.nodes:
+        if function_of(module, node) is batch_normalization and node.kwargs.get("training_mode"):
+            for name in ("mean", "var"):
+                held = cast(Node, node.kwargs[name])
+                if held.op == "get_attr" and (str(held.target) in dict(module.named_buffers())):
+                    found[str(held.target)] = module.get_buffer(str(held.target))
+    return found
+
+
+class LocalHandover:
+    """Tensors that the stages of one device hand to later stages, and gradients that they hand to
+    earlier ones, added up; both by microbatch. A device runs each microbatch in the order of its
+    stages, and backward in the reverse order.
+
+    Args:
+        stages: by index.
+    """
+
+    def __init__(self, stages: Mapping[int, StageModule]) -> None:
+        order = sorted(stages)
+        self._later: dict[int, frozenset[str]] = {}
+        self._earlier: dict[int, frozenset[str]] = {}
+        self._made: dict[int, frozenset[str]] = {}
+        for i, s in enumerate(order):
+            own, before = stages[s], [stages[t] for t in order[:i]]
+            there = {n for one in before for n in (*one.input_names, *one.output_names)}
+            self._later[s] = frozenset(n for t in order[i + 1 :] for n in stages[t].input_names)
+            self._earlier[s] = frozenset(there.intersection(own.input_names))
+            self._made[s] = frozenset(own.output_names)
+        self._tensors: dict[int, Tensors] = {}
+        self._gradients: dict[int, Tensors] = {}
+
+    def tensors(self, stage: int, microbatch: int) -> Tensors:
+        """The tensors that earlier stages have left for the forward of a stage."""
+        held = self._tensors.get(microbatch, {})
+        return {name: held[name] for name in self._earlier[stage] if name in held}
+
+    def keep(self, stage: int, microbatch: int, tensors: Mapping[str, Tensor]) -> None:
+        """After a forward: keeps the tensors that later stages read, received or made."""
+        held = {**self._tensors.pop(microbatch, {}), **tensors}
+        left = {name: tensor for name, tensor in held.items() if name in self._later[stage]}
+        if left:
+            self._tensors[microbatch] = left
+
+    def gradients(self, stage: int, microbatch: int, arrived: Tensors) -> Tensors:
+        """The gradients of a stage's outputs: those from other devices, and those left here."""
+        waiting = self._gradients.get(microbatch, {})
+        for name in sorted(self._made[stage] & waiting.keys()):
+            _add(arrived, name, waiting.pop(name))
+        return arrived
+
+    def leave(self, stage: int, microbatch: int, gradients: Tensors) -> Tensors:
+        """After a backward: leaves the gradients that earlier stages add to or use, and gives the
+        others. Both have the parts in them that later stages have left.
+        """
+        waiting = self._gradients.pop(microbatch, {})
+        leaving: Tensors = {}
+        for name, gradient in gradients.items():
+            if name in waiting:
+                # Later stages first, as autograd of one process adds them up: the same bits.
+                gradient = waiting.pop(name) + gradient
+            # Also a tensor that an earlier stage has only received: that stage sends the gradient.
+            (waiting if name in self._earlier[stage] else leaving)[name] = gradient
+        if waiting:
+            self._gradients[microbatch] = waiting
+        return leaving
+
+
+def _add(tensors: Tensors, name: str, more: Tensor) -> None:
+    tensors[name] = tensors[name].add_(more) if name in tensors else more

@@ -1,0 +1,479 @@
+"""A dataset of the user -> the microbatches of one device.
+
+The batch of a step are M microbatches of b samples, over all replicas: the b M samples that a loop
+on one device would take. Microbatch m has samples b m to b (m + 1) of them, whichever device runs
+it, so every partition of a plan trains on the same numbers.
+
+    map-style dataset    samples in the order of the epoch; a device fetches only its own ones
+    DataLoader of one    the same, with its sampler, its collate_fn and its workers
+    iterable dataset     each device that reads data goes through all samples, and keeps its own
+    DataLoader of one    the same with batches of b M samples
+
+What is left at the end of an epoch and fills no step is left out. Epochs and the numbers that a
+dataset draws follow from the seed: a microbatch is fetched with Python's, numpy's and torch's
+generators seeded by seed, step and microbatch. So inputs and targets fit each other, though the
+first stage fetches the ones and the last stage the others.
+"""
+
+import inspect
+import signal
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from contextlib import contextmanager
+from functools import partial
+from itertools import count, islice
+from typing import Any
+
+import torch
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    default_collate,
+)
+
+from planner.launcher.batch import Batch
+from planner.support.errors import LaunchError
+from planner.support.named import function_named
+from planner.training.data.batching import (
+    BatchLayout,
+    BatchSizeHistory,
+    Feed,
+    Request,
+    seed_of,
+    seeded_generators,
+)
+from planner.training.data.fingerprints import fingerprint
+from planner.training.data.samples import BatchReader, tensors_in
+
+# ------------------------------------------------------------------------------ what is given
+
+
+def given_data(value: object, option: str, seed: int) -> tuple[str, object]:
+    """What a user gives for data: how messages call it, and a function or a dataset.
+
+    Args:
+        value: "module:callable", the callable, or a dataset.
+        option: that gives it.
+        seed: of what a callable draws, which is the same on all ranks.
+
+    Raises:
+        LaunchError: if it is neither; a callable without required parameters is called.
+    """
+    where = data_name(value, option)
+    if isinstance(value, str):
+        value = function_named(value, option, LaunchError)
+    if is_dataset(value) or not callable(value):
+        return where, _checked_dataset(where, value)
+    required = _num_required(value)
+    if required == 3:
+        return where, value
+    if required != 0:
+        raise LaunchError(
+            f"{where}: expected a function of three required arguments (step, microbatch, inputs),"
+            f" or one of none that returns a dataset, got one of {required}"
+        )
+    try:
+        with seeded_generators(seed_of(seed, "dataset")):
+            dataset: object = value()
+    except Exception as error:
+        raise LaunchError(f"{where}: {type(error).__name__}: {error}") from error
+    return where, _checked_dataset(where, dataset)
+
+
+def data_name(value: object, option: str) -> str:
+    """How messages call data that a user has given."""
+    return f"{option} {value}" if isinstance(value, str) else option
+
+
+def is_dataset(value: object) -> bool:
+    """Whether it is a dataset or a DataLoader; a class of them is none."""
+    if isinstance(value, type):
+        return False
+    return (
+        isinstance(value, Dataset) or hasattr(value, "__getitem__") or isinstance(value, Iterable)
+    )
+
+
+def _checked_dataset(where: str, value: object) -> object:
+    if not is_dataset(value) or isinstance(value, str | dict):
+        raise LaunchError(
+            f"{where}: expected a map-style dataset, an iterable one or a DataLoader, got"
+            f" {type(value).__name__}"
+        )
+    return value
+
+
+def _num_required(function: Callable[..., object]) -> int:
+    """The number of parameters that have to be given; 3 where they cannot be known."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # written in C
+        return 3
+    if any(one.kind is one.VAR_POSITIONAL for one in parameters):
+        return 3
+    return sum(one.default is one.empty and one.kind is not one.VAR_KEYWORD for one in parameters)
+
+
+# ------------------------------------------------------------------------------ map-style
+
+
+class _Collated(Dataset[Any]):
+    """A dataset that is asked for a microbatch at once, by its seed and the indices of its samples.
+
+    Args:
+        dataset: of the user.
+        collate: of the user, or torch's; it may draw, too.
+    """
+
+    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any]) -> None:
+        self._dataset, self._collate = dataset, collate
+
+    def __getitems__(self, request: Request) -> Any:
+        seed, indices = request
+        with seeded_generators(seed):
+            many = getattr(self._dataset, "__getitems__", None)
+            samples = [self._dataset[i] for i in indices] if many is None else many(indices)
+            return self._collate(list(samples))
+
+
+def _as_it_is(item: Any) -> Any:
+    return item
+
+
+class MapSource:
+    """The samples of a map-style dataset, or of a DataLoader of one, in the order of each epoch.
+
+    Attributes:
+        where: it is from, for messages.
+        num_samples: of an epoch.
+
+    Raises:
+        LaunchError: if its length is not known, or its batches are not those of a step.
+    """
+
+    def __init__(
+        self, where: str, data: Any, layout: BatchLayout, *, whole_steps: bool = True
+    ) -> None:
+        self.where, self._layout = where, layout
+        self._loader = data if isinstance(data, DataLoader) else None
+        self.dataset: Any = data.dataset if self._loader is not None else data
+        self._orders: dict[int, list[Any]] = {}
+        if whole_steps and self._loader is not None:
+            self._check_batch(self._loader.batch_size)
+        self.num_samples = len(self.order(0))
+        if whole_steps and self.num_samples < layout.samples:
+            raise LaunchError(
+                f"{where}: expected at least the samples of one step, {layout}, got"
+                f" {self.num_samples}; give more data, or plan with smaller microbatches"
+            )
+
+    def order(self, epoch: int) -> list[Any]:
+        """The indices of the samples of an epoch."""
+        if epoch not in self._orders:
+            with (
+                data_errors(self.where),
+                seeded_generators(seed_of(self._layout.seed, "epoch", epoch)),
+            ):
+                self._orders = {epoch: self._drawn(epoch)}
+        return self._orders[epoch]
+
+    def first(self, request: Request) -> Any:
+        """One microbatch, collated; without workers."""
+        return self._collated().__getitems__(request)
+
+    def fetched(self, requests: Iterable[Any]) -> Iterator[Any]:
+        """The microbatches of some requests, collated; by the workers of the DataLoader."""
+        how = {} if self._loader is None else _options(self._loader)
+        how["generator"] = torch.Generator()  # or it would draw torch's own numbers
+        return iter(
+            DataLoader(self._collated(), batch_sampler=requests, collate_fn=_as_it_is, **how)
+        )
+
+    def _collated(self) -> _Collated:
+        collate = default_collate if self._loader is None else self._loader.collate_fn
+        return _Collated(self.dataset, collate)
+
+    def _check_batch(self, batch_size: int | None) -> None:
+        if batch_size is not None and batch_size != self._layout.samples:
+            raise LaunchError(
+                f"{self.where}: expected a DataLoader with the samples of a whole step, batch_size="
+                f"{self._layout}, got {batch_size}"
+            )
+
+    def _drawn(self, epoch: int) -> list[Any]:
+        size = len(self.dataset)
+        sampler = None if self._loader is None else self._loader.sampler
+        if self._loader is None or (isinstance(sampler, RandomSampler) and not _special(sampler)):
+            shuffled = self._loader is not None or self._layout.shuffle
+            return torch.randperm(size).tolist() if shuffled else [*range(size)]
+        if self._loader.batch_size is None:  # a batch sampler of the user
+            batches = [[*batch] for batch in _of_epoch(self._loader.batch_sampler, epoch)]
+            return [i for batch in self._whole(batches) for i in batch]
+        if isinstance(sampler, SequentialSampler):
+            return [*range(size)]
+        return [*_of_epoch(sampler, epoch)]
+
+    def _whole(self, batches: list[list[Any]]) -> list[list[Any]]:
+        """Batches of a batch sampler; the last one may be short, and is left out."""
+        for batch in batches[:-1] or batches:
+            self._check_batch(len(batch))
+        return [batch for batch in batches if len(batch) == self._layout.samples]
+
+
+def _special(sampler: RandomSampler) -> bool:
+    """Whether it draws other than each sample once."""
+    return bool(sampler.replacement) or sampler.num_samples != len(sampler.data_source)
+
+
+def _of_epoch(sampler: Any, epoch: int) -> Iterable[Any]:
+    """A sampler of the user's at the start of an epoch."""
+    if hasattr(sampler, "set_epoch"):
+        sampler.set_epoch(epoch)
+    generator = getattr(sampler, "generator", None)
+    if isinstance(generator, torch.Generator):  # else it draws torch's own numbers
+        generator.manual_seed(torch.initial_seed())
+    return sampler  # type: ignore[no-any-return]
+
+
+def _options(loader: DataLoader[Any]) -> dict[str, Any]:
+    """What is taken over from a DataLoader of the user."""
+    names = ("num_workers", "timeout", "multiprocessing_context")
+    how = {name: getattr(loader, name) for name in names}
+    if loader.num_workers:
+        how["prefetch_factor"] = loader.prefetch_factor
+        how["worker_init_fn"] = partial(_begin_worker, loader.worker_init_fn)
+    return how
+
+
+def _begin_worker(of_user: Callable[[int], object] | None, index: int) -> None:
+    """Gives signals back their usual meaning: a rank takes them for its own end."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if of_user is not None:
+        of_user(index)
+
+
+# A DataLoader's iterator holds the requests. If these held the feed, which holds the iterator,
+# workers would end when the garbage collector comes, and it waits for them.
+def _requests(
+    source: MapSource, layout: BatchLayout, mine: Sequence[int], step: int,
+    history: BatchSizeHistory,
+) -> Iterator[Request]:  # fmt: skip
+    """The samples of the microbatches of a device, from a step on, without end."""
+    for at in count(step):
+        for microbatch in mine:
+            epoch, first = history.position(at, source.num_samples)
+            begin = first + microbatch * layout.size
+            indices = source.order(epoch)[begin : begin + layout.size]
+            if len(indices) < layout.size:
+                raise LaunchError(
+                    f"{source.where}: expected {source.num_samples} samples in epoch {epoch}, as in"
+                    f" the first one, got {len(source.order(epoch))}"
+                )
+            yield seed_of(layout.seed, at, microbatch), indices
+
+
+def _map_feed(
+    source: MapSource, layout: BatchLayout, mine: Sequence[int], reader: BatchReader
+) -> Feed:
+    """The microbatches of one device out of a map-style dataset."""
+
+    def microbatches(step: int, history: BatchSizeHistory) -> Iterator[Batch]:
+        coming = source.fetched(_requests(source, layout, mine, step, history))
+        for at in count(step):
+            for m in mine:
+                yield _next_batch(coming, reader, f"{source.where}: step {at}, microbatch {m}")
+
+    where = f"{source.where}: step 0, microbatch 0"
+    with data_errors(where):
+        item = source.first(next(_requests(source, layout, (0,), 0, layout.history)))
+    reader.microbatch(item, where)
+    return Feed(
+        microbatches, source.num_samples // layout.samples, fingerprint(reader.named(item, where))
+    )
+
+
+def _next_batch(coming: Iterator[Any], reader: BatchReader, where: str) -> Batch:
+    """The next microbatch; nothing else holds its data, so that it can be freed after its use."""
+    with data_errors(where):
+        item = next(coming)
+    return reader.microbatch(item, where)
+
+
+class EvalData:
+    """The samples of an evaluation, as one device reads them.
+
+    Attributes:
+        where: they are from, for messages.
+        num_samples: None where this device reads none.
+
+    Args:
+        data: as a user gives it.
+        layout: how samples become microbatches.
+        mine: the microbatches of a step that this device runs, ascending.
+        reader: makes tensors of them.
+
+    Raises:
+        LaunchError: if it is no dataset of known length, or does not fit the model.
+    """
+
+    def __init__(
+        self, data: object, option: str, layout: BatchLayout, mine: Sequence[int],
+        reader: BatchReader,
+    ) -> None:  # fmt: skip
+        self._layout, self._mine, self._reader = layout, mine, reader
+        self.where, self.num_samples = option, None
+        if not reader.reads:
+            return
+        self.where, found = given_data(data, option, layout.seed)
+        inner: Any = found.dataset if isinstance(found, DataLoader) else found
+        sized = hasattr(inner, "__getitem__") and hasattr(inner, "__len__")
+        if isinstance(inner, IterableDataset) or not sized:
+            raise LaunchError(
+                f"{self.where}: expected a dataset with __getitem__ and __len__, or a DataLoader of"
+                f" one, got {type(inner).__name__}"
+            )
+        self._source = MapSource(self.where, found, layout, whole_steps=False)
+        self.num_samples = self._source.num_samples
+        if not self.num_samples:
+            raise LaunchError(f"{self.where}: expected at least one sample, got none")
+        with data_errors(self.where):
+            item = self._source.first(self._request(0))
+        reader.microbatch(item, f"{self.where}: microbatch 0")
+
+    def microbatches(self, num_samples: int) -> Iterator[Batch]:
+        """The data of this device, in the order of the microbatches among all.
+
+        Args:
+            num_samples: that are evaluated.
+        """
+        total, per_step = -(-num_samples // self._layout.size), self._layout.count
+        mine = [i for i in range(total) if i % per_step in self._mine]
+        if not self._reader.reads:
+            yield from (Batch({}, {}) for _ in mine)
+            return
+        coming = self._source.fetched(map(self._request, mine))
+        for i in mine:
+            yield _next_batch(coming, self._reader, f"{self.where}: microbatch {i}")
+
+    def _request(self, index: int) -> Request:
+        order, size = self._source.order(0), self._layout.size
+        inside = order[index * size : (index + 1) * size]
+        seed = seed_of(self._layout.seed, "evaluation", index)
+        return seed, [*inside, *[inside[-1]] * (size - len(inside))]
+
+
+# ------------------------------------------------------------------------------ iterable
+
+
+def _steps(where: str, data: Any, layout: BatchLayout, history: BatchSizeHistory) -> Iterator[Any]:
+    """What an iterable dataset gives for each step from the first one on, in the next epoch where
+    one has ended: a list of samples, or a batch of a DataLoader.
+    """
+    items, epoch = iter(()), -1
+    for step in count():
+        batch = _step(items, step, layout, history, loads=isinstance(data, DataLoader))
+        if batch is None:
+            epoch += 1
+            with seeded_generators(seed_of(layout.seed, "epoch", epoch)):
+                items = iter(data)
+            batch = _step(items, step, layout, history, loads=isinstance(data, DataLoader))
+        if batch is None:
+            raise _too_short(where, layout, epoch, step)
+        yield batch
+
+
+def _step(
+    items: Iterator[Any], step: int, layout: BatchLayout, history: BatchSizeHistory, *, loads: bool
+) -> Any:
+    """The samples of a step; None where there are not enough left."""
+    samples = history.samples(step)
+    with seeded_generators(seed_of(layout.seed, step, "stream")):
+        if not loads:
+            batch = list(islice(items, samples))
+            return batch if len(batch) == samples else None
+        loaded = next(items, None)
+    first = next(tensors_in(loaded), None)
+    rows = samples if first is None or not first.dim() else first.shape[0]
+    # The last batch of an epoch may be short; one at the begin is told by whoever reads it.
+    return None if step > 0 and rows < samples else loaded
+
+
+def _too_short(where: str, layout: BatchLayout, epoch: int, steps: int) -> LaunchError:
+    if epoch == 0:
+        return LaunchError(
+            f"{where}: expected at least the samples of one step, {layout}, got fewer; give more"
+            " data, or plan with smaller microbatches"
+        )
+    return LaunchError(
+        f"{where}: expected a dataset that can be read again in epoch {epoch}, got nothing after"
+        f" the first {steps} steps; return one whose __iter__ begins anew, or give --steps {steps}"
+    )
+
+
+def _stream_feed(
+    where: str, data: Any, layout: BatchLayout, mine: Sequence[int], reader: BatchReader
+) -> Feed:
+    """The microbatches of one device out of an iterable dataset, or of a DataLoader of one."""
+    loads = isinstance(data, DataLoader)
+    inner = data.dataset if loads else data
+
+    def part(batch: Any, m: int, place: str) -> Batch:
+        if loads:
+            return reader.part(batch, m, layout.count, place)
+        with data_errors(place):
+            item = default_collate(batch[m * layout.size : (m + 1) * layout.size])
+        return reader.microbatch(item, place)
+
+    def microbatches(step: int, history: BatchSizeHistory) -> Iterator[Batch]:
+        steps = _steps(where, data, layout, history)
+        with data_errors(f"{where}: step {step}"):
+            for _ in range(step):
+                next(steps)
+        for at in count(step):
+            with data_errors(f"{where}: step {at}, microbatch {mine[0]}"):
+                batch = next(steps)
+            for m in mine:
+                yield part(batch, m, f"{where}: step {at}, microbatch {m}")
+
+    found = None
+    with data_errors(f"{where}: step 0"):
+        can_restart = iter(inner) is not iter(inner)
+    if can_restart:  # else the first step would be lost
+        place = f"{where}: step 0, microbatch 0"
+        with data_errors(place):
+            batch = next(_steps(where, data, layout, layout.history))
+        part(batch, 0, place)
+        found = fingerprint(reader.named(batch if loads else default_collate(batch), place))
+    length = len(inner) if isinstance(inner, Sized) else None
+    return Feed(microbatches, None if length is None else length // layout.samples, found)
+
+
+@contextmanager
+def data_errors(where: str) -> Iterator[None]:
+    """Names the place of what a dataset raises."""
+    try:
+        yield
+    except LaunchError:
+        raise
+    except Exception as error:
+        # Of a worker, the last line of a traceback says what has happened.
+        words = (str(error).strip().splitlines() or [""])[-1]
+        raise LaunchError(f"{where}: {type(error).__name__}: {words}") from error
+
+
+def dataset_feed(
+    where: str, data: Any, layout: BatchLayout, mine: Sequence[int], reader: BatchReader
+) -> Feed:
+    """The microbatches of one device out of a dataset of any kind, of which the first is read.
+
+    Raises:
+        LaunchError: if it does not have the samples of one step, or these do not fit the model.
+    """
+    inner = data.dataset if isinstance(data, DataLoader) else data
+    unbatched = isinstance(data, DataLoader) and data.batch_sampler is None
+    if isinstance(inner, IterableDataset) or not hasattr(inner, "__getitem__") or unbatched:
+        return _stream_feed(where, data, layout, mine, reader)
+    return _map_feed(MapSource(where, data, layout), layout, mine, reader)

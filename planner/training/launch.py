@@ -1,0 +1,175 @@
+"""`launch`: the planner's own loop of a training: steps, log, evaluations, checkpoints, report."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import TypedDict
+
+import torch
+
+from planner.artefacts.plan import Plan
+from planner.launcher.clocks import Clock
+from planner.launcher.device_part import staying
+from planner.launcher.executor import IterationRecord
+from planner.launcher.failures.errors import peak_bytes
+from planner.launcher.job import check_ranks
+from planner.launcher.rendezvous import process_rank
+from planner.profilers.storages import watching
+from planner.simulator.traces.read import measured_by
+from planner.simulator.traces.write import write_trace
+from planner.training.checkpoints.folder import Checkpoint
+from planner.training.checkpoints.start import check_left
+from planner.training.evaluation import Evaluation
+from planner.training.log import Log
+from planner.training.options import Asked
+from planner.training.report import LaunchReport, RankMeasurements, make_report
+from planner.training.trainer import Trainer
+
+Progress = Callable[[int, int, float | None], None]
+KEPT_STEPS = 50  # the last ones, whose actions are kept
+
+
+def launch(asked: Asked, report: Callable[[str], None], progress: Progress) -> LaunchReport | None:
+    """Trains as is asked; every rank that torchrun starts calls it.
+
+    Args:
+        asked: the plan and the options.
+        report: gets a line of text from a rank that idles.
+        progress: on rank 0, gets after each step the number of steps done, that of all, and the
+            loss of all ranks where it is known.
+
+    Returns:
+        The report on rank 0, None elsewhere.
+
+    Raises:
+        PlannerError: if files, options and processes do not fit each other.
+        Stopped: on a rank that has lost another one; that one has a message for the user.
+    """
+    plan, trace = asked.plan, asked.launching.trace
+    trainer = Trainer.open(asked, partial(check_ranks, plan, asked.path))
+    if trainer is None:
+        process = process_rank()
+        assert process is not None, "one process alone has a device"
+        report(f"rank {process.rank} idles: the strategy needs {len(plan.ranks)} of the ranks")
+        return None
+    with trainer, trainer.errors():
+        ranks, clocks, evaluations = _trained(trainer, asked, progress)
+    if trainer.rank > 0:
+        return None
+    job, graph = trainer.job, trainer.job.model.graph
+    planned = replace(plan, ranks=job.plan.ranks, hosts=())
+    launch_report = make_report(planned, graph, job.losses, ranks, clocks)
+    notes = (
+        *job.model.notes,
+        *_resume_notes(trainer.start),
+        *_option_notes(plan, job.plan),
+        *launch_report.notes,
+        *_skip_notes(trainer.optimizer_step.skipped, launch_report.steps),
+        *(() if trainer.evaluator is None else trainer.evaluator.notes),
+    )
+    if trace is not None:
+        names = {device.device: device.name for device in plan.prediction.devices}
+        write_trace(launch_report.timeline, names, trace, measured_by(plan))
+    return replace(launch_report, notes=notes, evaluations=tuple(evaluations))
+
+
+def _resume_notes(start: Checkpoint | None) -> tuple[str, ...]:
+    """On the checkpoint that a launch went on from."""
+    return () if start is None else (*start.notes, f"went on from {start.path}")
+
+
+def _option_notes(planned: Plan, run: Plan) -> list[str]:
+    """On options that are not the planned ones, which changes times and memory."""
+    pairs = (planned.optimizer, run.optimizer), (planned.dtype, run.dtype)
+    return [f"planned for {one}, run with {other}" for one, other in pairs if one != other]
+
+
+def _skip_notes(skipped: int, steps: int) -> list[str]:
+    """On steps that left the weights as they were."""
+    if not skipped:
+        return []
+    return [f"{skipped} of {steps} steps left out: a loss or gradient was not finite"]
+
+
+def _trained(
+    trainer: Trainer, asked: Asked, progress: Progress
+) -> tuple[list[RankMeasurements], list[Clock], list[Evaluation]]:
+    """Runs the steps that are left, and what stands around them.
+
+    Returns:
+        The measurements and the clocks of all ranks, and the evaluations.
+    """
+    loop, checkpoints, total = asked.loop, asked.checkpoints, trainer.num_steps
+    if trainer.start is not None:
+        check_left(trainer.start, total)
+    saver = None
+    if checkpoints.checkpoint is not None:
+        saver = trainer.saver(checkpoints.checkpoint, checkpoints.checkpoint_keep)
+    before, evaluations = trainer.groups.read_clocks(), list[Evaluation]()
+    records: deque[IterationRecord] = deque(maxlen=KEPT_STEPS)
+    times: list[tuple[float, float, float]] = []  # loss, start and length of each step
+    log = Log(loop.log, trainer.next_step) if loop.log is not None and trainer.rank == 0 else None
+    every = loop.eval_every, checkpoints.checkpoint_every
+    for record in trainer.steps(total - trainer.next_step, every):
+        done, last = trainer.next_step, trainer.optimizer_step.last
+        records.append(record)
+        times.append((record.loss, record.begun_s, record.iteration_s))
+        if log is not None:
+            log.step(done, last, record.iteration_s)
+        if trainer.evaluator is not None and _is_due(done, total, loop.eval_every):
+            evaluations.append(Evaluation(done, trainer.evaluator()))
+            if log is not None:
+                log.evaluation(evaluations[-1])
+        if trainer.rank == 0:
+            progress(done, total, last.loss)
+        if saver is not None and saver.has_failed:
+            saver.finish()
+        if saver is not None and _is_due(done, total, checkpoints.checkpoint_every):
+            saver.save(done, trainer.extras())
+    if log is not None:
+        log.close()
+    if saver is not None:
+        saver.finish()
+    clocks = [Clock(*pair) for pair in zip(before, trainer.groups.read_clocks(), strict=True)]
+    loss, begun_s, iterations_s = zip(*times, strict=True)
+    flow = None if trainer.flow is None else trainer.flow.longest
+    own = RankMeasurements(
+        device=trainer.groups.device,
+        ended_s=() if flow is None else flow.ended_s,
+        peaks_bytes=_watched(trainer) if asked.launching.track_memory else None,
+        loss=loss,
+        begun_s=begun_s,
+        iterations_s=iterations_s,
+        records=tuple(records) if flow is None else (flow.record,),
+        **_machine(trainer.job.device),
+    )
+    return trainer.groups.gather(own), clocks, evaluations
+
+
+def _is_due(done: int, total: int, every: int | None) -> bool:
+    """Whether something that is done at intervals, and at the end, is due after some steps."""
+    return done == total or (every is not None and done % every == 0)
+
+
+def _watched(trainer: Trainer) -> tuple[int, ...]:
+    """Memory in more steps, by event, in bytes."""
+    stay = staying(trainer.part, trainer.buckets, trainer.optimizer, trainer.weights.tensors())
+    data = trainer.batches()
+    with watching(trainer.job.device, stay) as watch:
+        return tuple(trainer.watched(watch, data).peaks_bytes)
+
+
+class _Machine(TypedDict):
+    peak_bytes: int
+    type: str
+    threads: int
+
+
+def _machine(device: str) -> _Machine:
+    threads = torch.get_num_threads()
+    if device != "cpu":
+        name = torch.cuda.get_device_name(device)
+        peak = torch.cuda.max_memory_allocated(device)
+        return _Machine(peak_bytes=peak, type=name, threads=threads)
+    return _Machine(peak_bytes=peak_bytes(), type="cpu", threads=threads)

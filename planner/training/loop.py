@@ -1,0 +1,275 @@
+"""`BatchTrainer`: a training by a strategy in a loop that the user writes; `planner.trainer`.
+
+Every rank has the user's whole script, and gets the batch of the whole step; it takes what its own
+stages read. Before each step the ranks compare their batches and learning rates, after it they add
+up the loss: two all-reduces of a few numbers between CPUs.
+"""
+
+import gc
+import math
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+import torch.distributed as dist
+from torch import Tensor
+
+from planner.launcher.batch import Batch
+from planner.launcher.failures.rank import current_rank, current_status, enter_from_script
+from planner.launcher.failures.status import Phase
+from planner.launcher.rates import KNOWN
+from planner.launcher.rendezvous import ProcessRank
+from planner.support.errors import LaunchError, OptionError
+from planner.support.named import function_named
+from planner.training.checkpoints.folder import name_of
+from planner.training.checkpoints.start import check_later
+from planner.training.data.fingerprints import fingerprint
+from planner.training.data.samples import samples_of
+from planner.training.options import Asked, check_folder
+from planner.training.trainer import Trainer
+
+WITHOUT = frozenset({
+    "steps", "epochs", "data", "shuffle", "eval_data", "eval_every", "metrics", "log", "config",
+    "trace", "track_memory", "checkpoint_every",
+})  # fmt: skip
+"""Options of the planner's own loop alone."""
+EVALUATE = "evaluate"
+"""How messages call the data of an evaluation."""
+
+
+class BatchTrainer:
+    """A training whose loop the user writes; every rank makes one, and all call the same methods.
+
+    It is a context manager: its end is `close`.
+
+    Args:
+        asked: what is trained.
+        trainer: of this rank, at its first step.
+    """
+
+    def __init__(self, asked: Asked, trainer: Trainer) -> None:
+        self._checkpoints, self._metrics = asked.checkpoints, asked.loop.metrics
+        self._trainer: Trainer | None = trainer
+        self._folders: set[Path] = set()
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of a step."""
+        return self._open().layout.samples
+
+    @property
+    def steps_done(self) -> int:
+        """Steps since the very first one, those before a checkpoint too."""
+        return self._open().next_step
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the next step, before --lr-schedule."""
+        return self._open().optimizer_step.rate
+
+    def set_lr(self, lr: float) -> None:
+        """Changes the learning rate from the next step on; to the same one on every rank.
+
+        Raises:
+            OptionError: if it is no finite number of at least 0.
+        """
+        if not 0 <= lr < math.inf:
+            raise OptionError(f"set_lr: expected a finite number of at least 0, got {lr}")
+        self._open().optimizer_step.set_rate(float(lr))
+
+    def step(self, batch: object) -> float:
+        """One step of the optimizer; under the schedule pipedream one for each microbatch, with an
+        empty pipeline before and after.
+
+        Args:
+            batch: of the whole step, the same on every rank: inputs in the model's order and then
+                targets, as a DataLoader gives them; (inputs, target); or a mapping from their
+                names. Tensors have a row for each sample, on any device. A rank whose stages read
+                neither inputs nor targets may give None.
+
+        Returns:
+            The loss of the whole batch before the step: the mean of its microbatches'.
+
+        Raises:
+            LaunchError: if the batch does not fit the model, or ranks have different ones.
+            Stopped: if another rank has ended.
+        """
+        with self._failing() as trainer:
+            where = f"step {trainer.next_step}"
+            _compare(trainer, batch, where)
+            trainer.step(_microbatches(trainer, batch, where))
+        loss = trainer.optimizer_step.last.loss
+        assert loss is not None, "the settings ask for it"
+        return loss
+
+    def evaluate(self, data: object) -> dict[str, float]:
+        """The mean loss, the accuracy where targets are classes, and the metrics, as in evaluation:
+        without dropout, by running statistics. Every sample counts once.
+
+        Args:
+            data: a map-style dataset or a DataLoader of one, or batches as `step` takes them, with
+                any number of rows; the same on every rank.
+
+        Raises:
+            LaunchError: if it does not fit the model.
+        """
+        with self._failing() as trainer:
+            samples = samples_of(data, EVALUATE) if trainer.reader.reads else data
+            return trainer.evaluate(samples, EVALUATE, self._metrics)
+
+    def save(self, folder: str | Path | None = None) -> Path:
+        """Writes a checkpoint, for `resume`, `planner launch --resume` and `planner weights`.
+
+        Args:
+            folder: for checkpoints; None takes that of `checkpoint`.
+
+        Returns:
+            Its own folder; it is whole by then.
+
+        Raises:
+            PlannerError: if it cannot be written, or the folder has later ones of another training.
+            Stopped: if another rank has ended.
+        """
+        self._open()
+        chosen = self._checkpoints.checkpoint if folder is None else Path(folder)
+        if chosen is None:
+            raise OptionError("save: expected a folder; give one here, or checkpoint= at the start")
+        with self._failing() as trainer:
+            if chosen not in self._folders:
+                check_folder(replace(self._checkpoints, checkpoint=chosen))
+                start = trainer.start
+                check_later(chosen, -1 if start is None else start.record.step)
+                self._folders.add(chosen)
+            saver = trainer.saver(chosen, self._checkpoints.checkpoint_keep)
+            saver.save(trainer.next_step, trainer.extras())
+            saver.finish()
+            trainer.groups.barrier()
+            current_status().enter(Phase.BETWEEN)
+        return chosen / name_of(trainer.next_step)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Copies of all trained parameters and running statistics, by names of initializers, in the
+        memory of every rank's CPU; all ranks call it together.
+        """
+        with self._failing() as trainer:
+            return trainer.content.state_dict()
+
+    def close(self) -> None:
+        """After the last step; all ranks call it."""
+        if self._trainer is None:
+            return
+        self._trainer.close()
+        rank = current_rank()
+        if rank is not None:
+            rank.end_work()
+        self._trainer = None
+        # The threads of gloo end with its groups. At the end of Python, they would abort it.
+        gc.collect()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if error[0] is None:
+            self.close()
+        elif self._trainer is not None:
+            self._trainer.__exit__(*error)
+
+    def _open(self) -> Trainer:
+        if self._trainer is None:
+            raise LaunchError("the trainer is closed; make another one with planner.trainer")
+        return self._trainer
+
+    @contextmanager
+    def _failing(self) -> Iterator[Trainer]:
+        """The trainer, while errors are those of its rank."""
+        trainer = self._open()
+        with trainer.errors():
+            yield trainer
+
+
+def _compare(trainer: Trainer, batch: object, where: str) -> None:
+    """Refuses to train where ranks differ."""
+    if batch is None and trainer.reader.reads:
+        raise LaunchError(f"{where}: expected the batch of the whole step, got None")
+    if len(trainer.job.plan.ranks) == 1:
+        return
+    own = None if batch is None else fingerprint(trainer.reader.named(batch, where))
+    rate = trainer.optimizer_step.rate
+    current_status().enter(Phase.BARRIER)
+    (first, last), (slowest, fastest) = trainer.groups.extremes([own, rate])
+    if first < last:
+        raise LaunchError(
+            f"{where}: expected the same batch on all ranks, got different ones; give each rank"
+            " that of the whole step: without DistributedSampler, and with shuffle=True only"
+            " after the same torch.manual_seed on all ranks"
+        )
+    if slowest < fastest:
+        raise LaunchError(
+            f"{where}: expected the same learning rate on all ranks, got {rate} here"
+            " and another one elsewhere; call set_lr with the same value on all"
+        )
+
+
+def _microbatches(trainer: Trainer, batch: object, where: str) -> dict[int, Batch]:
+    """The microbatches of this rank."""
+    reader, count = trainer.reader, trainer.layout.count
+    if not reader.reads:
+        return {m: Batch({}, {}) for m in trainer.microbatches}
+    return {m: trainer.local(reader.part(batch, m, count, where)) for m in trainer.microbatches}
+
+
+def begin(asked: Asked, metrics: Sequence[str]) -> BatchTrainer:
+    """A training in the user's own loop; every rank that torchrun has started calls it.
+
+    Args:
+        metrics: "module:function"s for evaluations.
+
+    Raises:
+        PlannerError: if files, options and processes do not fit each other.
+        Stopped: on a rank that has lost another one.
+    """
+    if dist.is_initialized():
+        raise LaunchError(
+            "planner.trainer: torch.distributed is in use already; leave init_process_group out, as"
+            " the trainer calls it, and close a trainer before the next one"
+        )
+    enter_from_script()
+    # The ranks compare the metrics, too.
+    asked = replace(asked, loop=replace(asked.loop, metrics=tuple(metrics)))
+
+    def check(process: ProcessRank | None) -> None:
+        _check_schedule(asked.loop.lr_schedule)
+        for name in metrics:
+            function_named(name, "metrics", LaunchError)
+        _check_ranks(asked, 1 if process is None else process.world_size)
+
+    trainer = Trainer.open(asked, check)
+    assert trainer is not None, "none idles: there are as many processes as devices"
+    return BatchTrainer(asked, trainer)
+
+
+def _check_schedule(text: str) -> None:
+    """Refuses a schedule that ends with the last step."""
+    name, *rest = text.split(":")
+    if name in KNOWN[1:] and len(rest) < 2:
+        raise OptionError(
+            f"lr_schedule {text}: expected {name}:W:N with the step N at which the rate is 0, as a"
+            " loop of your own has no known number of steps"
+        )
+
+
+def _check_ranks(asked: Asked, num_processes: int) -> None:
+    """Refuses another number of processes than the strategy has devices: none may idle."""
+    needed = len(asked.plan.ranks)
+    if num_processes != needed:
+        script = shlex.quote(sys.argv[0] or "SCRIPT")
+        started = "this is one process" if num_processes == 1 else f"{num_processes} were started"
+        raise LaunchError(
+            f"{asked.path}: the strategy uses {needed} devices, a process each, and {started}; run:"
+            f" torchrun --nproc-per-node {needed} {script}"
+        )
