@@ -62,10 +62,9 @@ def _bound_s(problem: Problem, most: int) -> float:
             return longest_path_s(problem, most)
     if problem.training.schedule.is_asynchronous:
         return num_microbatches * fractional_s(problem)
-    # An operator is split over n devices in each of at most K / n replicas. More devices than n in
-    # a replica would do less of the work at once, so fewer, wider replicas are the only other
-    # choice. The microbatches are dealt whole: the busiest replica has at least the mean, rounded
-    # up.
+    # An operator that is split over n devices has at most K // n replicas. With fewer, each would
+    # have more microbatches. They are dealt whole, so the busiest replica has at least their mean
+    # number, rounded up.
     rounds = {n: -(-num_microbatches // (count // n)) for n in range(1, most + 1)}
     return max(
         num_microbatches * fractional_s(problem),

@@ -444,9 +444,9 @@ def outputs_waiting(strategy: Strategy, graph: Graph, s: int, forward: Bools, ba
         # The i-th output after the microbatch whose gradient came last: has every reader taken it?
         come = (latest >= 0) & (i <= ahead)
         for reader in readers:
-            # The same replica of the reader gets every `turns`-th output. Its last gradient was
-            # `before` outputs ago: of the microbatch that began W - 1 of its rounds before the
-            # latest that it has run. So it has taken the output if so many rounds reach it.
+            # One replica of the reader gets every `turns`-th output. The one that gets this output
+            # sent its last gradient for the one `before` places earlier, and has run W - 1 forwards
+            # since, one for every R_t microbatches: it has taken this output if these reach it.
             turns = math.lcm(width, reader.num_replicas) // width
             before = -(-i // turns) * turns
             run = before * width <= (reader.warmup - 1) * reader.num_replicas

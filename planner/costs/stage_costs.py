@@ -181,7 +181,7 @@ class _Traffic:
         item_bytes = ITEM_BYTES[crossing.dtype]
         return _busiest(there, item_bytes), _busiest(back, item_bytes)
 
-    def _delivered(self) -> Iterable[tuple[Crossing, int, int, float, float]]:
+    def transfers(self) -> Iterable[tuple[Crossing, int, int, float, float]]:
         """Per transfer from stage to stage: the tensor, both stages, and the times of the tensor
         and of its gradient from the end of the computation on, in s.
         """
@@ -202,7 +202,7 @@ class _Traffic:
         stages = self.strategy.stages
         busy: dict[tuple[_Devices, _Devices], float] = defaultdict(float)
         posted: dict[tuple[_Devices, bool], list[_Size]] = defaultdict(list)
-        for one, s, t, there_s, back_s in self._delivered():
+        for one, s, t, there_s, back_s in self.transfers():
             if t in deliveries(self.strategy, one):
                 source, target = stages[s].devices, stages[t].devices
                 busy[source, target] += there_s
@@ -229,7 +229,7 @@ class _Traffic:
         there, back, start = [0.0] * size, [0.0] * size, [0.0] * size
         entering: list[list[tuple[int, float]]] = [[] for _ in stages]
         returning: list[list[tuple[int, float]]] = [[] for _ in stages]
-        for one, s, t, there_s, back_s in self._delivered():
+        for one, s, t, there_s, back_s in self.transfers():
             entering[t].append((s, there_s))
             if one.gradient:
                 returning[s].append((t, back_s))
@@ -243,8 +243,8 @@ class _Traffic:
             free[stages[s].devices] = back[s]
         own = (end - begin for begin, end in zip(reversed(start), reversed(back), strict=True))
         # Where a later stage's trip is longer, since its device was busy, an earlier stage waits
-        # for it: no trip is shorter than one behind it. The first stage of a device may begin
-        # before the first stage of the flow, so the whole latency is taken from the ends.
+        # for it: no trip is shorter than one behind it. The microbatch has passed when the last
+        # backward has ended, which need not be that of the first stage.
         trips = list(accumulate(own, max))[::-1]
         trips[0] = max(back)
         return trips
@@ -267,7 +267,7 @@ def stage_transfers(
 ) -> tuple[tuple[StageTransfer, ...], ...]:
     """Per stage, what it sends to later stages on other devices."""
     ahead: list[dict[int, list[float]]] = [{} for _ in strategy.stages]
-    for one, s, t, there_s, back_s in _Traffic(problem, strategy, costs)._delivered():
+    for one, s, t, there_s, back_s in _Traffic(problem, strategy, costs).transfers():
         if t in deliveries(strategy, one):
             both = ahead[s].setdefault(t, [0.0, 0.0])
             both[0] += there_s
