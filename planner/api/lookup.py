@@ -19,7 +19,7 @@ from planner.artefacts.files import (
 from planner.artefacts.formats.any import read_any_profiles
 from planner.artefacts.plan import Plan
 from planner.artefacts.profile import Profile
-from planner.artefacts.roofline import fits_any_device
+from planner.artefacts.roofline import device_is_unknown
 from planner.artefacts.topology import Topology, take
 from planner.clusters.yaml.read import device_table
 from planner.profilers.devices import SHORTER
@@ -115,7 +115,7 @@ def device_note(profiles: Sequence[Profile], types: Sequence[str]) -> str | None
         types: of the devices that are planned for, at least one.
     """
     profile = profiles[-1]
-    if profile.device_type in types or fits_any_device(profile):
+    if profile.device_type in types or device_is_unknown(profile):
         return None
     dims = set.intersection(*(set(one.dimensions.items()) for one in profiles))
     command = ["planner", "profile", profile.model_path or "MODEL.onnx"]
