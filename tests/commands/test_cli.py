@@ -565,6 +565,21 @@ def test_a_table_without_room_leaves_out_what_matters_least(capsys, monkeypatch)
     assert "not shown, for lack of room: d, b" in shown
 
 
+@pytest.mark.parametrize("name", ["rank 0", "rank 0 on a host with a long name"])
+@pytest.mark.parametrize("width", [28, 40, 60, 200])
+def test_no_number_is_cut_however_narrow_the_terminal(name, width, capsys, monkeypatch):
+    monkeypatch.setattr(printing, "PIPED_WIDTH", width)
+    cells = ("12.3 ms / 45.6 ms", "1234567", "101.25 MiB", "7,654,321")
+    columns = (
+        Column("", itemgetter(0), "", left=True),
+        *(Column("", itemgetter(i), f"{i}. figure") for i in range(1, len(cells) + 1)),
+    )
+    printing.show(table("T", [(name, *cells)], columns))
+    shown = capsys.readouterr().out
+    assert all(shown.count(cell) == 1 for cell in cells)
+    assert max(map(len, shown.splitlines())) <= width
+
+
 @pytest.mark.parametrize("rank", [None, "1"])
 def test_a_rank_leaves_without_pythons_clean_up_and_with_all_its_output(rank):
     code = (
