@@ -104,7 +104,8 @@ def solver_columns(comparison: SolverComparison) -> tuple[Column[SolverRow], ...
 
     def note(row: SolverRow) -> str:
         if row.plan is None:
-            return "does not fit" if row.short_of_memory else "no plan"
+            proved = row.status is Status.INFEASIBLE and row.short_of_memory
+            return "does not fit" if proved else "no plan"
         best, unfit = row is comparison.best, row.shortage is not None
         return "; ".join(["best"] * best + ["does not fit"] * unfit)
 

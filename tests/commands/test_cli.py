@@ -348,8 +348,9 @@ def test_a_model_that_fits_nowhere_exits_with_3_and_says_what_is_short(folder):
     assert "no strategy fits" in message
     assert message.count("alone take") == 1
     assert message.count("does not fit") == len(portfolio())
-    for option in ("--reserve", "--device-memory", "--optimizer", "--batch", "more devices"):
-        assert option in message.split("possible changes")[1]
+    assert message.split("possible changes: ")[1] == (
+        "more --device-memory, a model exported with a smaller batch than 2, more devices\n"
+    )
     found = json.loads(run(*arguments, "1 KiB", "--json", code=3).stdout)
     assert found["status"] == "infeasible"
     assert "alone take" in found["reason"]
@@ -357,7 +358,20 @@ def test_a_model_that_fits_nowhere_exits_with_3_and_says_what_is_short(folder):
     # Parameters fit, but no stage with its activations does.
     tight = json.loads(run(*arguments, "5 KiB", "--json", code=3).stdout)
     assert "the limit is 5 KiB" in tight["reason"]
+    assert tight["shortage"] == tight["reason"]
+    assert all(row["shortage"] == row["reason"] for row in tight["compared"])
     assert not (folder / "strategy.json").exists()
+
+
+def test_possible_changes_are_none_that_the_question_has_already(folder):
+    mlp(folder / "model.onnx", batch="batch")
+    run("profile", "model.onnx", "--batch", "2")
+    asked = ("--optimizer", "adam", "--recompute", "none", "--reserve", "99 TiB")
+    message = run("solve", "--topology", "pair.yaml", *asked, code=3).output
+    assert message.split("possible changes: ")[1] == (
+        "a smaller --reserve, devices with more memory, --optimizer sgd or momentum,"
+        " --recompute auto, a smaller --batch than 2 when profiling, more devices\n"
+    )
 
 
 def test_usage_errors_exit_with_2(folder):
@@ -549,6 +563,21 @@ def test_a_table_without_room_leaves_out_what_matters_least(capsys, monkeypatch)
     assert "2" * 9 in shown
     assert "3" not in shown
     assert "not shown, for lack of room: d, b" in shown
+
+
+@pytest.mark.parametrize("name", ["rank 0", "rank 0 on a host with a long name"])
+@pytest.mark.parametrize("width", [28, 40, 60, 200])
+def test_no_number_is_cut_however_narrow_the_terminal(name, width, capsys, monkeypatch):
+    monkeypatch.setattr(printing, "PIPED_WIDTH", width)
+    cells = ("12.3 ms / 45.6 ms", "1234567", "101.25 MiB", "7,654,321")
+    columns = (
+        Column("", itemgetter(0), "", left=True),
+        *(Column("", itemgetter(i), f"{i}. figure") for i in range(1, len(cells) + 1)),
+    )
+    printing.show(table("T", [(name, *cells)], columns))
+    shown = capsys.readouterr().out
+    assert all(shown.count(cell) == 1 for cell in cells)
+    assert max(map(len, shown.splitlines())) <= width
 
 
 @pytest.mark.parametrize("rank", [None, "1"])

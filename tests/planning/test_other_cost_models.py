@@ -637,6 +637,15 @@ def test_a_layer_that_never_fits_is_named():
     assert "layer layer0 (id 0) needs at least 110 B per device" in comparison.rows[0].reason
 
 
+@pytest.mark.parametrize("recompute", Recompute)
+def test_recomputation_is_proposed_only_where_it_was_not_allowed(recompute):
+    ways = {"1": [(name, 1.0, 0, 30, 30, 0.0) for name in (VANILLA, RECOMPUTED)]}
+    options = ForeignOptions(num_devices=1, recompute=recompute)
+    reason = solve_foreign(piper_graph([[], [0]], [ways] * 2), options).rows[0].reason
+    assert "no way to cut the layers fits" in reason
+    assert ("--recompute auto" in reason) is (recompute is not Recompute.AUTO)
+
+
 def test_a_profile_of_the_planner_under_foreign_models():
     #   0 - 1 - 2 - 3, the tensor behind 1 is small
     feeds = [[], [0], [1], [2]]

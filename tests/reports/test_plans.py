@@ -1,12 +1,14 @@
 """Plans beside each other: bars, CSV and the winner."""
 
 import csv
+from dataclasses import replace
 
 import pytest
 
+from planner.artefacts.problem import Result, Status
 from planner.planning.judge import objective_s
 from planner.planning.portfolio import compare
-from planner.reports.plans import bars, compare_bars, compare_csv, winner_line
+from planner.reports.plans import bars, compare_bars, compare_csv, comparison_table, winner_line
 from planner.solvers.registry import automatic
 from tests.commands.test_compare import two_branches
 
@@ -29,6 +31,23 @@ def test_where_nothing_fits_there_are_rows_with_reasons_and_no_bars():
     rows = list(csv.DictReader(compare_csv(found).splitlines()))
     assert [row["iteration_s"] for row in rows] == [""] * len(automatic())
     assert all(row["reason"] for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("status", "short", "note"),
+    [
+        (Status.INFEASIBLE, True, "does not fit"),
+        (Status.INFEASIBLE, False, "no plan"),
+        (Status.UNKNOWN, True, "no plan"),
+    ],
+)
+def test_only_what_surely_lacks_memory_is_said_not_to_fit(status, short, note):
+    found = compare(two_branches(memory=10), ("single",), 2.0)
+    result = Result(status, None, reason="why", short_of_memory=short)
+    (row,) = found.rows
+    row = replace(row, answer=replace(row.answer, result=result))
+    assert row.shortage == ("why" if short else None)
+    assert comparison_table(replace(found, rows=(row,))).rows[0][-1] == note
 
 
 def test_bars_are_sorted_and_as_long_as_what_they_say():
