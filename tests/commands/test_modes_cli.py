@@ -47,4 +47,4 @@ def test_batch_norm_is_for_models(folder):
     failed = run(
         "profile", "net.json", "--device", "A100-SXM4-80GB", "--batch-norm", "frozen", code=1
     )
-    assert "--batch-norm is for an ONNX model" in failed.output
+    assert "--batch-norm frozen is for an ONNX model" in failed.output
