@@ -162,10 +162,10 @@ def stage_of(strategy: Strategy, graph: Graph) -> tuple[int, ...]:
 @remembered
 def crossings(strategy: Strategy, graph: Graph) -> tuple[Crossing, ...]:
     """The tensors that cross stages, in the order in which they are made."""
-    return tuple(crossings_among(producers(graph), graph, stage_of(strategy, graph)))
+    return tuple(_crossings_among(producers(graph), graph, stage_of(strategy, graph)))
 
 
-def crossings_among(
+def _crossings_among(
     names: Iterable[str], graph: Graph, stages: Sequence[int]
 ) -> Iterator[Crossing]:  # fmt: skip
     """Those of some tensors that cross stages.

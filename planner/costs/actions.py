@@ -85,7 +85,7 @@ def action_costs(
     step, gather = dict.fromkeys(slow, 0.0), dict.fromkeys(slow, 0.0)
     for s, stage in enumerate(strategy.stages):
         for group in stage.groups:
-            both_s = replica_pass_s(problem, stage, group, slow)
+            both_s = _replica_pass_s(problem, stage, group, slow)
             gathered_s = gather_s(problem, stage, group)
             for device in group:
                 step[device] += slow[device] * step_s(
@@ -119,7 +119,7 @@ def action_costs(
     )
 
 
-def replica_pass_s(
+def _replica_pass_s(
     problem: Problem, stage: Stage, group: tuple[int, ...], slow: Mapping[int, float]
 ) -> tuple[float, float]:
     """Forward and backward of one microbatch on a replica of a stage, in s: of the slowest of its

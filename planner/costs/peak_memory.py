@@ -142,7 +142,7 @@ class PassMemory:
     forward: int
 
 
-def pass_memory(need: StageMemory, *, recompute: bool, alone: bool) -> PassMemory:
+def _pass_memory(need: StageMemory, *, recompute: bool, alone: bool) -> PassMemory:
     """The bytes of a stage in its passes.
 
     Args:
@@ -313,7 +313,7 @@ def bytes_by_reason(
     )
     backward = code.backward[mine]
     passes = {
-        s: pass_memory(one, recompute=strategy.stages[s].recompute, alone=len(stages) == 1)
+        s: _pass_memory(one, recompute=strategy.stages[s].recompute, alone=len(stages) == 1)
         for s, one in stages.items()
     }
     own = _DeviceActions(

@@ -95,7 +95,7 @@ def peer_errors(rank: int) -> Iterator[None]:
         raise Stopped(f"rank {rank} stops because another rank has") from error
 
 
-def keep_to_this_host() -> None:
+def _keep_to_this_host() -> None:
     """Lets gloo listen on the loopback interface alone if all ranks are on this host, unless
     GLOO_SOCKET_IFNAME names another one.
     """
@@ -217,7 +217,7 @@ def join_group(rank: int, num_ranks: int) -> None:
     Raises:
         RuntimeError: if the others cannot be reached.
     """
-    keep_to_this_host()
+    _keep_to_this_host()
     current_status().enter(Phase.MEETING)
     store = dist.PrefixStore(  # type: ignore[attr-defined]
         f"groups/{_generation}", cast(Any, common_store())
@@ -290,7 +290,7 @@ def meet_others(plan: Plan, options: Sequence[Options], process: ProcessRank) ->
         first=process.rank - process.local_rank,
         restarts=restarts,
     )
-    keep_to_this_host()
+    _keep_to_this_host()
     with peer_errors(process.rank):
         agreed = shake_hands(
             common_store(), process.rank, process.world_size, mine, partial(rank_assignment, plan)

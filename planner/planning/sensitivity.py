@@ -62,13 +62,13 @@ def sensitivity(problem: Problem, strategy: Strategy) -> tuple[Gain, ...]:
     if len(classes) > 1:
         classes[ALL_LINKS] = frozenset(range(len(topology.links)))
     for name, members in classes.items():
-        time_s = with_it_s(replace(problem, topology=with_faster_links(topology, members)))
+        time_s = with_it_s(replace(problem, topology=_with_faster_links(topology, members)))
         ends = {frozenset((topology.links[i].source, topology.links[i].target)) for i in members}
         change = time_s / own_s - 1
         gains.append(Gain("links", name, len(ends), time_s, change, name == ALL_LINKS))
     for kind in topology.device_types:
         count = sum(device.type == kind.name for device in topology.devices)
-        time_s = with_it_s(with_faster_devices(problem, kind))
+        time_s = with_it_s(_with_faster_devices(problem, kind))
         gains.append(Gain("device type", kind.name, count, time_s, time_s / own_s - 1))
     return tuple(sorted(gains, key=lambda gain: (gain.change, gain.kind, gain.name)))
 
@@ -87,7 +87,7 @@ def link_classes(topology: Topology) -> Mapping[str, frozenset[int]]:
     return {name: frozenset(members) for name, members in classes.items()}
 
 
-def with_faster_links(topology: Topology, links: frozenset[int]) -> Topology:
+def _with_faster_links(topology: Topology, links: frozenset[int]) -> Topology:
     """The topology with some links, by index, twice as wide and half as far, and measured
     collectives as much faster as their formulas are.
     """
@@ -119,7 +119,7 @@ def _faster(table: CollectiveTable, before: Topology, after: Topology) -> Collec
     return replace(table, times=tuple((size, scaled_s(size, one)) for size, one in table.times))
 
 
-def with_faster_devices(problem: Problem, kind: DeviceType) -> Problem:
+def _with_faster_devices(problem: Problem, kind: DeviceType) -> Problem:
     """The problem where operators and steps take half as long on a type of device, collectives as
     long as before.
     """

@@ -26,7 +26,7 @@ def vocabulary_parallel_steps(graph: Graph, stage: Stage) -> Mapping[str, tuple[
         spec = stage.sharding.outputs.get(name, ())
         if any(part.startswith("S") for part in spec):
             classes = _class_dim(graph, name)
-            axes = cut_axes(spec, classes)
+            axes = _cut_axes(spec, classes)
             shape = local_shape(tensors_by_name(graph)[name].shape, spec, stage.sharding.mesh)
             count = prod(size for dim, size in enumerate(shape) if dim != classes)
             if axes:
@@ -34,7 +34,7 @@ def vocabulary_parallel_steps(graph: Graph, stage: Stage) -> Mapping[str, tuple[
     return found
 
 
-def cut_axes(spec: Spec, dim: int | None) -> list[int]:
+def _cut_axes(spec: Spec, dim: int | None) -> list[int]:
     """The axes of a mesh along which a dimension is cut; none for None."""
     return [] if dim is None else [axis for axis, part in enumerate(spec) if dim_of(part) == dim]
 

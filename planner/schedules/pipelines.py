@@ -130,7 +130,7 @@ def rows_of(strategy: Strategy) -> tuple[Row, ...]:
     )
 
 
-def stage_tensors(crossing: Sequence[Crossing], num_stages: int) -> tuple[StageTensors, ...]:
+def _stage_tensors(crossing: Sequence[Crossing], num_stages: int) -> tuple[StageTensors, ...]:
     """The tensors that enter each stage and those that leave it, where none is split."""
     entering: list[list[StageTensor]] = [[] for _ in range(num_stages)]
     leaving: list[list[StageTensor]] = [[] for _ in range(num_stages)]
@@ -148,7 +148,7 @@ def row_tensors(
     that they are.
     """
     if all(stage.sharding is None for stage in strategy.stages):
-        tensors = stage_tensors(crossing, len(strategy.stages))
+        tensors = _stage_tensors(crossing, len(strategy.stages))
         return tensors, tuple(Piece(one.tensor) for one in crossing)
     rows = rows_of(strategy)
     first = [next(i for i, row in enumerate(rows) if row.stage == s)

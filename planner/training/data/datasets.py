@@ -173,7 +173,7 @@ class MapSource:
         """The indices of the samples of an epoch."""
         if epoch not in self._orders:
             with (
-                data_errors(self.where),
+                _data_errors(self.where),
                 seeded_generators(seed_of(self._layout.seed, "epoch", epoch)),
             ):
                 self._orders = {epoch: self._drawn(epoch)}
@@ -287,7 +287,7 @@ def _map_feed(
                 yield _next_batch(coming, reader, f"{source.where}: step {at}, microbatch {m}")
 
     where = f"{source.where}: step 0, microbatch 0"
-    with data_errors(where):
+    with _data_errors(where):
         item = source.first(next(_requests(source, layout, (0,), 0, layout.history)))
     reader.microbatch(item, where)
     return Feed(
@@ -297,7 +297,7 @@ def _map_feed(
 
 def _next_batch(coming: Iterator[Any], reader: BatchReader, where: str) -> Batch:
     """The next microbatch; nothing else holds its data, so that it can be freed after its use."""
-    with data_errors(where):
+    with _data_errors(where):
         item = next(coming)
     return reader.microbatch(item, where)
 
@@ -339,7 +339,7 @@ class EvalData:
         self.num_samples = self._source.num_samples
         if not self.num_samples:
             raise LaunchError(f"{self.where}: expected at least one sample, got none")
-        with data_errors(self.where):
+        with _data_errors(self.where):
             item = self._source.first(self._request(0))
         reader.microbatch(item, f"{self.where}: microbatch 0")
 
@@ -423,27 +423,27 @@ def _stream_feed(
     def part(batch: Any, m: int, place: str) -> Batch:
         if loads:
             return reader.part(batch, m, layout.count, place)
-        with data_errors(place):
+        with _data_errors(place):
             item = default_collate(batch[m * layout.size : (m + 1) * layout.size])
         return reader.microbatch(item, place)
 
     def microbatches(step: int, history: BatchSizeHistory) -> Iterator[Batch]:
         steps = _steps(where, data, layout, history)
-        with data_errors(f"{where}: step {step}"):
+        with _data_errors(f"{where}: step {step}"):
             for _ in range(step):
                 next(steps)
         for at in count(step):
-            with data_errors(f"{where}: step {at}, microbatch {mine[0]}"):
+            with _data_errors(f"{where}: step {at}, microbatch {mine[0]}"):
                 batch = next(steps)
             for m in mine:
                 yield part(batch, m, f"{where}: step {at}, microbatch {m}")
 
     found = None
-    with data_errors(f"{where}: step 0"):
+    with _data_errors(f"{where}: step 0"):
         can_restart = iter(inner) is not iter(inner)
     if can_restart:  # else the first step would be lost
         place = f"{where}: step 0, microbatch 0"
-        with data_errors(place):
+        with _data_errors(place):
             batch = next(_steps(where, data, layout, layout.history))
         part(batch, 0, place)
         found = fingerprint(reader.named(batch if loads else default_collate(batch), place))
@@ -452,7 +452,7 @@ def _stream_feed(
 
 
 @contextmanager
-def data_errors(where: str) -> Iterator[None]:
+def _data_errors(where: str) -> Iterator[None]:
     """Names the place of what a dataset raises."""
     try:
         yield
