@@ -70,40 +70,65 @@ def newest_profile(
     if len(paths) == 1:
         return Found(paths[0], None, (f"profile {paths[0]}, the newest in {folder}/",))
     heads = {path: _head_of(path) for path in paths}
-    names = f"{', '.join(path.stem for path in paths[:-4:-1])}{', ...' if len(paths) > 3 else ''}"
-    if model_hash is not None:
-        candidates = [path for path in paths if heads[path].model_hash == model_hash]
-        if not candidates:
-            raise FileError(
-                f"{folder}: expected a profile of model {model_hash[:12]} among {len(paths)}, got"
-                f" none ({names}); run planner profile for that model, or give --profile FILE"
-            )
-    else:
-        candidates = [path for path in paths if heads[path].model_hash is not None] or paths
-        of_models = {heads[path].model_hash for path in candidates}
-        if len(of_models) > 1 or (None in of_models and len(candidates) > 1):
-            raise FileError(
-                f"{folder}: expected profiles of one model, got {len(paths)} profiles of several,"
-                f" the newest first: {names}; say which with --profile, such as --profile"
-                f" {candidates[-1].stem}"
-            )
+    candidates = _of_one_model(folder, heads, model_hash)
     fitting = [path for path in candidates if heads[path].device_type in types]
     *others, path = fitting or candidates
     kind = f" for {heads[path].device_type}" if 0 < len(fitting) < len(candidates) else ""
-    notes = [f"profile {path}, the newest{kind} in {folder}/"]
-    differing = [
-        (other.stem, f"{other.stem} ({'; '.join(words)})")
+    notes = (f"profile {path}, the newest{kind} in {folder}/", *_older_note(path, others, heads))
+    return Found(path, heads[path].text, notes)
+
+
+def _of_one_model(
+    folder: Path, heads: Mapping[Path, "_Head"], model_hash: str | None
+) -> list[Path]:
+    """The profiles to choose from, the newest last.
+
+    Args:
+        folder: for messages.
+        heads: of all profiles, the newest last.
+        model_hash: see `newest_profile`.
+
+    Raises:
+        FileError: as `newest_profile`.
+    """
+    stems = [path.stem for path in reversed([*heads])]
+    names = ", ".join(stems[:MAX_NAMED]) + (", ..." if len(stems) > MAX_NAMED else "")
+    if model_hash is not None:
+        candidates = [path for path, head in heads.items() if head.model_hash == model_hash]
+        if not candidates:
+            raise FileError(
+                f"{folder}: expected a profile of model {model_hash[:12]} among {len(heads)}, got"
+                f" none ({names}); run planner profile for that model, or give --profile FILE"
+            )
+        return candidates
+    candidates = [path for path, head in heads.items() if head.model_hash is not None] or [*heads]
+    of_models = {heads[path].model_hash for path in candidates}
+    if len(of_models) > 1 or (None in of_models and len(candidates) > 1):
+        raise FileError(
+            f"{folder}: expected profiles of one model, got {len(heads)} profiles of several,"
+            f" the newest first: {names}; say which with --profile, such as --profile"
+            f" {candidates[-1].stem}"
+        )
+    return candidates
+
+
+def _older_note(
+    path: Path, others: Sequence[Path], heads: Mapping[Path, "_Head"]
+) -> tuple[str, ...]:
+    """A note that names the older profiles that differ from the one that is taken, if any do."""
+    differing = {
+        other.stem: "; ".join(words)
         for other in reversed(others)
         if (words := _differences(heads[other].fields, heads[path].fields))
-    ]
-    if differing:
-        shown = [words for _, words in differing[:MAX_NAMED]]
-        more = f", and {len(differing) - MAX_NAMED} more" if len(differing) > MAX_NAMED else ""
-        notes.append(
-            f"note: older profiles there differ: {', '.join(shown)}{more}; to take one, give"
-            f" --profile, such as --profile {differing[0][0]}"
-        )
-    return Found(path, heads[path].text, tuple(notes))
+    }
+    if not differing:
+        return ()
+    shown = [f"{stem} ({words})" for stem, words in differing.items()][:MAX_NAMED]
+    more = f", and {len(differing) - MAX_NAMED} more" if len(differing) > MAX_NAMED else ""
+    return (
+        f"note: older profiles there differ: {', '.join(shown)}{more}; to take one, give"
+        f" --profile, such as --profile {next(iter(differing))}",
+    )
 
 
 def device_note(profiles: Sequence[Profile], types: Sequence[str]) -> str | None:

@@ -1,6 +1,7 @@
 """`planner simulate`."""
 
 import json
+import shlex
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -124,10 +125,11 @@ def what_if_note(plan: "Plan | None", strategy: Path, topology: str, what_if: Wh
     if not planned or planned == what_if.words:
         return None
     changes = " ".join(planned)
+    command = shlex.join(["planner", "simulate", str(strategy), "--topology", topology])
     return (
         f"{strategy} was planned with {changes}, and is simulated with"
-        f" {' '.join(what_if.words) or 'no change'}; to simulate it as it was planned: planner"
-        f" simulate {strategy} --topology {topology} {changes}"
+        f" {' '.join(what_if.words) or 'no change'}; to simulate it as it was planned:"
+        f" {command} {changes}"
     )
 
 

@@ -1,7 +1,7 @@
 """`launch`: the planner's own loop of a training: steps, log, evaluations, checkpoints, report."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import TypedDict
@@ -132,19 +132,37 @@ def _trained(
     if saver is not None:
         saver.finish()
     clocks = [Clock(*pair) for pair in zip(before, trainer.groups.read_clocks(), strict=True)]
+    peaks_bytes = _watched(trainer) if asked.launching.track_memory else None
+    own = _measurements(trainer, records, times, peaks_bytes)
+    return trainer.groups.gather(own), clocks, evaluations
+
+
+def _measurements(
+    trainer: Trainer,
+    records: Iterable[IterationRecord],
+    times: Iterable[tuple[float, float, float]],
+    peaks_bytes: tuple[int, ...] | None,
+) -> RankMeasurements:
+    """What this rank has measured.
+
+    Args:
+        trainer: after its last step.
+        records: of the last steps.
+        times: loss, start and length of each step.
+        peaks_bytes: of the steps in which memory was watched.
+    """
     loss, begun_s, iterations_s = zip(*times, strict=True)
     flow = None if trainer.flow is None else trainer.flow.longest
-    own = RankMeasurements(
+    return RankMeasurements(
         device=trainer.groups.device,
         ended_s=() if flow is None else flow.ended_s,
-        peaks_bytes=_watched(trainer) if asked.launching.track_memory else None,
+        peaks_bytes=peaks_bytes,
         loss=loss,
         begun_s=begun_s,
         iterations_s=iterations_s,
         records=tuple(records) if flow is None else (flow.record,),
         **_machine(trainer.job.device),
     )
-    return trainer.groups.gather(own), clocks, evaluations
 
 
 def _is_due(done: int, total: int, every: int | None) -> bool:

@@ -127,6 +127,9 @@ def test_a_strategy_for_a_changed_topology_says_what_to_give(folder, changes):
                 "levels.host.bandwidth=2Mbps").output  # fmt: skip
     assert f"was planned with {changes}, and is simulated with --set" in other
     assert f"planner simulate strategy.json {own}" in other
+    Path("strategy.json").rename("my strategy.json")
+    quoted = run("simulate", "my strategy.json", "--topology", "pair").output
+    assert f"planner simulate 'my strategy.json' {own}" in quoted
 
 
 def test_a_topology_that_is_too_small_is_told_the_changes(folder):

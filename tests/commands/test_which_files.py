@@ -269,11 +269,12 @@ def test_progress_is_shown_also_where_only_the_output_is_redirected(folder):
 
 
 def test_no_word_of_a_note_is_cut_on_a_narrow_terminal(folder):
-    profile("model.onnx")
+    # A computed profile: notes on measurements depend on the load of the machine.
+    profile("model.onnx", "--device", "T4")
     shown = on_terminal(
         "solve", "--topology", "pair.yaml", "--solver", "even", columns=60, redirected=False
     )
     lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown).replace("\r", "\n").splitlines()
-    assert any(line.startswith("note: ") for line in lines)
+    assert "note: no profile of this model in profiles/ is for cpu:" in lines
     assert any(line.startswith("run it: ") for line in lines)
     assert max(map(len, lines)) <= 60
