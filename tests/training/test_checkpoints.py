@@ -2,8 +2,8 @@
 
 import errno
 import json
+import threading
 from pathlib import Path
-from threading import Event
 
 import pytest
 import torch
@@ -143,7 +143,7 @@ def test_the_index_of_torch_is_not_unpickled(alone, tmp_path):
 
 def test_training_goes_on_while_a_checkpoint_is_written(alone, tmp_path, monkeypatch):
     path, _, report = alone
-    free, steps = Event(), []
+    free, steps = threading.Event(), []
     write = files.write
 
     def slow(*given):
@@ -174,6 +174,25 @@ def test_a_full_disk_ends_the_launch_with_one_message(alone, tmp_path, monkeypat
     said = r"new: rank 0 cannot write a checkpoint: No space left on device; make room for it, or"
     with pytest.raises(LaunchError, match=said):
         launch(path, checkpoint=tmp_path / "new", checkpoint_every=2)
+
+
+def test_a_checkpoint_that_failed_ends_the_launch_after_the_next_step(alone, tmp_path, monkeypatch):
+    path, steps = alone[0], []
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def progress(step, total, loss):
+        steps.append(step)
+        for thread in threading.enumerate():
+            if thread.name.endswith("(_run)"):  # of the checkpoint
+                thread.join()
+
+    monkeypatch.setattr(files.FileSystemWriter, "write_data", full)
+    kept = {"checkpoint": tmp_path / "new", "checkpoint_every": 2}
+    with pytest.raises(LaunchError, match="No space left on device"):
+        planner.launch(path, steps=6, learning_rate=0.1, **kept, progress=progress)
+    assert steps == [1, 2, 3]
 
 
 def test_a_damaged_file_of_the_right_size_is_named(alone, tmp_path):
