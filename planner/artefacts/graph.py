@@ -231,6 +231,14 @@ def consumers(graph: Graph) -> Mapping[str, tuple[int, ...]]:
 
 
 @remembered
+def unread_tensors(graph: Graph) -> frozenset[str]:
+    """Tensors that no operator reads and the graph does not return: new values of state."""
+    read_by = consumers(graph)
+    made = (name for operator in graph.operators for name in operator.outputs)
+    return frozenset(name for name in made if not read_by[name]) - {*graph.outputs}
+
+
+@remembered
 def holders(graph: Graph) -> Mapping[str, tuple[int, ...]]:
     """The indices of the operators that read each parameter, ascending."""
     readers: dict[str, list[int]] = {p.name: [] for p in graph.parameters}

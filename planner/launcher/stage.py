@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from planner.artefacts.graph import Graph, tensors_by_name
+from planner.artefacts.graph import Graph, tensors_by_name, unread_tensors
 from planner.launcher.mesh.gather_again import function_of
 from planner.operators.losses import Criterion
 from planner.operators.normalization import batch_normalization
@@ -82,6 +82,7 @@ class StageModule:
         self._unreported = unreported
         self.input_names = cast(tuple[str, ...], module.input_names)
         self.output_names = cast(tuple[str, ...], module.output_names)
+        self._next_states = unread_tensors(graph)
         self._trained = {name for name in self.input_names if tensors[name].gradient}
         self.module = module
         self._recompute = recompute
@@ -164,7 +165,8 @@ class StageModule:
     ) -> _ForwardPass:
         with self._precision(), reading(states):
             results = self.module(*(leaves[name] for name in self.input_names))
-        outputs = dict(zip(self.output_names, results, strict=True))
+        made = zip(self.output_names, results, strict=True)
+        outputs = {name: one for name, one in made if name not in self._next_states}
         losses = {n: of(outputs[n], targets.get(n)) for n, of in self._criteria.items()}
         reported = [one for name, one in losses.items() if name not in self._unreported]
         return _ForwardPass(outputs, _sum([*losses.values()]), _sum(reported))

@@ -15,6 +15,7 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
+from onnx_ir.tensor_adapters import TorchTensor
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -79,8 +80,8 @@ def mark_state(graph: ir.Graph, module: nn.Module) -> tuple[str, ...]:
     for name in names:
         value = values[name]
         source = _source(value)
-        held = graph.initializers.get(name)
-        if held is None or source is held or _is_lone_count(module, name, held, source):
+        held = graph.initializers.get(name) or _unread(graph, name, module.get_buffer(name))
+        if source is held or _is_lone_count(module, name, held, source):
             continue
         changed.append(name)
         if not _updates(source, held):
@@ -92,6 +93,14 @@ def mark_state(graph: ir.Graph, module: nn.Module) -> tuple[str, ...]:
             node.outputs[0].shape, node.outputs[0].type = held.shape, held.type
             graph.append(node)
     return tuple(changed)
+
+
+def _unread(graph: ir.Graph, name: str, buffer: Tensor) -> ir.Value:
+    """An initializer for a buffer that is changed and never read."""
+    tensor = TorchTensor(buffer.detach().cpu(), name)
+    held = ir.val(name, tensor.dtype, tensor.shape, const_value=tensor)
+    graph.initializers[name] = held
+    return held
 
 
 def _source(value: ir.Value) -> ir.Value:
