@@ -37,20 +37,12 @@ from planner.model.expansion.expand import fold
 from planner.model.expansion.inlining import inlined
 from planner.model.expansion.nested import names_read_by
 from planner.model.folding import operator_type
-from planner.model.marks import (
-    ALWAYS,
-    MODE_MARK,
-    STATE_MARK,
-    explicit,
-    is_next_state,
-    mark_of,
-    states_in,
-)
+from planner.model.marks import ALWAYS, explicit, is_next_state, mark_of, states_in
 from planner.model.modes import evaluation_notes, is_batch_norm, trains
 from planner.model.origins import Origin, OriginKind
 from planner.model.record import Checked, ModuleRecord, read_record
 from planner.model.repair import Repaired, Ties, repaired
-from planner.model.scopes import scope_of
+from planner.model.scopes import MODE_MARK, STATE_MARK, scope_of, stops_gradient
 from planner.model.sound import check
 from planner.model.trainable import Choice, doubts
 from planner.model.values import Values, dtype_of, is_float, shape_of
@@ -329,8 +321,8 @@ def _check_stopped(losses: Sequence[LossChoice], record: ModuleRecord | None) ->
     for one in losses:
         if one.output in stopped:
             raise ModelError(
-                f"--output {one.output}: the module lets no gradient flow through it (detach),"
-                " which the file cannot express; choose another"
+                f"--output {one.output}: the module lets no gradient flow through it (detach);"
+                " choose another"
             )
 
 
@@ -390,19 +382,21 @@ def _nodes(kept: Iterable[NodeProto], proto: ModelProto) -> tuple[Node, ...]:
             version=opsets[domain_of(node)],
             inputs=tuple(node.input),
             outputs=tuple(node.output),
-            attributes={**attributes_of(node), **_marked(node)},
+            attributes={**attributes_of(node), **_marks(node)},
         )
         for node in kept
     )
 
 
-def _marked(node: NodeProto) -> dict[str, object]:
-    """What ONNX cannot say: the row of an embedding that PyTorch gives no gradient, and that a node
+def _marks(node: NodeProto) -> dict[str, object]:
+    """What ONNX cannot say: the row of an embedding that gets no gradient, a stop, and that a node
     computes as in training in evaluation, too.
     """
     row = scope_of(node).padding if node.op_type == "Gather" else None
+    padding: dict[str, object] = {} if row is None else {"padding_idx": row}
+    stop: dict[str, object] = {"stop_gradient": 1} if stops_gradient(node) else {}
     always: dict[str, object] = {ALWAYS: 1} if mark_of(node, MODE_MARK) == ALWAYS else {}
-    return always if row is None else {"padding_idx": row}
+    return padding | stop | always
 
 
 def _in_mode(model: Model, batch_norm: BatchNorm | None) -> Model:

@@ -17,10 +17,9 @@ from collections.abc import Iterable, Mapping
 from onnx import ModelProto, NodeProto, helper
 
 from planner.model.foreign import Described, ForeignNode
+from planner.model.scopes import EVALUATION_MARK, STATE_MARK
 
-STATE_MARK, EVALUATION_MARK, MODE_MARK = "planner.state", "planner.evaluation", "planner.mode"
 ALWAYS = "always"
-MARKS = (STATE_MARK, EVALUATION_MARK, MODE_MARK)
 OWN_DOMAIN = "planner"
 NEXT_STATE, BY_MODE = "NextState", "ByMode"
 """Operators (value, state) -> value, and (in training, in evaluation) -> one of them."""

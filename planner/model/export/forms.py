@@ -13,19 +13,12 @@ from onnx import GraphProto, ModelProto, NodeProto, StringStringEntryProto, help
 from planner.model.canonical import domain_of, own_domain
 from planner.model.expansion.inlining import subgraphs
 from planner.model.expansion.nested import names_read, names_read_by
-from planner.model.marks import (
-    ALWAYS,
-    EVALUATION_MARK,
-    MARKS,
-    MODE_MARK,
-    STATE_MARK,
-    mark_of,
-)
+from planner.model.marks import ALWAYS, mark_of
 from planner.model.record import METADATA_KEY
-from planner.model.scopes import PADDING_MARK
+from planner.model.scopes import EVALUATION_MARK, MARKS, MODE_MARK, STATE_MARK
 from planner.support.errors import ModelError
 
-_KEPT = {METADATA_KEY, PADDING_MARK, *MARKS}
+_KEPT = {METADATA_KEY, *MARKS}
 _RUNNING = {1: 3, 2: 4}
 """Outputs of BatchNormalization that are its running statistics in evaluation, and the inputs that
 they are then equal to."""

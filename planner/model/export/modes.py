@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from planner.model.marks import ALWAYS, EVALUATION_MARK, MARKS, MODE_MARK
+from planner.model.marks import ALWAYS
+from planner.model.scopes import EVALUATION_MARK, MARKS, MODE_MARK
 
 _SCOPES = "pkg.torch.onnx.name_scopes"
 Use = tuple[ir.Node | None, int]

@@ -22,7 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from planner.model.export.recording import named_once
-from planner.model.marks import STATE_MARK
+from planner.model.scopes import STATE_MARK
 
 
 @contextmanager

@@ -14,11 +14,12 @@ import onnx_ir as ir
 import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from planner.model.export.assumptions import Assumptions
 from planner.model.export.inputs import Inputs
+from planner.model.export.stops import keep_stops, modes_traced
 from planner.model.export.translations import own_operators, translations
 from planner.support.errors import ExportError
 
@@ -39,11 +40,11 @@ def traced(
         dynamic_shapes: as torch.onnx.export takes them.
 
     Raises:
-        ExportError: if torch cannot trace it.
+        ExportError: if torch cannot trace it, or it writes into a tensor whose gradient it stops.
     """
     assumptions = Assumptions()
     try:
-        with assumptions:
+        with assumptions, modes_traced():
             program = torch.export.export(
                 module,
                 inputs.positional,
@@ -53,6 +54,7 @@ def traced(
             )
     except Exception as error:
         raise ExportError(f"{type(module).__name__}: {_untraceable(error)}") from error
+    keep_stops(program, module)
     _copy_before_views(program)
     return program, tuple(assumptions.made)
 
@@ -73,7 +75,8 @@ def translated(
     Raises:
         ExportError: if an operator has no translation.
     """
-    targets = {node.target for node in program.graph.nodes if node.op == "call_function"}
+    graphs = [one.graph for one in program.graph_module.modules() if isinstance(one, GraphModule)]
+    targets = {node.target for one in graphs for node in one.nodes if node.op == "call_function"}
     try:
         made = torch.onnx.export(
             program,

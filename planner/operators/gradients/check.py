@@ -76,13 +76,15 @@ class _Case:
         own = [at[i] for i in self.own]
         counted = [at[i] for i in run.counted if i in at]
         usual = [one.output.name for one in losses(self.model.graph)]
+        is_usual = bool(own) or [self.model.graph.outputs[i] for i in counted] == usual
         trained = {one.initializer for one in _trained(self.model) if one.initializer is not None}
-        if own or [self.model.graph.outputs[i] for i in counted] == usual:
+        if is_usual:
             # The loss is the one that the file is trained by: so are the parameters.
             trained = {one.name for one in self.model.graph.parameters if one.trainable}
         return run_graph(
-            self.model, self.inputs, run.draws, trained, own, counted, rounding=run.rounding, **how
-        )
+            self.model, self.inputs, run.draws, trained, own, counted, usual=is_usual,
+            rounding=run.rounding, **how,
+        )  # fmt: skip
 
 
 def check_gradients(

@@ -7,7 +7,6 @@ from torch.nn import functional
 from tests.support.gradient_kinds.kind import (
     EITHER,
     EQUAL,
-    REFUSED,
     TOLD,
     Kind,
     around,
@@ -69,19 +68,17 @@ def beside(flat):
     return lambda h: h + flat(h)
 
 
-STE = ("detach",)
-
 KINDS = {
     "straight-through-round": Kind(around(lambda: straight_through(lambda h: (8 * h).round() / 8)),
-        "rounding with the gradient of the identity", REFUSED, STE),
+        "rounding with the gradient of the identity", EQUAL),
     "straight-through-sign": Kind(around(lambda: straight_through(torch.sign)),
-        "the sign with the gradient of the identity", REFUSED, STE),
+        "the sign with the gradient of the identity", EQUAL),
     "straight-through-clipped-sign": Kind(around(lambda: clipped_sign),
-        "the sign with the gradient of a clamp", REFUSED, STE),
+        "the sign with the gradient of a clamp", EQUAL),
     "straight-through-one-hot": Kind(around(lambda: one_hot_of_argmax),
-        "the largest class with the gradient of softmax", REFUSED, STE),
+        "the largest class with the gradient of softmax", EQUAL),
     "vector-quantizer": Kind(lambda: (VectorQuantizer(), (torch.randn(4, 6),)),
-        "the nearest code with the gradient of the identity", REFUSED, STE, loss="own"),
+        "the nearest code with the gradient of the identity", EQUAL, loss="own"),
     "fake-quantize": Kind(around(lambda: fake_quantized),
         "quantization with the gradient of a clamp", EITHER, ("fake_quantize",)),
     "fake-quantize-of-channels": Kind(around(FakeQuantizedChannels),

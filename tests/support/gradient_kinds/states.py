@@ -23,8 +23,7 @@ class Average(nn.Module):
 
 
 class AverageBefore(Average):
-    """Centred by the moving average of the microbatches before; the buffer is another tensor then.
-    """
+    """Centred by the moving average of the microbatches before; the buffer is another tensor then."""
 
     def forward(self, x: Tensor) -> Tensor:
         made = x * (1 + self.mean)
@@ -218,8 +217,13 @@ KINDS = {
     "spectral-state-of-old": _state(
         lambda: nn.utils.spectral_norm(nn.Linear(8, 8)), "a power iteration in a hook"
     ),
-    "orthogonal": _state(
-        lambda: parametrizations.orthogonal(nn.Linear(8, 8)), "a matrix exponential"
+    "orthogonal-exponential": _state(
+        lambda: nn.Sequential(
+            parametrizations.orthogonal(nn.Linear(8, 8)),
+            parametrizations.orthogonal(nn.Linear(8, 4), "matrix_exp", use_trivialization=False),
+            parametrizations.orthogonal(nn.Linear(4, 8), "householder"),
+        ),
+        "matrix exponentials, also of a part, and reflections",
     ),
     "instance-norm-tracked": _norm(
         lambda: Shaped(nn.InstanceNorm1d(2, affine=True, track_running_stats=True)),

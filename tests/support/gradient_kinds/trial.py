@@ -303,7 +303,6 @@ def differences(
     """
     module, _ = build(name, kind, dtype)
     before = module.state_dict()
-    learned = {key for key, one in module.named_parameters() if one.requires_grad}
     floor = noise(dtype, wanted)
     found = {}
     for key, goal in wanted.state.items():
