@@ -23,7 +23,7 @@ class Average(nn.Module):
 
 
 class AverageBefore(Average):
-    """Centred by the moving average of the microbatches before; the buffer is another tensor then."""
+    """Centred by the average before it moves; the buffer is another tensor then."""
 
     def forward(self, x: Tensor) -> Tensor:
         made = x * (1 + self.mean)
@@ -220,8 +220,10 @@ KINDS = {
     "orthogonal-exponential": _state(
         lambda: nn.Sequential(
             parametrizations.orthogonal(nn.Linear(8, 8)),
-            parametrizations.orthogonal(nn.Linear(8, 4), "matrix_exp", use_trivialization=False),
-            parametrizations.orthogonal(nn.Linear(4, 8), "householder"),
+            parametrizations.orthogonal(
+                nn.Linear(8, 4), orthogonal_map="matrix_exp", use_trivialization=False
+            ),
+            parametrizations.orthogonal(nn.Linear(4, 8), orthogonal_map="householder"),
         ),
         "matrix exponentials, also of a part, and reflections",
     ),
