@@ -239,6 +239,8 @@ class GradientCheck:
         notes: what the module does to its backward pass without another result, and what else is
             to be known.
         stopped: outputs of floats through which the module lets no gradient flow.
+        unlike: an output that the file computes otherwise than the module in evaluation, in words;
+            empty without any, and where that was not compared.
     """
 
     difference: float | None
@@ -247,3 +249,4 @@ class GradientCheck:
     reason: str = ""
     notes: tuple[str, ...] = ()
     stopped: tuple[str, ...] = ()
+    unlike: str = ""

@@ -19,7 +19,7 @@ from planner.model.export import recording
 from planner.model.export.check import Check, GradientCheck
 from planner.model.export.check import check as compared
 from planner.model.export.inputs import Inputs, dynamic_shapes_of, inputs_of
-from planner.model.export.modes import mark_modes
+from planner.model.export.modes import mark_dropout, mark_modes, mark_norms
 from planner.model.export.quiet import quiet
 from planner.model.export.settings import settings_for_export
 from planner.model.export.state import mark_state, returning_state
@@ -109,14 +109,16 @@ def export_module(
     with settings_for_export(module) as settings, torch.random.fork_rng(), quiet(not verbose):
         model, changed, assumed = _graph_of(module, examples, shapes)
         graph = model.graph
-        unlike = _mark_evaluation(module, examples, shapes, graph)
+        unlike = _mark_evaluation(module, examples, shapes, graph, changed)
         record = replace(recording.record_of(module, graph), unlike=unlike)
         outputs = gradients = None
         if check is not None:
             outputs = compared(module, examples, model)
             gradients = _gradients(check, module, examples, model, record)
     stopped = () if gradients is None else gradients.stopped
-    record = replace(record, checked=_checked(outputs, gradients), stopped=stopped)
+    unlike = unlike or ("" if gradients is None else gradients.unlike)
+    checked = _checked(outputs, gradients)
+    record = replace(record, checked=checked, stopped=stopped, unlike=unlike)
     model.metadata_props[METADATA_KEY] = record_text(record)
     return Exported(
         path=path,
@@ -181,17 +183,24 @@ def _graph_of(
     recording.tie(model.graph, module)
     changed = mark_state(model.graph, module)
     tidy(model, recording.held_names(module), scalars_of(program))
+    mark_norms(model.graph, recording.held_names(module))
     _name_outputs(model.graph, program)
     return model, changed, assumed
 
 
-def _mark_evaluation(module: nn.Module, inputs: Inputs, shapes: object, graph: ir.Graph) -> str:
-    """Marks what the module computes in evaluation in the graph of its training; gives why that
+def _mark_evaluation(
+    module: nn.Module, inputs: Inputs, shapes: object, graph: ir.Graph, changed: Sequence[str]
+) -> str:
+    """Marks what the module computes in evaluation in the graph of its own mode; gives why that
     cannot be said, else "".
+
+    Args:
+        changed: buffers that forward changes in its own mode.
     """
     modes = {one: one.training for one in module.modules()}
     if not any(modes.values()):
-        return ""
+        mark_dropout(graph.all_nodes())
+        return _of_changed(changed)
     module.eval()
     try:
         model, changed, _ = _graph_of(module, inputs, shapes)
@@ -200,9 +209,11 @@ def _mark_evaluation(module: nn.Module, inputs: Inputs, shapes: object, graph: i
     finally:
         for one, training in modes.items():
             one.training = training
-    if changed:
-        return f"forward changes {', '.join(changed)} in evaluation, too"
-    return mark_modes(graph, model.graph, recording.held_names(module))
+    return _of_changed(changed) or mark_modes(graph, model.graph, recording.held_names(module))
+
+
+def _of_changed(changed: Sequence[str]) -> str:
+    return f"forward changes {', '.join(changed)} in evaluation, too" if changed else ""
 
 
 def _notes(module: nn.Module, changed: Sequence[str], unlike: str) -> Iterator[str]:

@@ -9,14 +9,14 @@ far as they differ.
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 import onnx_ir as ir
 
 from planner.model.marks import ALWAYS
-from planner.model.scopes import EVALUATION_MARK, MARKS, MODE_MARK
+from planner.model.scopes import EVALUATION_MARK, MODE_MARK, STOP_MARK
 
 _SCOPES = "pkg.torch.onnx.name_scopes"
 Use = tuple[ir.Node | None, int]
@@ -46,10 +46,28 @@ def mark_modes(graph: ir.Graph, other: ir.Graph, held: frozenset[str]) -> str:
     copies = _copies(walk, graph)
     if isinstance(copies, str):
         return copies
-    for node, partner in walk.partner.items():
-        if _is_always(node, partner, held):
-            node.metadata_props[MODE_MARK] = ALWAYS
+    mark_dropout(walk.partner)
     return _insert(walk, graph, copies)
+
+
+def mark_dropout(nodes: Iterable[ir.Node]) -> None:
+    """Marks the Dropouts among some nodes that drop in evaluation, too."""
+    for node in nodes:
+        if node.op_type == "Dropout":
+            node.metadata_props[MODE_MARK] = ALWAYS
+
+
+def mark_norms(graph: ir.Graph, held: frozenset[str]) -> None:
+    """Marks normalizations by the batch that have no running statistics: they have but one mode.
+
+    Args:
+        held: names of parameters and buffers.
+    """
+    for node in graph.all_nodes():
+        if node.op_type == "BatchNormalization" and _attributes(node).get("training_mode"):
+            mean = node.inputs[3]
+            if mean is None or mean.name not in held:
+                node.metadata_props[MODE_MARK] = ALWAYS
 
 
 def _dims(value: ir.Value) -> list[object] | None:
@@ -237,15 +255,6 @@ def _behind_copies(value: ir.Value) -> ir.Value:
     return value
 
 
-def _is_always(node: ir.Node, its: ir.Node, held: frozenset[str]) -> bool:
-    """Whether a node computes as in training in both modes, and has no state."""
-    if node.op_type == "Dropout":
-        return True
-    modes = [_attributes(one).get("training_mode") for one in (node, its)]
-    mean = node.inputs[3] if node.op_type == "BatchNormalization" else None
-    return modes == [1, 1] and mean is not None and mean.name not in held
-
-
 def _copies(walk: _Walk, graph: ir.Graph) -> dict[ir.Value, ir.Value] | str:
     """By value in evaluation that training does not have, its copy for the graph, or why it cannot
     be copied. Nodes are made, and not inserted.
@@ -267,17 +276,16 @@ def _copies(walk: _Walk, graph: ir.Graph) -> dict[ir.Value, ir.Value] | str:
                 continue
             if any(one.type is ir.AttributeType.GRAPH for one in node.attributes.values()):
                 return f"{node.op_type} differs in evaluation"
-            if _attributes(node).get("training_mode"):
+            if _attributes(node).get("training_mode") and MODE_MARK not in node.metadata_props:
                 return f"{node.op_type} is in training form in evaluation alone"
             copy = ir.Node(
                 node.domain, node.op_type,
                 [None if one is None else known[one] for one in node.inputs],
                 node.attributes.values(), num_outputs=len(node.outputs),
                 name=f"{node.name}/evaluation",
-                metadata_props={k: v for k, v in node.metadata_props.items() if k not in MARKS},
+                metadata_props={k: v for k, v in node.metadata_props.items() if k != STOP_MARK},
             )  # fmt: skip
-            if node.op_type == "Dropout":
-                copy.metadata_props[MODE_MARK] = ALWAYS
+            mark_dropout([copy])
             for mine, its in zip(copy.outputs, node.outputs, strict=True):
                 mine.name = f"{its.name}/evaluation" if its.name else its.name
                 mine.type, mine.shape = its.type, its.shape

@@ -240,7 +240,6 @@ KINDS = {
     "batch-norm-frozen-inside": _norm(FrozenNorm, "frozen in training"),
     "batch-norm-hard": _norm(lambda: HardNorm(True), "the batch's statistics in evaluation, too"),
     "batch-norm-hard-frozen": _norm(lambda: HardNorm(False), "running statistics in training"),
-    "sync-batch-norm": _norm(lambda: nn.SyncBatchNorm(8), "as BatchNorm on one device"),
     "dropout-hard": _norm(HardDropout, "drops in evaluation", draws=True),
     "dropout-channels": _state(
         lambda: Shaped(nn.Dropout1d(0.3)), "drops whole channels", draws=True
