@@ -8,6 +8,7 @@ them in place of the operators, and `stops.py` keeps what is detached.
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -61,25 +62,6 @@ def _torch_embedding(
     return _embedding(indices, weight, padding, None, 2.0, scale_grad_by_freq, sparse)
 
 
-def _embedding_bag(
-    input: Tensor,
-    weight: Tensor,
-    offsets: Tensor | None = None,
-    max_norm: float | None = None,
-    norm_type: float = 2.0,
-    scale_grad_by_freq: bool = False,
-    *others: Any,
-    **named: Any,
-) -> Tensor:
-    """`embedding_bag` with the same gradient."""
-    if scale_grad_by_freq:
-        counts = _counts(weight, input).clamp(min=1).unsqueeze(-1)
-        weight = _with_gradient_of(weight, weight / counts)
-    return functional.embedding_bag(
-        input, weight, offsets, max_norm, norm_type, False, *others, **named
-    )
-
-
 def _counts(weight: Tensor, indices: Tensor) -> Tensor:
     """(rows,) the number of times that each row of a table is read, in the type of the table."""
     read = indices.flatten().long()
@@ -96,7 +78,7 @@ def _fake_quantize_per_tensor(
 ) -> Tensor:
     """`fake_quantize_per_tensor_affine`: the gradient flows where nothing is cut off."""
     if not isinstance(scale, Tensor):
-        scale = torch.tensor(scale, dtype=torch.float32).reshape(1)  # in which torch has it
+        scale = np.float32(scale)  # as torch's kernel has it
     return _Quantized(x, scale, zero_point, quant_min, quant_max).result()
 
 
@@ -164,13 +146,17 @@ class _Quantized:
         inside: the elements that are within the bounds.
     """
 
-    def __init__(self, x: Tensor, scale: Tensor, zero_point: Any, low: int, high: int) -> None:
+    def __init__(self, x: Tensor, scale: Any, zero_point: Any, low: int, high: int) -> None:
         wide = x.float() if x.dtype in _SHORT else x
-        counted = (wide * (1.0 / scale)).round() + zero_point
+        inverse = 1 / scale
+        if not isinstance(scale, Tensor):
+            scale, inverse = float(scale), float(inverse)
+        counted = (wide * inverse).round() + zero_point
         self.x, self.inside = x, (counted >= low) & (counted <= high)
         steps = counted.clamp(low, high) - zero_point
         # By one scale torch multiplies in float32, by those of channels in the type of x.
-        self.value: Tensor = ((steps.float() if scale.numel() == 1 else steps) * scale).to(x.dtype)
+        by_channel = isinstance(scale, Tensor) and scale.numel() > 1
+        self.value: Tensor = ((steps if by_channel else steps.float()) * scale).to(x.dtype)
 
     def result(self) -> Tensor:
         """The quantized tensor, with the gradient of the elements within the bounds."""
@@ -181,7 +167,6 @@ class _Quantized:
 COMPOSED: dict[Any, Callable[..., Any]] = {
     functional.embedding: _embedding,
     torch.embedding: _torch_embedding,
-    functional.embedding_bag: _embedding_bag,
     torch.fake_quantize_per_tensor_affine: _fake_quantize_per_tensor,
     torch.fake_quantize_per_channel_affine: _fake_quantize_per_channel,
     torch._fake_quantize_learnable_per_tensor_affine: _learnable_per_tensor,

@@ -336,6 +336,7 @@ _ADVICE = (
     ("torch.library", "give planner.operators.register a function with the same backward pass"),
     ("whose gradient in the file", "compute it by other operators, or report it"),
     ("hook", "take the hook away; planner launch --clip limits the norm of all gradients"),
+    ("scale_grad_by_freq", "take it away: give the bag scale_grad_by_freq=False"),
     ("max_norm", "take it away: give the embedding max_norm=None"),
 )  # fmt: skip
 

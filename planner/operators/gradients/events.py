@@ -200,8 +200,12 @@ def _flows(one: object) -> bool:
 
 def _of_embedding(func: Any, args: Any, kwargs: Any) -> Iterator[tuple[str, bool]]:
     """What a table gets another gradient by than a gathering of its rows."""
-    third = "padding_idx" if func is functional.embedding else "offsets"
-    named = dict(zip(("input", "weight", third, "max_norm"), args, strict=False)) | kwargs
+    is_bag = func is functional.embedding_bag
+    third = "offsets" if is_bag else "padding_idx"
+    names = ("input", "weight", third, "max_norm", "norm_type", "scale_grad_by_freq")
+    named = dict(zip(names, args, strict=False)) | kwargs
+    if is_bag and named.get("scale_grad_by_freq"):  # PyTorch 2.13 divides by other rows' numbers
+        yield "scale_grad_by_freq=True of an EmbeddingBag", True
     if named.get("max_norm") is not None:
         yield "max_norm of an embedding, which changes its table", True
 

@@ -109,7 +109,7 @@ KINDS = {
     "embedding-bag-padding": Kind(bagged(mode="mean", padding_idx=0),
         "the padding is no part of the mean either", EQUAL, data=all_tokens),
     "embedding-bag-by-frequency": Kind(bagged(mode="sum", scale_grad_by_freq=True),
-        "rows that are read twice have half of the gradient", EQUAL,
+        "rows that are read twice have half of the gradient", REFUSED, ("scale_grad_by_freq",),
         data=all_tokens),
     "embedding-pretrained": Kind(pretrained, "frozen", EQUAL, data=all_tokens),
 }  # fmt: skip
