@@ -168,6 +168,26 @@ def embedding_bag(
     return made, op.Identity(offsets), op.Identity(offsets), op.Identity(offsets)
 
 
+def embedding_bag_counted_back(
+    weight: Any,
+    indices: Any,
+    offsets: Any,
+    scale_grad_by_freq: bool = False,
+    mode: int = SUM,
+    sparse: bool = False,
+    per_sample_weights: Any = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> tuple[Any, ...]:
+    """`embedding_bag.padding_idx`, in which a negative row counts back from the last one."""
+    if padding_idx is not None and padding_idx < 0:
+        padding_idx += weight.shape[0]
+    return embedding_bag(
+        weight, indices, offsets, scale_grad_by_freq, mode, sparse, per_sample_weights,
+        include_last_offset, padding_idx,
+    )  # fmt: skip
+
+
 NONE, AVERAGE = range(2)  # torch's reductions of a loss; 2 is the sum
 
 
@@ -337,7 +357,7 @@ TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     aten.normal.Tensor_float: normal,
     aten.normal.Tensor_Tensor: normal,
     aten.cross_entropy_loss.default: cross_entropy,
-    aten.embedding_bag.padding_idx: embedding_bag,
+    aten.embedding_bag.padding_idx: embedding_bag_counted_back,
     aten._embedding_bag.default: embedding_bag,
     aten._embedding_bag_forward_only.default: embedding_bag,
 }
