@@ -16,6 +16,7 @@
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from inspect import signature
 from math import inf
 from typing import Any
 
@@ -168,24 +169,12 @@ def embedding_bag(
     return made, op.Identity(offsets), op.Identity(offsets), op.Identity(offsets)
 
 
-def embedding_bag_counted_back(
-    weight: Any,
-    indices: Any,
-    offsets: Any,
-    scale_grad_by_freq: bool = False,
-    mode: int = SUM,
-    sparse: bool = False,
-    per_sample_weights: Any = None,
-    include_last_offset: bool = False,
-    padding_idx: int | None = None,
-) -> tuple[Any, ...]:
+def embedding_bag_counted_back(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
     """`embedding_bag.padding_idx`, in which a negative row counts back from the last one."""
-    if padding_idx is not None and padding_idx < 0:
-        padding_idx += weight.shape[0]
-    return embedding_bag(
-        weight, indices, offsets, scale_grad_by_freq, mode, sparse, per_sample_weights,
-        include_last_offset, padding_idx,
-    )  # fmt: skip
+    given = signature(embedding_bag).bind(*args, **kwargs).arguments
+    if (given["padding_idx"] or 0) < 0:
+        given["padding_idx"] += given["weight"].shape[0]
+    return embedding_bag(**given)
 
 
 NONE, AVERAGE = range(2)  # torch's reductions of a loss; 2 is the sum

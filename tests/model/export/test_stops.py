@@ -14,6 +14,7 @@ from planner.model.export.forms import remove_annotations, to_evaluation
 from planner.model.scopes import STOP_MARK, stops_gradient
 from planner.operators import to_torch
 from planner.support.errors import ExportError
+from tests.operators.gradients.test_check import Net, export
 
 
 @pytest.fixture(autouse=True)
@@ -21,23 +22,6 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     return tmp_path
-
-
-class Net(nn.Module):
-    """Two layers; `between` is what happens between them."""
-
-    def __init__(self, between=lambda y: y):
-        super().__init__()
-        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 3)
-        self.between = between
-
-    def forward(self, x):
-        return self.second(self.between(torch.tanh(self.first(x))))
-
-
-def export(module, inputs=None, **options):
-    inputs = (torch.randn(5, 4),) if inputs is None else inputs
-    return planner.export(module, inputs, "model.onnx", **options)
 
 
 def marked(path="model.onnx"):
