@@ -110,7 +110,7 @@ def _outcomes(name, kind, folder):
     """What came of each plan of a kind."""
     with within(folder / name), warnings.catch_warnings(action="ignore"):
         made = torch.load("trained.pt", weights_only=False)
-        wanted = by_torch(name, kind, DTYPE, OPTIMIZER, feeding_of(kind))
+        wanted = by_torch(name, kind, DTYPE, OPTIMIZER, feeding_of(kind, "pipeline.json"))
         return {
             plan: Trial(Outcome(one["outcome"]), text=one["text"])
             if "outcome" in one
