@@ -71,12 +71,12 @@ def data(step, microbatch, inputs):
     return dict.fromkeys(inputs, x), y
 
 
-def by_torch(optimizer, *, asynchronous=False):
+def by_torch(optimizer, *, clip=CLIP, asynchronous=False):
     """Losses, trained parameters, and states of the optimizer of a loop of PyTorch with the groups;
     the states by parameter and word.
 
     Args:
-        asynchronous: whether each microbatch is a step, and nothing is clipped.
+        asynchronous: whether each microbatch is a step.
     """
     module = Net().double()
     held = dict(module.named_parameters())
@@ -102,7 +102,7 @@ def by_torch(optimizer, *, asynchronous=False):
                 stepped.step()
                 stepped.zero_grad()
         if not asynchronous:
-            nn.utils.clip_grad_norm_(module.parameters(), CLIP)
+            nn.utils.clip_grad_norm_(module.parameters(), clip or torch.inf)
             stepped.step()
             stepped.zero_grad()
         schedule.step()
@@ -119,23 +119,24 @@ def write_model(folder):
 
 
 def write_plans(folder, model, optimizer):
-    """Strategies of one and of two devices."""
+    """Strategies of one and of two devices; flows are those of asynchronous schedules."""
     names = tuple(one.name for one in model.graph.operators)
     half, chance = len(names) // 2, random.Random(1)
     whole = Stage.whole(names, (0,), 1, False)
     split = random_sharding(model, (2,), chance)
     zero = {f"zero{n}": cut_further(split, model, n, chance) for n in (1, 2, 3)}
     two = [Stage.whole(names[:half], (0,), 2, False), Stage.whole(names[half:], (1,), 1, False)]
+    both = Stage.whole(names, (0, 1), 1, False)
     stages = {
-        "alone": [whole], "pipeline": two, "replicas": [Stage.whole(names, (0, 1), 1, False)],
+        "alone": [whole], "pipeline": two, "replicas": [both], "flow": [whole],
+        "flow of two": [both],
         **{name: [Stage(names, ((0, 1),), 1, False, lies)]
            for name, lies in {"split": split, **zero}.items()},
     }  # fmt: skip
     for name, some in stages.items():
-        strategy = Strategy(tuple(some), ScheduleName.ONE_F_ONE_B, MICROBATCHES)
+        kind = ScheduleName.PIPEDREAM if "flow" in name else ScheduleName.ONE_F_ONE_B
+        strategy = Strategy(tuple(some), kind, MICROBATCHES)
         write_plan(plan_of(model, strategy, optimizer=optimizer), folder / f"{name}.json")
-    flow = Strategy((whole,), ScheduleName.PIPEDREAM, MICROBATCHES)
-    write_plan(plan_of(model, flow, optimizer=optimizer), folder / "asynchronous.json")
 
 
 def run_all(folder, launches):
