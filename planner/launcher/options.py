@@ -64,15 +64,16 @@ class ParameterGroup(Options):
     """Trained parameters with a learning rate and a weight decay of their own.
 
     Its text is that of the command line: "*.bias,*norm*:lr_factor=0.5:weight_decay=0".
+
+    Attributes:
+        names: globs of names of parameters.
+        lr_factor: multiplies the learning rate.
+        weight_decay: None takes that of the launch.
     """
 
-    names: tuple[str, ...] = option(
-        "Globs of names of parameters.", (), flag="names", separator=","
-    )
-    lr_factor: float = option("Factor of the learning rate.", 1.0, flag="lr_factor", least=0)
-    weight_decay: float | None = option(
-        "Weight decay.", flag="weight_decay", least=0, shown="that of --weight-decay"
-    )
+    names: tuple[str, ...] = option("", (), flag="names", separator=",")
+    lr_factor: float = option("", 1.0, flag="lr_factor", least=0)
+    weight_decay: float | None = option("", flag="weight_decay", least=0)
 
     def __post_init__(self) -> None:
         Options.__post_init__(self)  # super() finds no class that dataclass has made with slots

@@ -279,7 +279,8 @@ def with_unread(path):
     )  # fmt: skip
     nodes = [
         helper.make_node("MatMul", ["x", "weight"], ["h"], "product"),
-        helper.make_node("Not", ["training"], ["mode"], "on"),
+        helper.make_node("Identity", ["training"], ["off"], "off"),
+        helper.make_node("Not", ["off"], ["mode"], "on"),
         helper.make_node("Dropout", ["h", "ratio", "mode"], ["d"], "drop"),
         helper.make_node("Relu", ["behind"], ["dead"], "dead"),
         helper.make_node("If", ["which"], ["y"], "if", then_branch=branch, else_branch=branch),

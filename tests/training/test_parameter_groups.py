@@ -13,6 +13,7 @@ from planner.launcher.rendezvous import _values, differences
 from planner.launcher.seating import RankFacts
 from planner.launcher.trained_groups import names_of, settings, trained_groups
 from planner.model.load import load
+from planner.model.trainable import Choice
 from planner.support.errors import FileError, OptionError
 from planner.training.options import options_of
 from tests.support.checkpoint_runs import tensors_of
@@ -112,6 +113,13 @@ def test_no_weight_decay_is_a_group_without_decay(made):
     assert settings(trained_groups(made[1], loop)) == dict.fromkeys(
         ("down.bias", "norm.bias", "norm.weight", "up.bias"), (1.0, 0.0)
     )
+
+
+def test_a_file_without_a_record_has_the_names_of_the_exporter_s_notes(made):
+    choices = {"up.weight": Choice(trained=True, reason="", parameter="first.weight")}
+    model = replace(made[1], record=None, choices=choices)
+    assert names_of(model)["up.weight"] == ("up.weight", "first.weight")
+    assert names_of(model)["words.weight"] == ("words.weight",)
 
 
 def test_initializers_that_were_tied_by_the_user_have_both_names(made):
