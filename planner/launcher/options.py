@@ -85,13 +85,13 @@ class ParameterGroup(Options):
         return ":".join([",".join(self.names), *(f"{key}={one!r}" for key, one in changed.items())])
 
 
-def parameter_group(text: str) -> ParameterGroup:
+def _parameter_group(text: str) -> ParameterGroup:
     """The group that a text says. A name may have colons, as those of TensorFlow have.
 
     Raises:
         ValueError: if a key is unknown, or a value is no number.
 
-    >>> str(parameter_group("a:0,*.bias:weight_decay=0"))
+    >>> str(_parameter_group("a:0,*.bias:weight_decay=0"))
     'a:0,*.bias:weight_decay=0.0'
     """
     *parts, last = text.split(":")
@@ -144,7 +144,7 @@ class Loop(Options):
     param_groups: tuple[ParameterGroup, ...] = option(
         "Parameters with a learning rate and a weight decay of their own, by globs of their names,"
         " such as '*.bias,*norm*:weight_decay=0' or 'embed.*:lr_factor=0.1'. May be repeated; the"
-        " first one that matches counts.", (), flag="--param-group", parse=parameter_group,
+        " first one that matches counts.", (), flag="--param-group", parse=_parameter_group,
         metavar="NAMES[:KEY=X..]",
         words="NAMES[:lr_factor=X][:weight_decay=X], or a mapping with names, lr_factor and"
         " weight_decay",

@@ -60,7 +60,7 @@ def trained_groups(model: Model, loop: Loop) -> tuple[TrainedGroup, ...]:
     if loop.no_weight_decay:
         asked = (ParameterGroup(loop.no_weight_decay, weight_decay=0.0),)
         flag = "--no-weight-decay"
-    known = names_of(model)
+    known = _names_of(model)
     trained = _trained(model.graph)
     wrong = [
         _unmatched(flag, glob, known, trained)
@@ -88,7 +88,7 @@ def _group(globs: tuple[str, ...], sizes: Mapping[str, int], *how: Any) -> Train
     return TrainedGroup(globs, tuple(sorted(sizes)), sum(sizes.values()), *how)
 
 
-def names_of(model: Model) -> dict[str, tuple[str, ...]]:
+def _names_of(model: Model) -> dict[str, tuple[str, ...]]:
     """By the name of a parameter in the graph: all names that a user knows it by."""
     names = {one.name: [one.name] for one in model.graph.parameters}
     for name, choice in model.choices.items():

@@ -2,20 +2,17 @@
 
     torchrun --nproc-per-node 2 tests/support/group_runs.py FOLDER
 
-FOLDER/launches.json has the options of `planner.launch` by name: the strategy NAME.json, or another
-one that the options name. Rank 0 writes the losses into FOLDER/told.json, and each launch its
-checkpoint into FOLDER/kept-NAME. Under "trainer", the same options are those of `planner.trainer`.
+FOLDER/launches.json has the arguments of `launched` by name. Rank 0 writes the losses into
+FOLDER/told.json, and each launch its checkpoint into FOLDER.
 """
 
 import json
-import os
 import random
 import sys
 from functools import partial
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 import planner
@@ -24,6 +21,7 @@ from planner.artefacts.strategy import ScheduleName, Stage, Strategy
 from planner.commands.errors import ranks_leave_at_once
 from planner.model.load import load
 from tests.support.ranks import ROOT, forked
+from tests.support.split_launches import main
 from tests.support.split_plans import cut_further, plan_of, random_sharding
 
 WORDS, WIDTH, BATCH, LENGTH, MICROBATCHES, STEPS, HALF = 24, 16, 4, 8, 2, 6, 3
@@ -146,14 +144,20 @@ def run_all(folder, launches):
     return json.loads((folder / "told.json").read_text())
 
 
-def launched(folder, name, strategy="", resume="", **how):
-    """The losses of a launch on rank 0; None elsewhere."""
+def launched(folder, strategy, keep, resume=None, *, own_loop=False, **how):
+    """The losses of a launch on rank 0, and of an own loop on every rank; None elsewhere.
+
+    Args:
+        strategy: its name in the folder.
+        keep: name of the folder for the checkpoint.
+        resume: name of the folder with the checkpoint to go on from.
+    """
     asked = {
-        "model": folder / "net.onnx", "checkpoint": folder / f"kept-{name}",
+        "model": folder / "net.onnx", "checkpoint": folder / keep,
         "resume": folder / resume if resume else None, **OPTIONS, "param_groups": GROUPS, **how,
     }  # fmt: skip
-    path = folder / f"{strategy or name}.json"
-    if name != "trainer":
+    path = folder / f"{strategy}.json"
+    if not own_loop:
         report = planner.launch(path, **{"steps": STEPS, "data": data, **asked})
         return None if report is None else report.loss
     with planner.trainer(path, **asked) as trainer:
@@ -166,21 +170,7 @@ def launched(folder, name, strategy="", resume="", **how):
     return losses
 
 
-def main(folder):
-    """Runs every launch in the ranks that there are; all wait for the last one's files."""
-    torch.set_num_threads(1)
-    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
-    start, told = dist.init_process_group, {}
-    for name, how in json.loads((folder / "launches.json").read_text()).items():
-        dist.init_process_group = partial(start, store=dist.PrefixStore(name, store))
-        told[name] = launched(folder, name, **how)
-        store.set(f"{name} is over on {os.environ['RANK']}", b"")
-        store.wait([f"{name} is over on {rank}" for rank in range(int(os.environ["WORLD_SIZE"]))])
-    if os.environ["RANK"] == "0":
-        (folder / "told.json").write_text(json.dumps(told))
-
-
 if __name__ == "__main__":
     with ranks_leave_at_once():
-        main(Path(sys.argv[1]))
+        main(Path(sys.argv[1]), launched)
         sys.exit(0)

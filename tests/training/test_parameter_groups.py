@@ -11,7 +11,7 @@ from planner.artefacts.files import read_plan
 from planner.launcher.options import Loop, ParameterGroup
 from planner.launcher.rendezvous import _values, differences
 from planner.launcher.seating import RankFacts
-from planner.launcher.trained_groups import names_of, settings, trained_groups
+from planner.launcher.trained_groups import _names_of, settings, trained_groups
 from planner.model.load import load
 from planner.model.trainable import Choice
 from planner.support.errors import FileError, OptionError
@@ -39,13 +39,17 @@ def told(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     write_plans(folder, write_model(folder), request.param)
     launches = {
-        **{name: {} for name in TOGETHER},
-        "trainer": {"strategy": "zero1", "learning_rate": 1.0},
-        "begun": {"strategy": "zero2", "steps": HALF},
-        "resumed": {"strategy": "pipeline", "resume": "kept-begun"},
-        "resumed on zero3": {"strategy": "zero3", "resume": "kept-begun"},
-        "flow of two": {"clip": None, "nan": None},
-    }
+        **{name: {"strategy": name, "keep": name} for name in TOGETHER},
+        "trainer": {
+            "strategy": "zero1", "keep": "trainer", "own_loop": True, "learning_rate": 1.0
+        },
+        "begun": {"strategy": "zero2", "keep": "begun", "steps": HALF},
+        "resumed": {"strategy": "pipeline", "keep": "resumed", "resume": "begun"},
+        "resumed on zero3": {"strategy": "zero3", "keep": "resumed on zero3", "resume": "begun"},
+        "flow of two": {
+            "strategy": "flow of two", "keep": "flow of two", "clip": None, "nan": None
+        },
+    }  # fmt: skip
     return folder, run_all(folder, launches), lambda **how: by_torch(request.param, **how)
 
 
@@ -53,7 +57,7 @@ def assert_like_torch(folder, name, losses, expected):
     """Losses, and what a launch has kept, to 1e-9."""
     wanted, parameters, states = expected
     assert losses == pytest.approx(wanted[-len(losses) :], rel=1e-9)
-    held = tensors_of(folder / f"kept-{name}")
+    held = tensors_of(folder / name)
     for parameter, value in parameters.items():
         torch.testing.assert_close(held[f"parameters/{parameter}"], value, rtol=1e-9, atol=1e-12)
     for (parameter, word), value in states.items():
@@ -69,13 +73,13 @@ def test_two_ranks_train_groups_as_torch_does(told, name):
 
 def test_one_process_trains_groups_as_torch_does(told):
     folder, _, expected = told
-    assert_like_torch(folder, "alone", launched(folder, "alone"), expected())
+    assert_like_torch(folder, "alone", launched(folder, "alone", "alone"), expected())
 
 
 def test_asynchronous_schedules_train_groups_as_torch_does(told):
     """Alone, each microbatch is a step; two replicas step together after one microbatch each."""
     folder, losses, expected = told
-    alone = launched(folder, "flow", clip=None, nan=None)
+    alone = launched(folder, "flow", "flow", clip=None, nan=None)
     assert_like_torch(folder, "flow", alone, expected(asynchronous=True))
     assert_like_torch(folder, "flow of two", losses["flow of two"], expected(clip=None))
 
@@ -98,7 +102,7 @@ def groups_of(model, *groups):
 
 def test_the_first_group_that_matches_any_name_of_a_parameter_has_it(made):
     _, model = made
-    assert names_of(model)["words.weight"] == ("words.weight", "head.weight")
+    assert _names_of(model)["words.weight"] == ("words.weight", "head.weight")
     norm, bias, head = ({"names": glob} for glob in ("norm.*", "*.bias", "head.weight"))
     names = ("norm.bias", "norm.weight"), ("down.bias", "up.bias"), ("words.weight",)
     assert groups_of(model, norm, bias, head) == [*names]
@@ -115,23 +119,23 @@ def test_no_weight_decay_is_a_group_without_decay(made):
     )
 
 
-def test_a_file_without_a_record_has_the_names_of_the_exporter_s_notes(made):
+def test_a_file_without_a_record_has_the__names_of_the_exporter_s_notes(made):
     choices = {"up.weight": Choice(trained=True, reason="", parameter="first.weight")}
     model = replace(made[1], record=None, choices=choices)
-    assert names_of(model)["up.weight"] == ("up.weight", "first.weight")
-    assert names_of(model)["words.weight"] == ("words.weight",)
+    assert _names_of(model)["up.weight"] == ("up.weight", "first.weight")
+    assert _names_of(model)["words.weight"] == ("words.weight",)
 
 
 def test_initializers_that_were_tied_by_the_user_have_both_names(made):
     model = replace(made[1], tie=("up.weight", "norm.bias=other.bias"))
-    assert names_of(model)["norm.bias"] == ("norm.bias", "other.bias")
+    assert _names_of(model)["norm.bias"] == ("norm.bias", "other.bias")
     assert groups_of(model, {"names": "other.*"}) == [("norm.bias",)]
 
 
 def test_a_name_with_brackets_matches_itself(made, monkeypatch):
     _, model = made
-    held = {name: (*names, f"{name}[0]") for name, names in names_of(model).items()}
-    monkeypatch.setattr("planner.launcher.trained_groups.names_of", lambda model: held)
+    held = {name: (*names, f"{name}[0]") for name, names in _names_of(model).items()}
+    monkeypatch.setattr("planner.launcher.trained_groups._names_of", lambda model: held)
     assert groups_of(model, {"names": ["up.bias[0]"]}) == [("up.bias",)]
 
 
@@ -165,7 +169,7 @@ def test_a_name_with_brackets_matches_itself(made, monkeypatch):
 ])  # fmt: skip
 def test_groups_that_make_no_sense_are_refused(made, how, message):
     with pytest.raises(OptionError) as error:
-        launched(made[0], "refused", "alone", **{"param_groups": (), **how})
+        launched(made[0], "alone", "refused", **{"param_groups": (), **how})
     assert str(error.value).startswith(message)
 
 
@@ -187,30 +191,30 @@ def test_all_ranks_compare_their_groups(made):
 
 def test_a_training_goes_on_with_the_same_groups_alone(made):
     folder, _ = made
-    launched(folder, "first", "alone", steps=1)
+    launched(folder, "alone", "first", steps=1)
     for how, said in [
         ({"param_groups": ()}, r"'down.bias' was trained with lr_factor=1, weight_decay=0, and this"
          r" launch has lr_factor=1 \(6 such\); give the same --no-weight-decay and --param-group"),
         ({"param_groups": [*GROUPS[1:], GROUPS[0]]}, r"'words.weight' was .* lr_factor=0\.5, and"),
     ]:  # fmt: skip
         with pytest.raises(FileError, match=said):
-            launched(folder, "second", "alone", resume="kept-first", steps=2, **how)
+            launched(folder, "alone", "second", resume="first", steps=2, **how)
     # Written otherwise, the groups are the same.
     again = ["head.*,words.*:lr_factor=0.5", "*.bias,norm.*:weight_decay=0",
              "up.weight:lr_factor=2:weight_decay=0.8", "down.weight"]  # fmt: skip
-    launched(folder, "second", "alone", resume="kept-first", steps=2, param_groups=again)
+    launched(folder, "alone", "second", resume="first", steps=2, param_groups=again)
 
 
 def test_a_checkpoint_of_before_there_were_groups_is_one_without(made):
     folder, _ = made
-    launched(folder, "old", "alone", steps=1, param_groups=())
-    path = folder / "kept-old" / "step-00000001" / "checkpoint.json"
+    launched(folder, "alone", "old", steps=1, param_groups=())
+    path = folder / "old" / "step-00000001" / "checkpoint.json"
     record = json.loads(path.read_text())
     assert record["extras"].pop("param_groups") == {}
     path.write_text(json.dumps(record))
-    launched(folder, "new", "alone", resume="kept-old", steps=2, param_groups=())
+    launched(folder, "alone", "new", resume="old", steps=2, param_groups=())
     with pytest.raises(FileError, match=r"of other groups of parameters"):
-        launched(folder, "newer", "alone", resume="kept-old", steps=2)
+        launched(folder, "alone", "newer", resume="old", steps=2)
 
 
 # -------------------------------------------------------------------- how they are written
