@@ -2,8 +2,8 @@
 
 A parameter has the names that a user knows: of its initializer and, where the file says it, all of
 the module's, of which a tied parameter has several. A glob that matches any of them matches the
-parameter, and the first group with such a glob has it. Parameters in no group are the rest, which
-is trained by the options of the launch alone.
+parameter, and the parameter belongs to the first group with such a glob. Parameters in no group are
+the rest, which is trained by the options of the launch alone.
 
 Groups part the parameters of an optimizer, as those of torch do. Gradients are summed, clipped and
 cut into shards by parameter, whatever the groups are.
