@@ -74,6 +74,11 @@ class Stage:
         """R, the number of data-parallel copies."""
         return len(self.groups)
 
+    @property
+    def mesh(self) -> tuple[int, ...]:
+        """Sizes of the axes that its operators are split along; none of an unsplit stage."""
+        return () if self.sharding is None else self.sharding.mesh
+
 
 @dataclass(frozen=True, slots=True)
 class Strategy:

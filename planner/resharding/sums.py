@@ -20,7 +20,14 @@ from math import prod
 
 from planner.artefacts.graph import Graph, Parameter, holders, parameters_by_name
 from planner.artefacts.sharding import Spec, local_shape
-from planner.artefacts.strategy import GradientSum, Stage, Strategy, buckets, stage_of
+from planner.artefacts.strategy import (
+    GradientSum,
+    Stage,
+    Strategy,
+    buckets,
+    indices_of,
+    stage_of,
+)
 from planner.artefacts.strategy import gradient_sums as unsplit_sums
 from planner.resharding.conversion import Step, conversion
 from planner.resharding.reshardings import homes
@@ -29,7 +36,7 @@ from planner.support.memo import remembered
 
 @dataclass(frozen=True, slots=True)
 class Lies:
-    """How a parameter lies on the mesh of a stage; of an unsplit one, on one of no axes.
+    """How a parameter lies on the mesh of a stage; that of an unsplit one has no axes.
 
     Attributes:
         parameter: the parameter itself.
@@ -44,16 +51,24 @@ class Lies:
 
 @remembered
 def lies_in(stage: Stage, graph: Graph) -> Mapping[str, Lies]:
-    """How the trained parameters of a split stage lie, by name; none of an unsplit one."""
-    if stage.sharding is None:
-        return {}
-    known, sharding = parameters_by_name(graph), stage.sharding
-    found = {}
+    """How the parameters of a stage lie, by name; those that are not trained, in one way."""
+    sharding = stage.sharding
+    if sharding is None:
+        whole = Lies((), (), ())
+        return {
+            name: whole for v in indices_of(stage, graph) for name in graph.operators[v].parameters
+        }
+    known = parameters_by_name(graph)
+    lies = {}
     for name, home in homes(stage, graph).items():
-        if name in known and known[name].trainable:
+        if name in known:
             cut = sharding.gradients.get(name, home.spec)
-            found[name] = Lies(home.spec, home.gradient, sharding.states.get(name, cut))
-    return found
+            lies[name] = (
+                Lies(home.spec, home.gradient, sharding.states.get(name, cut))
+                if known[name].trainable
+                else Lies(home.spec, home.spec, home.spec)
+            )
+    return lies
 
 
 def gradient_sums(strategy: Strategy, graph: Graph) -> tuple[GradientSum, ...]:
@@ -111,8 +126,8 @@ class _Group:
 
 def _groups(name: str, stages: Sequence[Stage], graph: Graph) -> Iterator[_Group]:
     """The sums of one parameter."""
-    lies = [_lies(stage, name, graph) for stage in stages]
-    meshes = {_mesh(stage) for stage in stages}
+    lies = [lies_in(stage, graph)[name] for stage in stages]
+    meshes = {stage.mesh for stage in stages}
     if len(meshes) > 1:
         if any(part != "R" for one in lies for part in (*one.parameter, *one.state)):
             raise ValueError(f"parameter {name} lies differently in stages that share it")
@@ -150,15 +165,15 @@ def silent(strategy: Strategy, graph: Graph, device: int) -> frozenset[str]:
     """The parameters whose gradient a device does not add to their sum, because another device of
     its mesh gives the same.
     """
-    found = set()
+    found, known = set(), parameters_by_name(graph)
     for name, used_in in stages_of(strategy, graph).items():
         stages = [strategy.stages[s] for s in used_in]
         own = next((stage for stage in stages if device in stage.devices), None)
-        if own is None or own.sharding is None or name not in lies_in(own, graph):
+        if own is None or own.sharding is None or not known[name].trainable:
             continue
-        lies = [_lies(stage, name, graph) for stage in stages]
-        mesh = own.sharding.mesh
-        apart = len({_mesh(stage) for stage in stages}) > 1
+        lies = [lies_in(stage, graph)[name] for stage in stages]
+        mesh = own.mesh
+        apart = len({stage.mesh for stage in stages}) > 1
         summed = "P" * len(mesh) if apart else "".join(part[0] for part in _combined(lies))
         group = next(group for group in own.groups if device in group)
         where = coordinates(group.index(device), mesh)
@@ -188,8 +203,8 @@ def owns(
     group = stage.groups[replica]
     if device not in group:
         return False
-    where = coordinates(group.index(device), _mesh(stage))
-    lies = _lies(stage, name, graph).state if spec is None else spec
+    where = coordinates(group.index(device), stage.mesh)
+    lies = lies_in(stage, graph)[name].state if spec is None else spec
     return all(part != "R" or c == 0 for part, c in zip(lies, where, strict=True))
 
 
@@ -214,8 +229,7 @@ def state_steps(stage: Stage, graph: Graph) -> Mapping[str, StateSteps]:
     for name, lies in lies_in(stage, graph).items():
         if lies.state == lies.parameter:
             continue
-        assert stage.sharding is not None
-        one, mesh = known[name], stage.sharding.mesh
+        one, mesh = known[name], stage.mesh
         item = one.bytes / max(prod(one.shape), 1)
         # Axes on which summands become a whole are those of the all-reduce behind.
         cut = tuple(
@@ -269,20 +283,10 @@ def _in_buckets(
     return buckets(sorted(held, key=lambda one: -min(users[one.name])))
 
 
-def _lies(stage: Stage, name: str, graph: Graph) -> Lies:
-    return lies_in(stage, graph).get(name, Lies((), (), ()))
-
-
-def _mesh(stage: Stage) -> tuple[int, ...]:
-    return () if stage.sharding is None else stage.sharding.mesh
-
-
 def _local(parameter: Parameter, stage: Stage, graph: Graph) -> Parameter:
     """A parameter of the size of its accumulated gradient on one device."""
-    if stage.sharding is None:
-        return parameter
     gradient = lies_in(stage, graph)[parameter.name].gradient
-    return replace(parameter, shape=local_shape(parameter.shape, gradient, stage.sharding.mesh))
+    return replace(parameter, shape=local_shape(parameter.shape, gradient, stage.mesh))
 
 
 def coordinates(index: int, mesh: tuple[int, ...]) -> tuple[int, ...]:

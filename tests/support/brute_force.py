@@ -109,13 +109,13 @@ class _Trial:
             - self.problem.training.reserve
         )
         static = static_bytes(
-            need.parameter_bytes, need.trainable_bytes, self.problem.training.optimizer
+            need.static.parameter, need.static.trainable, self.problem.training.optimizer
         )
         inputs, returned = self._ends(inside)
         boundary = inputs + returned + crossing
         rounds = -(-self.problem.num_microbatches // width)
         if asynchronous(self.problem.training):
-            static += (depth - 1) * need.trainable_bytes
+            static += (depth - 1) * need.static.trainable
             rounds = 10**9
         rest_of = (entering, gradient_bytes, workspace, depth, rounds)
         bytes_needed = {
