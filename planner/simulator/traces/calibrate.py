@@ -30,7 +30,7 @@ from planner.costs.evaluate import evaluate
 from planner.costs.local_stage import local_stage
 from planner.costs.operators import loss_input_bytes
 from planner.costs.stage_pass import collective_steps, count_collectives, stage_pass
-from planner.costs.transfers import slowest_link
+from planner.costs.transfers import transfer_s
 from planner.schedules.actions import AllReduce, Compute, Direction, Receive, Send, Step
 from planner.simulator.events import run as simulated
 from planner.simulator.timeline import Event, Timeline, timeline_of
@@ -455,9 +455,10 @@ def _share_left_for_links(runs: Sequence[MeasuredRun]) -> float:
         for transfer in run.timeline.transfers:
             busy = any(e.start_s < transfer.end_s < e.end_s for e in busy_at[transfer.target])
             if not busy and transfer.bytes:
-                latency, rate = slowest_link(topology, (transfer.source,), (transfer.target,))
-                left_s = max(transfer.end_s - transfer.start_s - latency, 1e-9)
-                pairs.append((transfer.bytes / rate, left_s))
+                ends = (transfer.source,), (transfer.target,)
+                latency_s = transfer_s(topology, *ends, 0)
+                left_s = max(transfer.end_s - transfer.start_s - latency_s, 1e-9)
+                pairs.append((transfer_s(topology, *ends, transfer.bytes, messages=0), left_s))
     if not pairs:
         return 1.0
     expected_s, measured_s = np.array(pairs).T
