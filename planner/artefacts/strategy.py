@@ -135,7 +135,7 @@ class GradientSum:
         devices: all that hold them, ascending, at least two.
         parameters: names, in the order in which a backward makes their gradients.
         bytes: of their gradients together, on each device.
-        keep: where each device keeps a part of the sum, those that keep the same part, part by
+        shards: where each device keeps a part of the sum, those that keep the same part, part by
             part: a reduce-scatter over the n parts, and an all-reduce of each part over those that
             keep it. Empty for an all-reduce over all devices.
     """
@@ -143,7 +143,7 @@ class GradientSum:
     devices: tuple[int, ...]
     parameters: tuple[str, ...]
     bytes: int
-    keep: tuple[tuple[int, ...], ...] = ()
+    shards: tuple[tuple[int, ...], ...] = ()
 
 
 @remembered

@@ -229,7 +229,7 @@ def gradient_sum_s(
     topology: Topology,
     devices: tuple[int, ...],
     size_bytes: int,
-    keep: tuple[tuple[int, ...], ...] = (),
+    shards: tuple[tuple[int, ...], ...] = (),
 ) -> float:
     """Time of a sum of gradients, in s: an all-reduce or, where each device keeps one of n parts,
     a reduce-scatter over devices with different parts, and an all-reduce over those that keep the
@@ -238,14 +238,14 @@ def gradient_sum_s(
     Args:
         devices: all, ascending.
         size_bytes: of the gradients, on each device.
-        keep: the devices of each part.
+        shards: the devices of each part.
     """
-    if not keep:
+    if not shards:
         return allreduce_s(topology, devices, size_bytes)
-    rows = {tuple(sorted(row)) for row in zip(*keep, strict=True)}
+    rows = {tuple(sorted(row)) for row in zip(*shards, strict=True)}
     scattered_s = max(reducescatter_s(topology, row, size_bytes) for row in rows)
-    part = size_bytes // len(keep)
-    return scattered_s + max(allreduce_s(topology, some, part) for some in keep)
+    part = size_bytes // len(shards)
+    return scattered_s + max(allreduce_s(topology, some, part) for some in shards)
 
 
 def alltoall_s(topology: Topology, devices: tuple[int, ...], size_bytes: int) -> float:

@@ -11,7 +11,7 @@ After the step the parameter is gathered again from the parts (`state_steps`).
 
 A parameter of several stages lies in the same way in all of them. Their gradients may differ: where
 one stage has summands along an axis and another one has the same on all devices, the first device
-of the latter's lines gives its gradient for all, and the others are `silent`.
+of the latter's lines gives its gradient for all, and the others are `non_contributing`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -95,14 +95,14 @@ def gradient_sums(strategy: Strategy, graph: Graph) -> tuple[GradientSum, ...]:
                 groups.setdefault((len(stages), group), []).append(here)
     made = [
         (count, -min(users[some[-1].name]), GradientSum(
-            group.devices, tuple(p.name for p in some), sum(p.bytes for p in some), group.keep
+            group.devices, tuple(p.name for p in some), sum(p.bytes for p in some), group.shards
         ))
         for (count, group), held in groups.items()
         for some in _in_buckets(held, users)
     ]  # fmt: skip
     # In the order of their devices instead, the sum of all norms under sequence parallelism, ready
     # last, came first and hid all overlap: 549 instead of 378 ms on 32 H100.
-    made.sort(key=lambda one: (*one[:2], one[2].devices, one[2].keep))
+    made.sort(key=lambda one: (*one[:2], one[2].devices, one[2].shards))
     return tuple(one for *_, one in made)
 
 
@@ -121,7 +121,7 @@ class _Group:
     """
 
     devices: tuple[int, ...]
-    keep: tuple[tuple[int, ...], ...] = ()
+    shards: tuple[tuple[int, ...], ...] = ()
 
 
 def _groups(name: str, stages: Sequence[Stage], graph: Graph) -> Iterator[_Group]:
@@ -149,8 +149,8 @@ def _groups(name: str, stages: Sequence[Stage], graph: Graph) -> Iterator[_Group
                 by_part.setdefault(part, {}).setdefault(kept, []).append(device)
     for _, kept_by in sorted(by_part.items()):
         devices = tuple(sorted(d for some in kept_by.values() for d in some))
-        keep = tuple(tuple(sorted(kept_by[key])) for key in sorted(kept_by)) if scattered else ()
-        yield _Group(devices, keep)
+        shards = tuple(tuple(sorted(kept_by[key])) for key in sorted(kept_by)) if scattered else ()
+        yield _Group(devices, shards)
 
 
 def _combined(lies: Sequence[Lies]) -> Spec:
@@ -161,7 +161,7 @@ def _combined(lies: Sequence[Lies]) -> Spec:
     )
 
 
-def silent(strategy: Strategy, graph: Graph, device: int) -> frozenset[str]:
+def non_contributing(strategy: Strategy, graph: Graph, device: int) -> frozenset[str]:
     """The parameters whose gradient a device does not add to their sum, because another device of
     its mesh gives the same.
     """
@@ -271,7 +271,7 @@ def scattered_buckets(stage: Stage, graph: Graph) -> tuple[tuple[Parameter, ...]
     for name in state_steps(stage, graph):
         here = _local(parameters_by_name(graph)[name], stage, graph)
         for group in _groups(name, [stage], graph):
-            if group.keep:
+            if group.shards:
                 groups.setdefault(group, []).append(here)
     return tuple(tuple(bucket) for held in groups.values() for bucket in _in_buckets(held, users))
 
