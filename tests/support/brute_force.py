@@ -149,7 +149,7 @@ class _Trial:
         in_front = self.cut(before) if before else (0, 0, 0, 0)
         others = self._posting(devices, messages + in_front[1], crossing + in_front[0])
         others_back = self._posting(devices, gradients + in_front[3], gradient_bytes + in_front[2])
-        trained = need.trainable_bytes
+        trained = need.static.trainable
         launch = max(launch_s(problem, d) for d in devices)
         tail = launch + max(
             slowdowns(self.problem, self.order)[d]
