@@ -116,7 +116,7 @@ class Loop(Options):
 
     Attributes:
         data, eval_data: in Python, the function or dataset itself, too.
-        tells: whether the loss is needed after each step.
+        reports_loss: whether the loss is needed after each step.
         config: name and hash of the file that options are from; "" for none.
     """
 
@@ -196,7 +196,7 @@ class Loop(Options):
         "Seconds after which a rank that stands in one action counts as hung; 0 for never.",
         HANG_TIMEOUT_S, least=0, metavar="S", per_rank=True,
     )  # fmt: skip
-    tells: bool = option("", False, per_rank=True)
+    reports_loss: bool = option("", False, per_rank=True)
     config: str | None = option("")
 
 
