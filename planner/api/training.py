@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from planner.artefacts.plan import Plan
     from planner.model.load import Model
     from planner.training.loop import BatchTrainer
-    from planner.training.options import Asked
+    from planner.training.options import TrainingRequest
     from planner.training.report import LaunchReport
     from planner.training.trials import Trial
 
@@ -91,10 +91,12 @@ def trainer(
         strategy: the file, or a plan.
         model: the ONNX file, if it is not where the strategy says; a plan needs it.
         metrics: "module:function"s of (output, target) for `BatchTrainer.evaluate`.
-        how: `learning_rate`, `lr_schedule`, `weight_decay`, `optimizer`, `clip`, `nan`, `dtype`,
-            `seed`, `threads`, `hang_timeout`, `loss`, `class_dim`, `device`, `checkpoint`,
-            `checkpoint_keep` and `resume`, as of `launch`. `BatchTrainer.save` writes to the folder
-            `checkpoint`, from which a training that torchrun has restarted goes on.
+        how: `learning_rate`, `lr_schedule`, `weight_decay`, `no_weight_decay`, `param_groups`,
+            `optimizer`, `clip`, `nan`, `dtype`, `seed`, `threads`, `hang_timeout`, `loss`,
+            `class_dim`, `device`, `checkpoint`, `checkpoint_keep` and `resume`, as of `launch`.
+            A group of `param_groups` is a mapping with `names` (a glob or a list of globs),
+            `lr_factor` and `weight_decay`. `BatchTrainer.save` writes to the folder `checkpoint`,
+            from which a training that torchrun has restarted goes on.
 
     Raises:
         PlannerError: if files, options and processes do not fit each other.
@@ -103,7 +105,7 @@ def trainer(
     """
     from planner.training import loop
 
-    given = {**how, "model": model, "tells": True}
+    given = {**how, "model": model, "reports_loss": True}
     return loop.begin(_asked("trainer", strategy, given, loop.WITHOUT), tuple(metrics))
 
 
@@ -113,12 +115,12 @@ def _asked(
     how: Mapping[str, Any],
     without: Collection[str] = (),
     check: "Callable[[Plan], None]" = lambda plan: None,
-) -> "Asked":
+) -> "TrainingRequest":
     """What is asked of a training: the one place where a rank reads the strategy. If it cannot, the
     other ranks are told.
     """
     from planner.launcher.rendezvous import failure_reported, process_rank
-    from planner.training.options import Asked, check_options, options_of
+    from planner.training.options import TrainingRequest, check_options, options_of
 
     with failure_reported(process_rank()):
         options = loop, _, launching, checkpoints = options_of(function, how, without)
@@ -133,7 +135,7 @@ def _asked(
         else:
             plan, path = strategy, Path("the plan")
         check(plan)
-        return Asked(plan, path, *options)
+        return TrainingRequest(plan, path, *options)
 
 
 def measure(

@@ -318,6 +318,9 @@ def slowdown_among(contention: Contention, num_computing: int, num_processes: in
     if contention.turns and num_processes >= min(contention.turns):
         beside = _between(contention.turns, num_processes, 1.0)
     slow = slowdown_of(contention, num_computing)
+    # `turns` was measured with one process computing, and is taken to slow each of several alike.
+    # Both limits are of `slowdown`, where none waits: waiting ones do not make others faster than
+    # with the computing ones alone, nor slower than if they computed, too.
     return max(slow, min(beside * slow, slowdown_of(contention, num_processes)))
 
 

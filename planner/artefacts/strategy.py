@@ -75,6 +75,11 @@ class Stage:
         """R, the number of data-parallel copies."""
         return len(self.groups)
 
+    @property
+    def mesh(self) -> tuple[int, ...]:
+        """Sizes of the axes that its operators are split along; none of an unsplit stage."""
+        return () if self.sharding is None else self.sharding.mesh
+
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
@@ -131,7 +136,7 @@ class GradientSum:
         devices: all that hold them, ascending, at least two.
         parameters: names, in the order in which a backward makes their gradients.
         bytes: of their gradients together, on each device.
-        keep: where each device keeps a part of the sum, those that keep the same part, part by
+        shards: where each device keeps a part of the sum, those that keep the same part, part by
             part: a reduce-scatter over the n parts, and an all-reduce of each part over those that
             keep it. Empty for an all-reduce over all devices.
     """
@@ -139,7 +144,7 @@ class GradientSum:
     devices: tuple[int, ...]
     parameters: tuple[str, ...]
     bytes: int
-    keep: tuple[tuple[int, ...], ...] = ()
+    shards: tuple[tuple[int, ...], ...] = ()
 
 
 @remembered

@@ -365,6 +365,8 @@ def take(topology: Topology, num_devices: int) -> Topology:
         if host.name in busy:
             continue
         own = [link for link in links if host.name in (link.source, link.target)]
+        # Its own name is among the ends. With two others paths may lead through it; with one at
+        # most it is a dead end.
         if len({end for link in own for end in (link.source, link.target)}) > 2:
             switches.append(host.name)
         else:

@@ -85,7 +85,7 @@ def launch(
     """
     gone = [name for name in OTHER_LENGTH if is_from_file(ctx, name) and is_replaced(ctx, name)]
     changes: dict[str, Any] = {**dict.fromkeys(gone), "config": ctx.meta.get(_META)}
-    loop = replace(loop, tells=sys.stderr.isatty(), **changes)
+    loop = replace(loop, reports_loss=sys.stderr.isatty(), **changes)
 
     def check(plan: "Plan") -> None:
         read = {"model": launching.model, "config": config, **files_of(strategy, plan)}

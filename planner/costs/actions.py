@@ -99,7 +99,7 @@ def action_costs(
         backward_s=backward,
         tensor_bytes={one.tensor: one.bytes for one in crossing},
         sum_s=tuple(
-            of_sums * gradient_sum_s(topology, one.devices, one.bytes, one.keep)
+            of_sums * gradient_sum_s(topology, one.devices, one.bytes, one.shards)
             + max(launch_s(problem, device) for device in one.devices)
             for one in sums
         ),

@@ -130,7 +130,7 @@ def _priced(
     """All that needs no action lists: costs of the actions, and of each stage time and memory."""
     graph = problem.profile.graph
     sums, needs = gradient_sums(strategy, graph), _needs(problem, strategy)
-    costs = action_costs(problem, strategy, sums, [need.state_bytes for need in needs])
+    costs = action_costs(problem, strategy, sums, [need.static.state for need in needs])
     stages = stage_costs(problem, strategy, sums, costs)
     return costs, stages, needs
 

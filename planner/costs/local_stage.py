@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from math import prod
+from typing import NamedTuple
 
 from planner.artefacts.graph import (
     ITEM_BYTES,
@@ -27,15 +28,15 @@ from planner.artefacts.graph import (
     producers,
     tensors_by_name,
 )
-from planner.artefacts.profile import LossCost, OperatorCost, Profile, Source, View, view_bases
-from planner.artefacts.sharding import Rule, Spec, blocks_of, local_shape, rule_by
+from planner.artefacts.profile import LossCost, OperatorCost, Profile, View, view_bases
+from planner.artefacts.sharding import Rule, blocks_of, local_shape, rule_by
 from planner.artefacts.strategy import Stage, indices_of
 from planner.costs.mesh_memory import conversion_bytes
 from planner.resharding import Resharding, reshardings
 from planner.resharding.conversion import Collective, Step
 from planner.resharding.cut_losses import vocabulary_parallel_steps
 from planner.resharding.gradients import is_split
-from planner.resharding.reshardings import homes, leaving, reads_back
+from planner.resharding.reshardings import has_gradient, homes, leaving, reads_back
 from planner.support.memo import remembered
 
 ROWS = "@rows"
@@ -107,6 +108,40 @@ def _gradient_views(profile: Profile) -> Mapping[str, tuple[str, ...]]:
     return found
 
 
+class _Row(NamedTuple):
+    """An operator of the local graph.
+
+    Attributes:
+        graph_index: its index in the whole graph; -1 of one that is not there.
+        share: of the work of the whole operator.
+        regathered: by their rows, the reshardings that its backward runs again.
+    """
+
+    operator: Operator
+    cost: OperatorCost
+    graph_index: int
+    share: float
+    regathered: tuple[int, ...] = ()
+
+
+class _LocalReads(NamedTuple):
+    """What an operator of the stage reads.
+
+    Attributes:
+        names: of each tensor and parameter, the local one that is read.
+        held: the parameters that are read as they lie.
+        gathered: the copies of others.
+        regathered: by their rows, the reshardings that the backward runs again.
+        copies: what these make; it is not kept for the backward.
+    """
+
+    names: dict[str, str]
+    held: tuple[str, ...]
+    gathered: tuple[str, ...]
+    regathered: tuple[int, ...]
+    copies: frozenset[str]
+
+
 class _Builder:
     """Puts the local graph together, in the stage's order."""
 
@@ -115,205 +150,200 @@ class _Builder:
             raise ValueError("expected a stage with a mesh, got one without")
         self.profile, self.stage, self.sharding = profile, stage, stage.sharding
         self.graph = profile.graph
-        self.indices = indices_of(stage, self.graph)
-        self.homes = homes(stage, self.graph)
-        self.copies = reshardings(stage, self.graph)
-        self.tensors: dict[str, Tensor] = {}
-        self.parameters: dict[str, Parameter] = {}
-        self.operators: list[Operator] = []
-        self.costs: list[OperatorCost] = []
-        self.graph_index: list[int] = []
-        self.share: list[float] = []
+        self.whole: dict[str, Tensor | Parameter] = {
+            **tensors_by_name(self.graph), **parameters_by_name(self.graph)
+        }  # fmt: skip
+        self.local: dict[str, Tensor | Parameter] = {}
+        self.rows: list[_Row] = []
         self.conversions: dict[int, Resharding] = {}
         self.bases: dict[str, str] = {}  # of views
         self.gradient_views: list[View] = []
         # By (tensor, reader), the copy that it reads; "" reads what leaves.
         self.read_as: dict[tuple[str, str], str] = {}
-        # By operator's name, the reshardings that its backward runs again; then by index.
-        self.gathers: dict[str, list[int]] = {}
-        self.regathered: dict[int, tuple[int, ...]] = {}
+        # By operator's name, the reshardings that its backward runs again.
+        self.regathered: dict[str, tuple[int, ...]] = {}
 
     def built(self) -> LocalStage:
         """The local stage."""
-        inside = set(self.indices)
-        made_by = producers(self.graph)
-        inputs = [
-            name
-            for name in dict.fromkeys(
-                n for v in self.indices for n in self.graph.operators[v].inputs
-            )
-            if made_by.get(name) not in inside
-        ]
-        for name in inputs:
-            self._tensor(name)
+        indices, made_by = indices_of(self.stage, self.graph), producers(self.graph)
+        inside = set(indices)
+        read = dict.fromkeys(n for v in indices for n in self.graph.operators[v].inputs)
+        inputs = tuple(name for name in read if made_by.get(name) not in inside)
+        self._place(inputs)
+        copies = reshardings(self.stage, self.graph)
         first: dict[str, list[Resharding]] = {}
-        for copy in self.copies:
+        for copy in copies:
             for reader in copy.readers[:1]:
                 first.setdefault(reader, []).append(copy)
-        for v in self.indices:
-            operator = self.graph.operators[v]
-            for copy in first.get(operator.name, ()):
+        for v in indices:
+            for copy in first.get(self.graph.operators[v].name, ()):
                 self._convert(copy)
             self._operator(v)
-        for copy in self.copies:
+        for copy in copies:
             if copy.leaves:
                 self._convert(copy)
-        count = len(self.operators)
+        count = len(self.rows)
         outputs = self._outside()
         profile = replace(
             self.profile,
             graph=Graph(
-                operators=tuple(self.operators),
-                tensors=tuple(self.tensors.values()),
-                parameters=tuple(self.parameters.values()),
-                inputs=tuple(inputs),
+                operators=tuple(row.operator for row in self.rows),
+                tensors=tuple(one for one in self.local.values() if isinstance(one, Tensor)),
+                parameters=tuple(one for one in self.local.values() if isinstance(one, Parameter)),
+                inputs=inputs,
                 outputs=outputs,
                 losses=self._losses(outputs),
             ),
-            operators=tuple(self.costs),
+            operators=tuple(row.cost for row in self.rows),
             views=tuple(View(name, base) for name, base in self.bases.items()),
             gradient_views=tuple(dict.fromkeys(self.gradient_views)),
             modules=(),
             tie=(),
             untie=(),
             loss_costs=tuple(self._loss_costs()),
-            source=Source.IMPORTED,  # whose sizes need not be those of the graph
         )
         return LocalStage(
             profile=profile,
             inside=tuple(range(count)),
-            graph_index=tuple(self.graph_index),
+            graph_index=tuple(row.graph_index for row in self.rows),
             conversions=self.conversions,
-            regathered=self.regathered,
+            regathered={i: row.regathered for i, row in enumerate(self.rows) if row.regathered},
             losses=self._compared(),
-            share=tuple(self.share),
-            loss_share=tuple(self._loss_share(v) for v in self.graph_index),
+            share=tuple(row.share for row in self.rows),
+            loss_share=tuple(self._loss_share(row.graph_index) for row in self.rows),
         )
 
-    def _local(self, one: Tensor, spec: Spec, name: str) -> None:
-        shape = local_shape(one.shape, spec, self.sharding.mesh)
-        self.tensors[name] = replace(one, name=name, shape=shape)
-
-    def _tensor(self, name: str) -> None:
-        """Adds a tensor at its home."""
-        self._local(tensors_by_name(self.graph)[name], self.homes[name].spec, name)
-
-    def _parameter(self, name: str) -> None:
-        """Adds a parameter at its home, if it is not there."""
-        if name not in self.parameters:
-            one = parameters_by_name(self.graph)[name]
-            shape = local_shape(one.shape, self.homes[name].spec, self.sharding.mesh)
-            self.parameters[name] = replace(one, shape=shape)
+    def _place(self, names: Iterable[str]) -> None:
+        """Adds tensors and parameters as they lie at home."""
+        at_home, mesh = homes(self.stage, self.graph), self.sharding.mesh
+        for name in names:
+            one = self.whole[name]
+            self.local[name] = replace(one, shape=local_shape(one.shape, at_home[name].spec, mesh))
 
     def _convert(self, copy: Resharding) -> None:
         """Adds a resharding."""
-        parameter = parameters_by_name(self.graph).get(copy.tensor)
+        one, mesh = self.whole[copy.tensor], self.sharding.mesh
         name = f"{copy.tensor} as {','.join(copy.new)}, {','.join(copy.gradient_old)}"
         name += " leaving" * copy.leaves
-        if parameter is None:
-            source: Tensor = tensors_by_name(self.graph)[copy.tensor]
-        else:
-            self._parameter(copy.tensor)
-            source = Tensor(copy.tensor, parameter.shape, parameter.dtype, parameter.trainable)
+        read = (copy.tensor,)
+        inputs, held = ((), read) if isinstance(one, Parameter) else (read, ())
+        self._place(held)
+        shape = local_shape(one.shape, copy.new, mesh)
         with_backward = {self.graph.operators[v].name for v in differentiated(self.graph)}
-        flows = source.gradient and (copy.leaves or not with_backward.isdisjoint(copy.readers))
-        self._local(replace(source, gradient=flows), copy.new, name)
-        inputs = () if parameter else (copy.tensor,)
-        held = (copy.tensor,) if parameter else ()
+        flows = copy.leaves or not with_backward.isdisjoint(copy.readers)
+        gradient = flows and has_gradient(copy.tensor, self.graph)
+        self.local[name] = Tensor(name, shape, one.dtype, gradient)
         for reader in copy.readers or ("",):
             self.read_as[copy.tensor, reader] = name
         for reader in copy.again:
-            self.gathers.setdefault(reader, []).append(len(self.operators))
+            self.regathered[reader] = (*self.regathered.get(reader, ()), len(self.rows))
         # Slices without blocks lie in the tensor that they are cut from, and keep all of it.
         if all(
             step.kind is Collective.SLICE and blocks_of(step.target) == 1 for step in copy.forward
         ):
             self.bases[name] = copy.tensor
-            if not (copy.forward or copy.backward or parameter):
+            if inputs and not (copy.forward or copy.backward):
                 self.gradient_views.append(View(copy.tensor, name))
-        self.conversions[len(self.operators)] = copy
-        self.operators.append(Operator(f"make {name}", "Reshard", inputs, (name,), held))
-        self.costs.append(
-            OperatorCost(
-                f"make {name}", 0.0, 0.0, self.tensors[name].bytes,
-                sum(self.parameters[n].bytes for n in held), 0, 0, (), 0,
-                workspace_bytes=max(self._taken(copy)),
-            )
+        self.conversions[len(self.rows)] = copy
+        operator = Operator(f"make {name}", "Reshard", inputs, (name,), held)
+        cost = OperatorCost(
+            operator.name, 0.0, 0.0, self._bytes([name]), self._bytes(held), 0, 0, (), 0,
+            workspace_bytes=max(self._taken(copy)),
         )  # fmt: skip
-        self.graph_index.append(-1)
-        self.share.append(0.0)
+        self.rows.append(_Row(operator, cost, -1, 0.0))
 
     def _taken(self, copy: Resharding) -> tuple[int, int]:
         """Bytes beside what a resharding reads and makes, forward and backward. What it makes of
         the gradient of a parameter is among them, as it is in the workspace of other operators.
         """
-        known, mesh = self._described()[copy.tensor], self.sharding.mesh
-        item_bytes = known.bytes / max(prod(known.shape), 1)
+        one, mesh = self.whole[copy.tensor], self.sharding.mesh
+        item_bytes = one.bytes / max(prod(one.shape), 1)
         forward, backward = (
-            conversion_bytes(local_shape(known.shape, spec, mesh), item_bytes, mesh, steps)
+            conversion_bytes(local_shape(one.shape, spec, mesh), item_bytes, mesh, steps)
             for spec, steps in ((copy.old, copy.forward), (copy.gradient_old, copy.backward))
         )
-        made = 0 if copy.tensor in self.parameters else backward.result
+        made = 0 if isinstance(one, Parameter) else backward.result
         return forward.most - forward.result, backward.most - made
 
     def _operator(self, v: int) -> None:
         """Adds an operator of the stage at its local shapes."""
-        operator, cost = self.graph.operators[v], self.profile.operators[v]
-        rule = rule_by(self.sharding, operator)
-        for name in operator.outputs:
-            self._tensor(name)
-        named = {n: self.read_as.get((n, operator.name), n)
-                 for n in (*operator.inputs, *operator.parameters)}  # fmt: skip
-        held = tuple(n for n in operator.parameters if named[n] == n)
-        for name in held:
-            self._parameter(name)
-        gathered = tuple(named[n] for n in operator.parameters if named[n] != n)
-        inputs = tuple(dict.fromkeys((*(named[n] for n in operator.inputs), *gathered)))
-        share = work_share(rule, self.sharding.mesh)
-        of_outputs, of_all, moved = self._byte_shares(operator, named, cost.bytes_moved)
-        again = self.gathers.get(operator.name, [])
-        if again:
-            self.regathered[len(self.operators)] = tuple(again)
-        self.operators.append(replace(operator, inputs=inputs, parameters=held))
-        copies = {self.operators[i].outputs[0] for i in again}
-        short = self._cast(operator, cost)
-        cast = short or self._permuted(operator, cost)
-        keeps = reads_back(operator, (), self.graph)
-        kept = [named[n] for n in operator.parameters if keeps and named[n] != n and n not in cast]
-        stash = [
-            name
-            for name in (*(named.get(n, n) for n in cost.stash_tensors), *kept)
-            if self._owner(name) not in copies
-        ]
-        regathered = {n: size for n, size in short.items() if self._owner(named[n]) in copies}
-        self.costs.append(
-            replace(
-                cost,
-                forward_s=cost.forward_s * share,
-                backward_s=cost.backward_s * share,
-                output_bytes=sum(self.tensors[n].bytes for n in operator.outputs),
-                parameter_bytes=sum(self.parameters[n].bytes for n in held),
-                flops=round(cost.flops * share),
-                bytes_moved=round(cost.bytes_moved * moved),
-                stash_tensors=tuple(dict.fromkeys(stash)),
-                stash_private_bytes=self._private_bytes(cost, cast, regathered, named, of_outputs),
-                workspace_bytes=sum(self.tensors[n].bytes for n in copies)
-                + max(
-                    round(cost.workspace_bytes * of_all)
-                    + round(self._cast_bytes(regathered, named)),
-                    *(self._taken(self.conversions[i])[0] for i in again),
-                    0,
-                ),
+        operator = self.graph.operators[v]
+        reads = self._reads(operator)
+        self._place(operator.outputs)
+        self._place(reads.held)
+        inputs = dict.fromkeys((*(reads.names[n] for n in operator.inputs), *reads.gathered))
+        share = work_share(rule_by(self.sharding, operator), self.sharding.mesh)
+        self.rows.append(
+            _Row(
+                replace(operator, inputs=tuple(inputs), parameters=reads.held),
+                self._cost(operator, self.profile.operators[v], reads, share),
+                v,
+                share,
+                reads.regathered,
             )
         )
-        self.graph_index.append(v)
-        self.share.append(share)
         bases, of_gradients = view_bases(self.profile), _gradient_views(self.profile)
         for name in operator.outputs:
             if name in bases:
-                self.bases[name] = named[bases[name]]
+                self.bases[name] = reads.names[bases[name]]
             for tensor in of_gradients.get(name, ()):
-                self.gradient_views.append(View(named[tensor], name))
+                self.gradient_views.append(View(reads.names[tensor], name))
+
+    def _reads(self, operator: Operator) -> _LocalReads:
+        """What an operator reads, once the reshardings in front of it are there."""
+        names = {
+            name: self.read_as.get((name, operator.name), name)
+            for name in (*operator.inputs, *operator.parameters)
+        }
+        regathered = self.regathered.get(operator.name, ())
+        return _LocalReads(
+            names,
+            held=tuple(n for n in operator.parameters if names[n] == n),
+            gathered=tuple(names[n] for n in operator.parameters if names[n] != n),
+            regathered=regathered,
+            copies=frozenset(self.rows[i].operator.outputs[0] for i in regathered),
+        )
+
+    def _cost(
+        self, operator: Operator, cost: OperatorCost, reads: _LocalReads, share: float
+    ) -> OperatorCost:
+        """The cost of an operator at its local shapes.
+
+        Args:
+            share: of the work of the whole operator.
+        """
+        of_outputs, of_all, of_moved = self._byte_shares(operator, reads.names, cost.bytes_moved)
+        saved = self._saved_copies(operator, cost)
+        # A backward that gathers a parameter again makes its shorter copy again, too.
+        remade = {n: size for n, size in saved.items()
+                  if self._owner(reads.names[n]) in reads.copies
+                  and size < ITEM_BYTES[self.whole[n].dtype]}  # fmt: skip
+        kept = [reads.names.get(name, name) for name in cost.stash_tensors]
+        if reads_back(operator, (), self.graph):
+            # Parameters are not stashed, because they are there anyway; their copies are not.
+            kept += [reads.names[n] for n in operator.parameters
+                     if n not in reads.held and n not in saved]  # fmt: skip
+        # Copies are as large as what is read, and the rest is in proportion to what is made.
+        rest = cost.stash_private_bytes - sum(
+            prod(self.whole[n].shape) * size for n, size in saved.items()
+        )
+        copied, remade_bytes = self._copied(saved, reads), self._copied(remade, reads)
+        workspace = round(cost.workspace_bytes * of_all) + round(remade_bytes)
+        gathering = (self._taken(self.conversions[i])[0] for i in reads.regathered)
+        return replace(
+            cost,
+            forward_s=cost.forward_s * share,
+            backward_s=cost.backward_s * share,
+            output_bytes=self._bytes(operator.outputs),
+            parameter_bytes=self._bytes(reads.held),
+            flops=round(cost.flops * share),
+            bytes_moved=round(cost.bytes_moved * of_moved),
+            stash_tensors=tuple(
+                dict.fromkeys(n for n in kept if self._owner(n) not in reads.copies)
+            ),
+            stash_private_bytes=round(copied - remade_bytes + rest * of_outputs),
+            workspace_bytes=self._bytes(reads.copies) + max((workspace, *gathering)),
+        )
 
     def _owner(self, name: str) -> str:
         """The tensor in whose storage another lies."""
@@ -321,70 +351,30 @@ class _Builder:
             name = self.bases[name]
         return name
 
-    def _cast(self, operator: Operator, cost: OperatorCost) -> dict[str, float]:
-        """Under autocast, the tensors and parameters of which an operator keeps a shorter copy for
-        its backward, and bytes of an element of that: what it reads as float32 and keeps not as it
-        is, where it makes shorter floats and the copies are within what it keeps besides.
+    def _saved_copies(self, operator: Operator, cost: OperatorCost) -> dict[str, float]:
+        """The tensors and parameters of which an operator keeps a copy for its backward, not
+        themselves, and bytes of an element of that. Under autocast, copies as short as what it
+        makes of all that it reads as float32, if they are within what it keeps besides. Else copies
+        in another order of dimensions: the fewest that are together as large as that.
         """
-        made = tensors_by_name(self.graph)[operator.outputs[0]].dtype
-        if made not in _SHORT_FLOATS:
-            return {}
-        known = self._described()
-        names = [n for n in (*operator.inputs, *operator.parameters)
-                 if known[n].dtype == "float32" and n not in cost.stash_tensors]  # fmt: skip
-        copies = sum(prod(known[n].shape) * ITEM_BYTES[made] for n in names)
-        return (
-            dict.fromkeys(names, float(ITEM_BYTES[made]))
-            if copies <= cost.stash_private_bytes
-            else {}
-        )
-
-    def _permuted(self, operator: Operator, cost: OperatorCost) -> dict[str, float]:
-        """The tensors and parameters of which an operator keeps a copy in another order for its
-        backward, and bytes of an element: the fewest that it reads and keeps not
-        as they are, and that are together as large as what it keeps besides.
-        """
-        if operator.type not in _PERMUTING:
-            return {}
-        known = self._described()
-        names = [n for n in dict.fromkeys((*operator.inputs, *operator.parameters))
-                 if n not in cost.stash_tensors]  # fmt: skip
-        for count in range(1, len(names) + 1):
-            for some in combinations(names, count):
-                if sum(known[n].bytes for n in some) == cost.stash_private_bytes:
-                    return {n: float(ITEM_BYTES[known[n].dtype]) for n in some}
+        made = self.whole[operator.outputs[0]].dtype
+        read = [n for n in (*operator.inputs, *operator.parameters) if n not in cost.stash_tensors]
+        long = [n for n in read if self.whole[n].dtype == "float32" and made in _SHORT_FLOATS]
+        size = sum(prod(self.whole[n].shape) * ITEM_BYTES[made] for n in long)
+        if long and size <= cost.stash_private_bytes:
+            return dict.fromkeys(long, ITEM_BYTES[made])
+        for count in range(1, len(read) + 1) if operator.type in _PERMUTING else ():
+            for some in combinations(dict.fromkeys(read), count):
+                if sum(self.whole[n].bytes for n in some) == cost.stash_private_bytes:
+                    return {n: ITEM_BYTES[self.whole[n].dtype] for n in some}
         return {}
 
-    def _described(self) -> Mapping[str, Tensor | Parameter]:
-        """All tensors and parameters of the whole model, by name."""
-        return {**tensors_by_name(self.graph), **parameters_by_name(self.graph)}
+    def _copied(self, copies: Mapping[str, float], reads: _LocalReads) -> float:
+        """Bytes of local copies of what an operator reads, by bytes of an element."""
+        return sum(prod(self.local[reads.names[n]].shape) * size for n, size in copies.items())
 
-    def _private_bytes(
-        self,
-        cost: OperatorCost,
-        cast: Mapping[str, float],
-        regathered: Mapping[str, float],
-        named: Mapping[str, str],
-        of_outputs: float,
-    ) -> int:
-        """What an operator keeps besides tensors: copies as large as what it reads, and the rest in
-        proportion to what it makes.
-
-        Args:
-            cast: as of `_cast` or `_permuted`.
-            regathered: those of which the copies are made again in the backward.
-        """
-        known = self._described()
-        whole = sum(prod(known[n].shape) * size for n, size in cast.items())
-        here = self._cast_bytes(cast, named) - self._cast_bytes(regathered, named)
-        return round(here + (cost.stash_private_bytes - whole) * of_outputs)
-
-    def _cast_bytes(self, cast: Mapping[str, float], named: Mapping[str, str]) -> float:
-        """Bytes of shorter copies of what an operator reads."""
-        return sum(
-            prod((self.tensors.get(named[n]) or self.parameters[named[n]]).shape) * size
-            for n, size in cast.items()
-        )
+    def _bytes(self, names: Iterable[str]) -> int:
+        return sum(self.local[name].bytes for name in names)
 
     def _byte_shares(
         self, operator: Operator, named: Mapping[str, str], bytes_moved: int
@@ -396,12 +386,9 @@ class _Builder:
         Args:
             bytes_moved: by the whole operator.
         """
-        tensors, parameters = tensors_by_name(self.graph), parameters_by_name(self.graph)
-        made = sum(self.tensors[n].bytes for n in operator.outputs)
-        made_whole = sum(tensors[n].bytes for n in operator.outputs)
-        read = sum((self.tensors.get(n) or self.parameters[n]).bytes for n in named.values())
-        read_whole = sum((tensors.get(n) or parameters[n]).bytes for n in named)
-        both = made_whole + read_whole
+        made, read = self._bytes(operator.outputs), self._bytes(named.values())
+        made_whole = sum(self.whole[n].bytes for n in operator.outputs)
+        both = made_whole + sum(self.whole[n].bytes for n in named)
         of_outputs = made / made_whole if made_whole else 1.0
         of_all = (made + read) / both if both else 1.0
         return of_outputs, of_all, of_outputs if bytes_moved < both else of_all
@@ -410,49 +397,49 @@ class _Builder:
         """Adds an operator that reads what other stages read. Gives the outputs of the local graph:
         those of the model that the stage makes, and that operator's.
         """
-        inside = set(self.indices)
-        read_by = consumers(self.graph)
+        inside, read_by = set(indices_of(self.stage, self.graph)), consumers(self.graph)
         sent, results = [], []
         for name in leaving(self.stage, self.graph):
-            local = self.read_as.get((name, ""), name)
+            local = self._leaves_as(name)
             if any(v not in inside for v in read_by[name]):
                 sent.append(local)
             if name in self.graph.outputs:
                 results.append(local)
         outside = "(other stages)"
-        self.tensors[outside] = Tensor(outside, (), "float32", False)
-        self.operators.append(Operator(outside, "Outside", tuple(sent), (outside,), ()))
+        self.local[outside] = Tensor(outside, (), "float32", False)
+        operator = Operator(outside, "Outside", tuple(sent), (outside,), ())
         # A profile has an operator that takes time; a stage of views has none.
-        self.costs.append(OperatorCost(outside, 1e-9, 0.0, 4, 0, 0, 0, (), 0))
-        self.graph_index.append(-1)
-        self.share.append(0.0)
+        cost = OperatorCost(outside, 1e-9, 0.0, 4, 0, 0, 0, (), 0)
+        self.rows.append(_Row(operator, cost, -1, 0.0))
         # A graph needs an output with a loss; without one of the model's that is this scalar.
         return (outside, *results)
 
+    def _leaves_as(self, name: str) -> str:
+        """The local tensor that leaves the stage for one that is read elsewhere."""
+        return self.read_as.get((name, ""), name)
+
     def _losses(self, outputs: Sequence[str]) -> tuple[LossChoice, ...]:
-        mine = {
-            self.read_as.get((one.output, ""), one.output): one for one in losses_of(self.graph)
-        }
+        mine = {self._leaves_as(one.output): one for one in losses_of(self.graph)}
         return tuple(replace(one, output=n) for n, one in mine.items() if n in outputs)
 
     def _compared(self) -> dict[int, tuple[Step, ...]]:
         """The all-reduces of losses, by index of what makes the output."""
-        made_by = {name: i for i, one in enumerate(self.operators) for name in one.outputs}
+        made_by = {name: i for i, row in enumerate(self.rows) for name in row.operator.outputs}
         steps = vocabulary_parallel_steps(self.graph, self.stage)
-        named = {self.read_as.get((name, ""), name): some for name, some in steps.items()}
+        named = {self._leaves_as(name): some for name, some in steps.items()}
         return {made_by[name]: some for name, some in named.items() if name in made_by}
 
     def _loss_share(self, v: int) -> float:
         """The local part of the outputs with losses that an operator makes."""
         made = self.graph.operators[v].outputs if v >= 0 else ()
         lost = {one.output for one in losses_of(self.graph)}.intersection(made)
-        here = sum(self.tensors[self.read_as.get((name, ""), name)].bytes for name in lost)
-        whole = sum(tensors_by_name(self.graph)[name].bytes for name in lost)
-        return here / whole if whole else 1.0
+        whole = sum(self.whole[name].bytes for name in lost)
+        return self._bytes(self._leaves_as(name) for name in lost) / whole if whole else 1.0
 
     def _loss_costs(self) -> Iterable[LossCost]:
+        at_home = homes(self.stage, self.graph)
         for one in self.profile.loss_costs:
-            name = self.read_as.get((one.output, ""), one.output)
-            if name in self.tensors and one.output in self.homes:
-                part = self.tensors[name].bytes / tensors_by_name(self.graph)[one.output].bytes
+            name = self._leaves_as(one.output)
+            if name in self.local and one.output in at_home:
+                part = self.local[name].bytes / self.whole[one.output].bytes
                 yield LossCost(name, one.forward_s * part, one.backward_s * part)

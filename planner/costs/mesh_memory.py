@@ -124,7 +124,7 @@ def scatter_bytes(stage: Stage, graph: Graph) -> int:
     stepped (`launcher/mesh/shards.py`): all that are cut in the same way go together, in a buffer
     to send, one that comes, and the sum of its parts.
     """
-    steps, mesh, most = state_steps(stage, graph), _mesh(stage), 0
+    steps, mesh, most = state_steps(stage, graph), stage.mesh, 0
     for bucket in scattered_buckets(stage, graph):
         alike: dict[tuple[tuple[tuple[str, int, str, str], ...], str], int] = {}
         for one in bucket:
@@ -145,7 +145,7 @@ def gather_bytes(stage: Stage, graph: Graph) -> int:
     the parts of this device in one buffer, those of all, and of parameters that are gathered along
     several axes what is gathered along one.
     """
-    steps, mesh, most = state_steps(stage, graph), _mesh(stage), 0
+    steps, mesh, most = state_steps(stage, graph), stage.mesh, 0
     known, lies = parameters_by_name(graph), lies_in(stage, graph)
     for names in gathered_together(stage, graph):
         size = sum(local_bytes(known[name], lies[name].state, mesh) for name in names)
@@ -160,8 +160,6 @@ def gather_bytes(stage: Stage, graph: Graph) -> int:
 
 def local_bytes(one: Tensor | Parameter, spec: Spec, mesh: tuple[int, ...]) -> int:
     """Bytes of a tensor or parameter on each device of a mesh."""
+    if not mesh:
+        return one.bytes
     return replace(one, shape=local_shape(one.shape, spec, mesh)).bytes
-
-
-def _mesh(stage: Stage) -> tuple[int, ...]:
-    return () if stage.sharding is None else stage.sharding.mesh

@@ -20,7 +20,7 @@ from planner.artefacts.graph import (
     producers,
     tensors_by_name,
 )
-from planner.artefacts.profile import Profile, gradient_bases, storage_owner
+from planner.artefacts.profile import Profile, gradient_bases, storage_owner, view_bases
 
 
 def read_from_outside(graph: Graph, inside: Collection[int]) -> tuple[str, ...]:
@@ -213,7 +213,7 @@ def _backward_alive(
     tensors, parameters, made_by = (
         tensors_by_name(graph), parameters_by_name(graph), producers(graph)
     )  # fmt: skip
-    viewed = {(made_by[view.tensor], view.base) for view in profile.views}
+    base_of = view_bases(profile)
     at_first, coming = there
     gradients = _GradientStorages()
     for name in coming:
@@ -232,11 +232,12 @@ def _backward_alive(
                 base = bases.get((v, name)) if made_by.get(name) in inside else None
                 gradients.create(name, tensors[name].bytes, base)
         trained = [n for n in operator.parameters if parameters[n].trainable]
-        own = sum(parameters[n].bytes for n in trained if (v, n) not in viewed)
+        viewed = {base_of.get(name) for name in operator.outputs}
+        own = sum(parameters[n].bytes for n in trained if n not in viewed)
         running = gradients.alive_bytes + max(own, profile.operators[v].workspace_bytes)
         shared = [n for n in trained if n in first_reader]
         for name in shared:
-            is_view = (v, name) in viewed
+            is_view = name in viewed
             base = operator.outputs[0] if is_view else None
             gradients.create(name, parameters[name].bytes, base, is_view)
             own -= 0 if is_view else parameters[name].bytes

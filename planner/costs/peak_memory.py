@@ -70,12 +70,12 @@ def static_memory(
     moments = problem.training.optimizer.num_moments
     older = 0
     if strategy.schedule.is_asynchronous:
-        older = sum((alive(strategy, s) - 1) * one.trainable_bytes for s, one in stages.items())
+        older = sum((alive(strategy, s) - 1) * one.static.trainable for s, one in stages.items())
     return MemoryParts(
-        parameter_bytes=sum(one.parameter_bytes for one in stages.values()),
+        parameter_bytes=sum(one.static.parameter for one in stages.values()),
         version_bytes=older,
-        gradient_bytes=sum(one.gradient_bytes for one in stages.values()),
-        optimizer_bytes=moments * sum(one.state_bytes for one in stages.values()),
+        gradient_bytes=sum(one.static.gradient for one in stages.values()),
+        optimizer_bytes=moments * sum(one.static.state for one in stages.values()),
         reserve_bytes=problem.training.reserve,
     )
 
@@ -284,8 +284,8 @@ def _parts(own: _DeviceActions, sums: Bools, steps: Bools) -> ByteChanges:
         sums: (n,) which actions are all-reduces.
         steps: (n,) which are steps.
     """
-    scattered = max(one.need.scatter_bytes for one in own.stages.values())
-    gathered = max(one.need.gather_bytes for one in own.stages.values())
+    scattered = max(one.need.static.scatter for one in own.stages.values())
+    gathered = max(one.need.static.gather for one in own.stages.values())
     size = scattered * sums + gathered * steps
     return ByteChanges(MemoryReason.PARTS, size, -size)
 

@@ -297,8 +297,8 @@ def _own_sum_s(
     for one, sum_s in zip(sums, costs.sum_s, strict=True):
         # It has all devices of a stage or none; of a split one, those of some lines of its mesh.
         if there.issuperset(one.devices):
-            sizes[one.devices, one.keep] += one.bytes
-            counts[one.devices, one.keep] += 1
+            sizes[one.devices, one.shards] += one.bytes
+            counts[one.devices, one.shards] += 1
         elif devices[0] in one.devices:
             tied_s += sum_s
     if not sizes.total():
@@ -306,9 +306,9 @@ def _own_sum_s(
     used = used_devices(strategy)
     factor = sum_factor(problem, used)
     whole_s = {
-        (some, keep): factor * gradient_sum_s(problem.topology, some, size, keep)
-        + counts[some, keep] * max(launch_s(problem, d) for d in some)
-        for (some, keep), size in sizes.items()
+        (some, shards): factor * gradient_sum_s(problem.topology, some, size, shards)
+        + counts[some, shards] * max(launch_s(problem, d) for d in some)
+        for (some, shards), size in sizes.items()
     }
     # All at once over the same devices, one after the other over the lines of different axes.
     of_device = {d: sum(t for (some, _), t in whole_s.items() if d in some) for d in there}

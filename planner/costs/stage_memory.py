@@ -3,8 +3,9 @@ microbatch. `peak_memory.py` puts them together over the actions of a list.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from planner.artefacts.graph import (
     Graph,
@@ -31,16 +32,34 @@ from planner.costs.passes import (
 from planner.resharding.sums import lies_in
 
 
-@dataclass(frozen=True, slots=True)
-class StageMemory:
-    """Memory that one replica of a stage needs.
+class StaticBytes(NamedTuple):
+    """Bytes of a stage's parameters on a device of it, and of their update.
 
     Attributes:
-        parameter_bytes: weights, buffers and constants, each once.
-        trainable_bytes: the trained part of them.
-        gradient_bytes: of their gradients: as many, or fewer where these are cut further, or more
-            where parts of them are stepped.
-        state_bytes: of what the optimizer steps through, which is the size of one moment.
+        parameter: weights, buffers and constants, each once, and the parts of them that are stepped
+            and do not lie in one piece in their parameter.
+        trainable: the trained part of the weights.
+        gradient: of their gradients: as many, or fewer where these are cut further, or more where
+            parts of them are stepped.
+        state: of one moment of the optimizer.
+        scatter: taken while a bucket of gradients becomes those of parts.
+        gather: taken while parameters are gathered from parts, after a step.
+    """
+
+    parameter: int
+    trainable: int
+    gradient: int
+    state: int
+    scatter: int
+    gather: int
+
+
+@dataclass(frozen=True, slots=True)
+class StageMemory:
+    """Memory that one replica of a stage needs, on each of its devices.
+
+    Attributes:
+        static: of its parameters.
         kept_bytes: alive from the forward to the backward of one microbatch: tensors stashed by
             autograd and by the loss, and the stage's inputs and outputs.
         boundary_bytes: the stage's inputs and the outputs that others read. Only these are kept if
@@ -55,14 +74,9 @@ class StageMemory:
             adds to them or uses them.
         taken_bytes: those that have waited for its backward and are gone after it.
         copied_bytes: outputs that are parts of something larger: copies of them are sent.
-        scatter_bytes: taken while a bucket of its gradients becomes those of parts.
-        gather_bytes: taken while its parameters are gathered from parts, after a step.
     """
 
-    parameter_bytes: int
-    trainable_bytes: int
-    gradient_bytes: int
-    state_bytes: int
+    static: StaticBytes
     kept_bytes: int
     boundary_bytes: int
     output_bytes: int
@@ -72,8 +86,6 @@ class StageMemory:
     left_bytes: int = 0
     taken_bytes: int = 0
     copied_bytes: int = 0
-    scatter_bytes: int = 0
-    gather_bytes: int = 0
 
 
 def stage_memory(profile: Profile, stage: Stage, before: Iterable[Stage] = ()) -> StageMemory:
@@ -83,51 +95,73 @@ def stage_memory(profile: Profile, stage: Stage, before: Iterable[Stage] = ()) -
         before: earlier stages on the same device; parameters that they hold, and tensors that they
             read or make, are there already.
     """
-    graph = profile.graph
-    if stage.sharding is not None:
-        local = local_stage(profile, stage)
-        return _with_stepped_parts(memory_of(local.profile, local.inside), stage, graph)
-    return memory_of(
-        profile, indices_of(stage, graph), [v for one in before for v in indices_of(one, graph)]
-    )
-
-
-def _with_stepped_parts(need: StageMemory, stage: Stage, graph: Graph) -> StageMemory:
-    """The memory of a split stage, whose optimizer steps through the parts that `lies_in` has."""
-    gradients = states = copies = 0
-    known, mesh = parameters_by_name(graph), stage.sharding.mesh if stage.sharding else ()
-    for name, lies in lies_in(stage, graph).items():
-        accumulated, part = (
-            local_bytes(known[name], spec, mesh) for spec in (lies.gradient, lies.state)
-        )
-        # Gradients of parts have buffers of their own where they are others.
-        gradients += accumulated + (part if part != accumulated else 0)
-        states += part
-        both = zip(lies.parameter, lies.state, strict=True)
-        cuts = {dim_of(after) for before, after in both if before == "R" != after}
-        # A part that does not lie in one piece in its parameter is there twice.
-        copies += part if cuts - {0} else 0
-    return replace(
-        need,
-        parameter_bytes=need.parameter_bytes + copies,
-        gradient_bytes=gradients,
-        state_bytes=states,
-        scatter_bytes=scatter_bytes(stage, graph),
-        gather_bytes=gather_bytes(stage, graph),
-    )
+    shared = _touched(profile.graph, (v for one in before for v in indices_of(one, profile.graph)))
+    static = stage_static_bytes(stage, profile.graph, shared)
+    if stage.sharding is None:
+        return _memory(profile, indices_of(stage, profile.graph), shared, static)
+    local = local_stage(profile, stage)
+    return _memory(local.profile, local.inside, shared, static)
 
 
 def memory_of(
     profile: Profile, operators: Iterable[int], before: Iterable[int] = ()
 ) -> StageMemory:
-    """The same for sets of operators, by their indices, as searches have them."""
+    """The memory of unsplit operators, by their indices, as searches have them.
+
+    Args:
+        before: operators of earlier stages on the same device.
+    """
+    inside, shared = tuple(operators), _touched(profile.graph, before)
+    names = tuple(profile.graph.operators[v].name for v in inside)
+    stage = Stage.whole(names, (0,), warmup=1, recompute=False)
+    return _memory(profile, inside, shared, stage_static_bytes(stage, profile.graph, shared))
+
+
+def stage_static_bytes(stage: Stage, graph: Graph, shared: Collection[str] = ()) -> StaticBytes:
+    """The bytes of the parameters of a stage, as `lies_in` places them.
+
+    Args:
+        shared: names of parameters that an earlier stage on the same device holds.
+    """
+    parameter = trainable = gradient = state = 0
+    known, mesh = parameters_by_name(graph), stage.mesh
+    for name, lies in lies_in(stage, graph).items():
+        if name in shared:
+            continue
+        size = local_bytes(known[name], lies.parameter, mesh)
+        parameter += size
+        if known[name].trainable:
+            accumulated = local_bytes(known[name], lies.gradient, mesh)
+            part = local_bytes(known[name], lies.state, mesh)
+            trainable += size
+            # Gradients of parts have buffers of their own where they are others.
+            gradient += accumulated + (part if part != accumulated else 0)
+            state += part
+            # A part that does not lie in one piece in its parameter is there twice.
+            further = zip(lies.parameter, lies.state, strict=True)
+            if {dim_of(after) for before, after in further if before == "R" != after} - {0}:
+                parameter += part
+    return StaticBytes(
+        parameter,
+        trainable,
+        gradient,
+        state,
+        scatter_bytes(stage, graph),
+        gather_bytes(stage, graph),
+    )
+
+
+def _memory(
+    profile: Profile, operators: Iterable[int], there: Set[str], static: StaticBytes
+) -> StageMemory:
+    """The memory of a stage.
+
+    Args:
+        profile: of the operators at their sizes on the device.
+        there: parameters and tensors of earlier stages on the same device.
+    """
     graph, inside = profile.graph, frozenset(operators)
-    tensors, parameters = tensors_by_name(graph), parameters_by_name(graph)
-    there = _touched(graph, before)
-    held = [
-        parameters[name]
-        for name in {n for v in inside for n in graph.operators[v].parameters} - there
-    ]
+    tensors = tensors_by_name(graph)
     inputs, made = read_from_outside(graph, inside), used_outside(graph, inside)
     # Sets of storages, not of tensors: several views may be kept, for several reasons, of a storage
     # that is there once.
@@ -143,12 +177,8 @@ def memory_of(
     private = sum(profile.operators[v].stash_private_bytes for v in inside)
     loss, target = _loss_bytes(graph, inside), _target_bytes(profile, inside)
     freed = kept - there - through
-    trainable = sum(p.bytes for p in held if p.trainable)
     return StageMemory(
-        parameter_bytes=sum(p.bytes for p in held),
-        trainable_bytes=trainable,
-        gradient_bytes=trainable,
-        state_bytes=trainable,
+        static=static,
         kept_bytes=private + sum(tensors[n].bytes for n in kept - there if n in tensors) + loss,
         boundary_bytes=sum(tensors[n].bytes for n in {*coming, *sent}),
         output_bytes=sum(tensors[n].bytes for n in sent.difference(inputs)),
@@ -198,11 +228,11 @@ def device_memory(profile: Profile, stages: Mapping[int, Stage]) -> Mapping[int,
     needs: dict[int, StageMemory] = {}
     inside = {s: indices_of(stage, profile.graph) for s, stage in stages.items()}
     left, taken = _waiting_bytes(profile.graph, inside)
-    before: list[int] = []
-    for s, operators in inside.items():
-        need = memory_of(profile, operators, before)
+    before: list[Stage] = []
+    for s, stage in stages.items():
+        need = stage_memory(profile, stage, before)
         needs[s] = replace(need, left_bytes=left[s], taken_bytes=taken[s])
-        before += operators
+        before.append(stage)
     return needs
 
 

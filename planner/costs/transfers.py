@@ -4,22 +4,26 @@ import math
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from math import prod
+from typing import TypeVar
 
 import numpy as np
 
 from planner.artefacts.topology import CollectiveKind, CollectiveTable, Topology, table_of
 from planner.clusters.routes import chain, pair_widths
 from planner.resharding.conversion import LOCAL, Collective, Step
+from planner.support.arrays import Floats
 from planner.support.memo import remembered
+
+Bytes = TypeVar("Bytes", float, Floats)
 
 
 def transfer_s(
     topology: Topology,
     sources: Sequence[int],
     targets: Sequence[int],
-    size_bytes: float,
+    size_bytes: Bytes,
     messages: int = 1,
-) -> float:
+) -> Bytes:
     """Time of a transfer on an idle network, in s, over the slowest path from any of some devices
     to any of some others:
 
@@ -28,7 +32,8 @@ def transfer_s(
     0 where no two of them differ.
 
     Args:
-        size_bytes: of all messages, which follow each other.
+        size_bytes: of all messages, which follow each other; an array gives an array of times.
+        messages: 0 for the time of the bytes alone.
     """
     latency, rate = slowest_link(topology, sources, targets)
     return messages * latency + size_bytes / rate
@@ -38,7 +43,8 @@ def slowest_link(
     topology: Topology, sources: Sequence[int], targets: Sequence[int]
 ) -> tuple[float, float]:
     """The largest latency in s and the smallest bandwidth in bytes/s from any of the sources to
-    any of the targets; (0, inf) where no two differ.
+    any of the targets; (0, inf) where no two differ. For compiled searches, which add up times
+    themselves; others call `transfer_s`.
     """
     latency, width = pair_widths(topology)
     pairs = np.ix_(np.asarray(sources, dtype=np.intp), np.asarray(targets, dtype=np.intp))
@@ -223,7 +229,7 @@ def gradient_sum_s(
     topology: Topology,
     devices: tuple[int, ...],
     size_bytes: int,
-    keep: tuple[tuple[int, ...], ...] = (),
+    shards: tuple[tuple[int, ...], ...] = (),
 ) -> float:
     """Time of a sum of gradients, in s: an all-reduce or, where each device keeps one of n parts,
     a reduce-scatter over devices with different parts, and an all-reduce over those that keep the
@@ -232,14 +238,14 @@ def gradient_sum_s(
     Args:
         devices: all, ascending.
         size_bytes: of the gradients, on each device.
-        keep: the devices of each part.
+        shards: the devices of each part.
     """
-    if not keep:
+    if not shards:
         return allreduce_s(topology, devices, size_bytes)
-    rows = {tuple(sorted(row)) for row in zip(*keep, strict=True)}
+    rows = {tuple(sorted(row)) for row in zip(*shards, strict=True)}
     scattered_s = max(reducescatter_s(topology, row, size_bytes) for row in rows)
-    part = size_bytes // len(keep)
-    return scattered_s + max(allreduce_s(topology, some, part) for some in keep)
+    part = size_bytes // len(shards)
+    return scattered_s + max(allreduce_s(topology, some, part) for some in shards)
 
 
 def alltoall_s(topology: Topology, devices: tuple[int, ...], size_bytes: int) -> float:

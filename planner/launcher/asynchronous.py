@@ -29,7 +29,7 @@ from planner.launcher.options import Loop, NanRule
 from planner.launcher.stage import StageModule, Tensors
 from planner.launcher.updates import OptimizerStep, StepResult, UpdateRules
 from planner.launcher.versions import Versions
-from planner.profilers.storages import MemoryWatch
+from planner.profilers.storages import MemoryTracker
 from planner.schedules.actions import Action, AllReduce, Compute, Direction, Program, Step
 from planner.schedules.flows import flow
 from planner.schedules.versions import versions
@@ -155,7 +155,11 @@ class Flow:
         self.longest = FlowRecord()
 
     def run(
-        self, coming: Iterator[Batch], first: int, num_steps: int, watch: MemoryWatch | None = None
+        self,
+        coming: Iterator[Batch],
+        first: int,
+        num_steps: int,
+        watch: MemoryTracker | None = None,
     ) -> Iterator[IterationRecord]:
         """Runs a flow; gives the loss and the time of each step, as soon as this device has ended
         it and the loss of all ranks is known, where that is needed.
@@ -179,7 +183,9 @@ class Flow:
                 self._pending_sums.start(record.loss)
             yield from self._known_losses(ended, last=step == first + num_steps - 1)
 
-    def _steps(self, actions: list[Action], watch: MemoryWatch | None) -> Iterator[IterationRecord]:
+    def _steps(
+        self, actions: list[Action], watch: MemoryTracker | None
+    ) -> Iterator[IterationRecord]:
         """The loss and the time of each step, without its actions, when this device has run the
         last action of it; the last step at the end of the list.
         """

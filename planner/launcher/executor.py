@@ -20,7 +20,7 @@ from planner.launcher.transfers import Arrival, Boxes, Exchange, PostedTransfer,
 from planner.launcher.updates import OptimizerStep
 from planner.operators.randomness import random_operators
 from planner.operators.running import REFUSALS
-from planner.profilers.storages import MemoryWatch
+from planner.profilers.storages import MemoryTracker
 from planner.schedules.actions import (
     Action,
     AllReduce,
@@ -154,7 +154,7 @@ class Executor:
         self._waiting, self._seed = waiting, seed
         self._handover, self._exchange = LocalHandover(stages), Exchange(groups)
         self.record = IterationRecord()
-        self._watch: MemoryWatch | None = None
+        self._watch: MemoryTracker | None = None
         self._start_s = 0.0
         self._awaited: list[Arrival] = []
         # By stage and direction: the transfers of the results of the latest computations.
@@ -164,7 +164,7 @@ class Executor:
 
     def run(
         self, actions: Iterable[Action], work: Work, *, step: int | None = None,
-        watch: MemoryWatch | None = None,
+        watch: MemoryTracker | None = None,
     ) -> IterationRecord:  # fmt: skip
         """As `events`, to the end of the list."""
         for _ in self.events(actions, work, step=step, watch=watch):
@@ -173,7 +173,7 @@ class Executor:
 
     def events(
         self, actions: Iterable[Action], work: Work, *, step: int | None = None,
-        watch: MemoryWatch | None = None,
+        watch: MemoryTracker | None = None,
     ) -> Iterator[Event]:  # fmt: skip
         """Runs a list; gives each event as soon as it has ended.
 

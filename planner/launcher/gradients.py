@@ -132,7 +132,7 @@ class GradientBuckets:
             if parameter.grad is not None:
                 parameter.grad.zero_()
         # A reduce-scatter waits until nothing else is done.
-        buffers = () if self._sums[index].keep else self._buffers[index]
+        buffers = () if self._sums[index].shards else self._buffers[index]
         self._started[index] = [self._groups.start_sum(one, index) for one in buffers]
 
     def finish(self, index: int) -> tuple[float, float]:
@@ -143,7 +143,7 @@ class GradientBuckets:
         if index not in self._started:
             self._start(index)
         posted = self._started.pop(index)
-        if self._sums[index].keep:
+        if self._sums[index].shards:
             return self._scattered(index)
         start_s = max(self._free_s, posted[0].posted_s)
         self._free_s = max(self._groups.finish(one) for one in posted)

@@ -120,7 +120,7 @@ class Groups:
         groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
         for one in program.sums:
             own = None
-            for devices in one.keep or (one.devices,):
+            for devices in one.shards or (one.devices,):
                 if devices not in groups and len(devices) > 1:
                     members = [rank_of[device] for device in devices]
                     groups[devices] = collective_group(members, backend)

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
-class MemoryWatch(Protocol):
+class MemoryTracker(Protocol):
     """Knows the memory in use."""
 
     def peak_bytes(self) -> int:
@@ -24,7 +24,7 @@ class MemoryWatch(Protocol):
 
 
 @contextmanager
-def watching(device: str, there: Iterable[Tensor]) -> Iterator[MemoryWatch]:
+def watching(device: str, there: Iterable[Tensor]) -> Iterator[MemoryTracker]:
     """A context in which memory is watched.
 
     Args:

@@ -11,7 +11,7 @@ After the step the parameter is gathered again from the parts (`state_steps`).
 
 A parameter of several stages lies in the same way in all of them. Their gradients may differ: where
 one stage has summands along an axis and another one has the same on all devices, the first device
-of the latter's lines gives its gradient for all, and the others are `silent`.
+of the latter's lines gives its gradient for all, and the others are `non_contributing`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,7 +20,14 @@ from math import prod
 
 from planner.artefacts.graph import Graph, Parameter, holders, parameters_by_name
 from planner.artefacts.sharding import Spec, local_shape
-from planner.artefacts.strategy import GradientSum, Stage, Strategy, buckets, stage_of
+from planner.artefacts.strategy import (
+    GradientSum,
+    Stage,
+    Strategy,
+    buckets,
+    indices_of,
+    stage_of,
+)
 from planner.artefacts.strategy import gradient_sums as unsplit_sums
 from planner.resharding.conversion import Step, conversion
 from planner.resharding.reshardings import homes
@@ -29,7 +36,7 @@ from planner.support.memo import remembered
 
 @dataclass(frozen=True, slots=True)
 class Lies:
-    """How a parameter lies on the mesh of a stage; of an unsplit one, on one of no axes.
+    """How a parameter lies on the mesh of a stage; that of an unsplit one has no axes.
 
     Attributes:
         parameter: the parameter itself.
@@ -44,16 +51,24 @@ class Lies:
 
 @remembered
 def lies_in(stage: Stage, graph: Graph) -> Mapping[str, Lies]:
-    """How the trained parameters of a split stage lie, by name; none of an unsplit one."""
-    if stage.sharding is None:
-        return {}
-    known, sharding = parameters_by_name(graph), stage.sharding
-    found = {}
+    """How the parameters of a stage lie, by name; those that are not trained, in one way."""
+    sharding = stage.sharding
+    if sharding is None:
+        whole = Lies((), (), ())
+        return {
+            name: whole for v in indices_of(stage, graph) for name in graph.operators[v].parameters
+        }
+    known = parameters_by_name(graph)
+    lies = {}
     for name, home in homes(stage, graph).items():
-        if name in known and known[name].trainable:
+        if name in known:
             cut = sharding.gradients.get(name, home.spec)
-            found[name] = Lies(home.spec, home.gradient, sharding.states.get(name, cut))
-    return found
+            lies[name] = (
+                Lies(home.spec, home.gradient, sharding.states.get(name, cut))
+                if known[name].trainable
+                else Lies(home.spec, home.spec, home.spec)
+            )
+    return lies
 
 
 def gradient_sums(strategy: Strategy, graph: Graph) -> tuple[GradientSum, ...]:
@@ -80,14 +95,14 @@ def gradient_sums(strategy: Strategy, graph: Graph) -> tuple[GradientSum, ...]:
                 groups.setdefault((len(stages), group), []).append(here)
     made = [
         (count, -min(users[some[-1].name]), GradientSum(
-            group.devices, tuple(p.name for p in some), sum(p.bytes for p in some), group.keep
+            group.devices, tuple(p.name for p in some), sum(p.bytes for p in some), group.shards
         ))
         for (count, group), held in groups.items()
         for some in _in_buckets(held, users)
     ]  # fmt: skip
     # In the order of their devices instead, the sum of all norms under sequence parallelism, ready
     # last, came first and hid all overlap: 549 instead of 378 ms on 32 H100.
-    made.sort(key=lambda one: (*one[:2], one[2].devices, one[2].keep))
+    made.sort(key=lambda one: (*one[:2], one[2].devices, one[2].shards))
     return tuple(one for *_, one in made)
 
 
@@ -106,13 +121,13 @@ class _Group:
     """
 
     devices: tuple[int, ...]
-    keep: tuple[tuple[int, ...], ...] = ()
+    shards: tuple[tuple[int, ...], ...] = ()
 
 
 def _groups(name: str, stages: Sequence[Stage], graph: Graph) -> Iterator[_Group]:
     """The sums of one parameter."""
-    lies = [_lies(stage, name, graph) for stage in stages]
-    meshes = {_mesh(stage) for stage in stages}
+    lies = [lies_in(stage, graph)[name] for stage in stages]
+    meshes = {stage.mesh for stage in stages}
     if len(meshes) > 1:
         if any(part != "R" for one in lies for part in (*one.parameter, *one.state)):
             raise ValueError(f"parameter {name} lies differently in stages that share it")
@@ -134,8 +149,8 @@ def _groups(name: str, stages: Sequence[Stage], graph: Graph) -> Iterator[_Group
                 by_part.setdefault(part, {}).setdefault(kept, []).append(device)
     for _, kept_by in sorted(by_part.items()):
         devices = tuple(sorted(d for some in kept_by.values() for d in some))
-        keep = tuple(tuple(sorted(kept_by[key])) for key in sorted(kept_by)) if scattered else ()
-        yield _Group(devices, keep)
+        shards = tuple(tuple(sorted(kept_by[key])) for key in sorted(kept_by)) if scattered else ()
+        yield _Group(devices, shards)
 
 
 def _combined(lies: Sequence[Lies]) -> Spec:
@@ -146,19 +161,19 @@ def _combined(lies: Sequence[Lies]) -> Spec:
     )
 
 
-def silent(strategy: Strategy, graph: Graph, device: int) -> frozenset[str]:
+def non_contributing(strategy: Strategy, graph: Graph, device: int) -> frozenset[str]:
     """The parameters whose gradient a device does not add to their sum, because another device of
     its mesh gives the same.
     """
-    found = set()
+    found, known = set(), parameters_by_name(graph)
     for name, used_in in stages_of(strategy, graph).items():
         stages = [strategy.stages[s] for s in used_in]
         own = next((stage for stage in stages if device in stage.devices), None)
-        if own is None or own.sharding is None or name not in lies_in(own, graph):
+        if own is None or own.sharding is None or not known[name].trainable:
             continue
-        lies = [_lies(stage, name, graph) for stage in stages]
-        mesh = own.sharding.mesh
-        apart = len({_mesh(stage) for stage in stages}) > 1
+        lies = [lies_in(stage, graph)[name] for stage in stages]
+        mesh = own.mesh
+        apart = len({stage.mesh for stage in stages}) > 1
         summed = "P" * len(mesh) if apart else "".join(part[0] for part in _combined(lies))
         group = next(group for group in own.groups if device in group)
         where = coordinates(group.index(device), mesh)
@@ -188,8 +203,8 @@ def owns(
     group = stage.groups[replica]
     if device not in group:
         return False
-    where = coordinates(group.index(device), _mesh(stage))
-    lies = _lies(stage, name, graph).state if spec is None else spec
+    where = coordinates(group.index(device), stage.mesh)
+    lies = lies_in(stage, graph)[name].state if spec is None else spec
     return all(part != "R" or c == 0 for part, c in zip(lies, where, strict=True))
 
 
@@ -214,8 +229,7 @@ def state_steps(stage: Stage, graph: Graph) -> Mapping[str, StateSteps]:
     for name, lies in lies_in(stage, graph).items():
         if lies.state == lies.parameter:
             continue
-        assert stage.sharding is not None
-        one, mesh = known[name], stage.sharding.mesh
+        one, mesh = known[name], stage.mesh
         item = one.bytes / max(prod(one.shape), 1)
         # Axes on which summands become a whole are those of the all-reduce behind.
         cut = tuple(
@@ -257,7 +271,7 @@ def scattered_buckets(stage: Stage, graph: Graph) -> tuple[tuple[Parameter, ...]
     for name in state_steps(stage, graph):
         here = _local(parameters_by_name(graph)[name], stage, graph)
         for group in _groups(name, [stage], graph):
-            if group.keep:
+            if group.shards:
                 groups.setdefault(group, []).append(here)
     return tuple(tuple(bucket) for held in groups.values() for bucket in _in_buckets(held, users))
 
@@ -269,20 +283,10 @@ def _in_buckets(
     return buckets(sorted(held, key=lambda one: -min(users[one.name])))
 
 
-def _lies(stage: Stage, name: str, graph: Graph) -> Lies:
-    return lies_in(stage, graph).get(name, Lies((), (), ()))
-
-
-def _mesh(stage: Stage) -> tuple[int, ...]:
-    return () if stage.sharding is None else stage.sharding.mesh
-
-
 def _local(parameter: Parameter, stage: Stage, graph: Graph) -> Parameter:
     """A parameter of the size of its accumulated gradient on one device."""
-    if stage.sharding is None:
-        return parameter
     gradient = lies_in(stage, graph)[parameter.name].gradient
-    return replace(parameter, shape=local_shape(parameter.shape, gradient, stage.sharding.mesh))
+    return replace(parameter, shape=local_shape(parameter.shape, gradient, stage.mesh))
 
 
 def coordinates(index: int, mesh: tuple[int, ...]) -> tuple[int, ...]:

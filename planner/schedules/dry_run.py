@@ -22,7 +22,7 @@ from planner.schedules.actions import (
 )
 from planner.schedules.dependencies import Dependencies, dependencies, tasks
 from planner.schedules.rules import run
-from planner.schedules.tasks import Crowds, Paths, RunResult
+from planner.schedules.tasks import ContentionGroups, Paths, RunResult
 from planner.support.arrays import Ints
 
 
@@ -37,7 +37,7 @@ def dry_run(lists: Program, meshes: Mapping[int, int] = {}) -> str | None:
     code, members = _with_meetings(lists.code, lists.members, meshes)
     known, nothing = dependencies(code), np.zeros(len(code))
     job = tasks(code, known, members, nothing, nothing)
-    apart = Crowds(np.full(len(code.devices), -1), np.zeros((0, 1)))
+    apart = ContentionGroups(np.full(len(code.devices), -1), np.zeros((0, 1)))
     result = run(job, _free_paths(len(known.source)), apart)
     if result.ended:
         return None

@@ -5,22 +5,22 @@ from itertools import pairwise
 import numpy as np
 
 from planner.schedules.actions import ActionKind
-from planner.schedules.tasks import Crowds, Paths, RunResult, Tasks
+from planner.schedules.tasks import ContentionGroups, Paths, RunResult, Tasks
 
 _MEETINGS = (ActionKind.SEND, ActionKind.RECEIVE, ActionKind.ALL_REDUCE)
 
 
-def run(tasks: Tasks, paths: Paths, crowds: Crowds) -> RunResult:
+def run(tasks: Tasks, paths: Paths, contention: ContentionGroups) -> RunResult:
     """Runs lists until nothing more happens.
 
     On devices that never meet, the times are sums. This is so for every plan on one device, and
     spares it numba: a second for loading the compiled rules.
     """
-    if not np.isin(tasks.kind, _MEETINGS).any() and (crowds.crowd < 0).all():
+    if not np.isin(tasks.kind, _MEETINGS).any() and (contention.group < 0).all():
         return _one_after_the_other(tasks)
     from planner.schedules import rules_kernels as kernels
 
-    return kernels.run(tasks, paths, crowds)
+    return kernels.run(tasks, paths, contention)
 
 
 def _one_after_the_other(tasks: Tasks) -> RunResult:

@@ -34,13 +34,13 @@ How long a transfer takes depends on its links:
                     6.5.2).
     other links     A transfer over no shared link takes latency + bytes / bandwidth.
 
-How long a computation or a step takes depends on its crowd, if its device is in one: the devices of
-a crowd slow each other while they compute. With n of them computing, the work of one second takes
-slowdown[n] seconds. So what is left of their computations is foreseen anew when one of them begins
-or ends. All-reduces, postings, and waiting take none of the others' time.
+How long a computation or a step takes depends on its contention group, if its device is in one: the
+devices of a group slow each other while they compute. With n of them computing, the work of one
+second takes slowdown[n] seconds. So what is left of their computations is foreseen anew when one of
+them begins or ends. All-reduces, postings, and waiting take none of the others' time.
 
 No time depends on the order in which the events of one moment are taken: counters wait for zero
-only, and queues, rates and crowds are looked at when nothing else happens at the moment.
+only, and queues, rates and groups are looked at when nothing else happens at the moment.
 
 Each device, pair and stream has one event to come at most, because a pair has one transfer under
 way at most. So a new rate moves the event of a transfer, and the heap never grows.
@@ -50,7 +50,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from planner.schedules.tasks import Crowds, Paths, RunResult, Tasks
+from planner.schedules.tasks import ContentionGroups, Paths, RunResult, Tasks
 from planner.support.arrays import Floats, Ints, Kinds
 from planner.support.jit import inlined, inner, njit
 
@@ -75,21 +75,21 @@ def _record(**fields: str) -> "np.dtype[np.void]":
 # at: the action that the device runs or waits for; end: the end of its list.
 # waits: the counter that the device waits for, -1 where it waits for none.
 # posting: whether the device is posting the send or receive that it is at.
-# crowd: the device's, -1 where it computes at one speed; mate: the next device of the crowd, -1 for
-# none. computing: whether it runs a computation or step in a crowd, of which `left` s of work were
+# group: the device's, -1 where it computes at one speed; mate: the next device of the group, -1 for
+# none. computing: whether it runs a computation or step in a group, of which `left` s of work were
 # left until the next cut or its end at the time since_s, and which takes `slow` times as long as
 # alone; 0 until that is known.
 # cut, end_cut: the next of the device's cuts, and their end.
 # stream: the all-reduce at which the device's stream stands; the end of the list behind the last.
 # summing: how far that is.
 DEVICE = _record(
-    i8="at end waits posting crowd mate computing cut end_cut stream summing",
+    i8="at end waits posting group mate computing cut end_cut stream summing",
     f8="slow left since_s",
 )
 
-# first: a device of the crowd; busy: how many of its devices compute; stirred: whether that has
+# first: a device of the group; busy: how many of its devices compute; stirred: whether that has
 # changed at this moment.
-CROWD = _record(i8="first busy stirred")
+GROUP = _record(i8="first busy stirred")
 
 # source, target: positions of the devices.
 # next, end: the transfer that is next or under way, and the end of the pair's transfers.
@@ -133,8 +133,8 @@ class State(NamedTuple):
             `Tasks`.
         counters: (C,) as they stand.
         devices: (D,) `DEVICE`.
-        crowds: (H,) `CROWD`.
-        slowdown: as in `Crowds`.
+        groups: (H,) `GROUP`.
+        slowdown: as in `ContentionGroups`.
         pairs: (P,) `PAIR`.
         gates: `GATE`.
         places: `PLACE`, pair after pair.
@@ -150,7 +150,7 @@ class State(NamedTuple):
         touched: (P,) pairs whose transfer began to move, or lost company, at this moment.
         coupled: (P,) pairs whose transfers share links, as the last search found them.
         reached: (L,) the links that they are on.
-        stirred: (H,) crowds of which a device began or ended a computation at this moment.
+        stirred: (H,) groups of which a device began or ended a computation at this moment.
         come: (n,) whether the gradients of each all-reduce are there.
         start_s, end_s, post_s, posted_s: as in `RunResult`.
     """
@@ -167,7 +167,7 @@ class State(NamedTuple):
     cut_of: Ints
     counters: Ints
     devices: Records
-    crowds: Records
+    groups: Records
     slowdown: Floats
     pairs: Records
     gates: Records
@@ -193,9 +193,9 @@ class State(NamedTuple):
 
 
 @njit
-def run(tasks: Tasks, paths: Paths, crowds: Crowds) -> RunResult:
+def run(tasks: Tasks, paths: Paths, contention: ContentionGroups) -> RunResult:
     """Runs lists until nothing more happens."""
-    state = beginning(tasks, paths, crowds)
+    state = beginning(tasks, paths, contention)
     take_events(state)
     at = np.zeros(len(state.devices), np.int64)
     done, sent, posted = (
@@ -218,28 +218,28 @@ def run(tasks: Tasks, paths: Paths, crowds: Crowds) -> RunResult:
 
 # Loops over single fields here, because numba takes seconds to compile those over whole columns.
 @inner
-def beginning(tasks: Tasks, paths: Paths, crowds: Crowds) -> State:
+def beginning(tasks: Tasks, paths: Paths, contention: ContentionGroups) -> State:
     """Everything before the first event."""
     num_devices, num_actions = len(tasks.start) - 1, len(tasks.kind)
     num_pairs, num_links = len(tasks.source), len(paths.link_bytes_per_s)
-    num_crowds = len(crowds.slowdown)
+    num_groups = len(contention.slowdown)
     devices, pairs = np.zeros(num_devices, DEVICE), np.zeros(num_pairs, PAIR)
     gates, places = np.zeros(paths.num_gates, GATE), np.zeros(len(paths.place_gate), PLACE)
     links, hops = np.zeros(num_links, LINK), np.zeros(len(paths.hop_link), HOP)
     for d in range(num_devices):
         device = devices[d]
         device.at, device.end, device.waits = tasks.start[d], tasks.start[d + 1], -1
-        device.crowd = crowds.crowd[d]
+        device.group = contention.group[d]
         device.cut, device.end_cut = tasks.first_cut[d], tasks.first_cut[d + 1]
         device.stream = next_sum(tasks.kind, device.at, device.end)
-    groups = np.zeros(num_crowds, CROWD)
-    for crowd in range(num_crowds):
-        groups[crowd].first = -1
-    if num_crowds:
+    groups = np.zeros(num_groups, GROUP)
+    for group in range(num_groups):
+        groups[group].first = -1
+    if num_groups:
         for d in range(num_devices - 1, -1, -1):
-            if devices[d].crowd >= 0:
-                devices[d].mate = groups[devices[d].crowd].first
-                groups[devices[d].crowd].first = d
+            if devices[d].group >= 0:
+                devices[d].mate = groups[devices[d].group].first
+                groups[devices[d].group].first = d
     for p in range(num_pairs):
         pair = pairs[p]
         pair.source, pair.target = tasks.source[p], tasks.target[p]
@@ -266,12 +266,12 @@ def beginning(tasks: Tasks, paths: Paths, crowds: Crowds) -> State:
     return State(
         tasks.kind, tasks.counter, tasks.pair, tasks.duration_s, tasks.size_bytes, tasks.send,
         tasks.receive, tasks.cut_at, tasks.cut_s, tasks.cut_of, counters, devices, groups,
-        crowds.slowdown, pairs, gates, places, links, hops, np.zeros(1, CLOCK),
+        contention.slowdown, pairs, gates, places, links, hops, np.zeros(1, CLOCK),
         np.zeros(num_events), np.zeros(num_events, np.int64), event_at,
         np.zeros(num_devices, np.int64), np.zeros(num_pairs, np.int64),
         np.zeros(num_pairs, np.int64), np.zeros(num_pairs, np.int64),
         np.zeros(num_pairs, np.int64), np.zeros(num_links, np.int64),
-        np.zeros(num_crowds, np.int64), np.zeros(num_actions, np.int8),
+        np.zeros(num_groups, np.int64), np.zeros(num_actions, np.int8),
         np.zeros(num_actions), np.zeros(num_actions), np.zeros(num_actions), np.zeros(num_actions),
     )  # fmt: skip
 
@@ -347,9 +347,9 @@ def occupy(state: State, device: int, i: int) -> None:
     """Begins a computation or step."""
     here, now_s = state.devices[device], state.clock[0].now_s
     state.start_s[i] = now_s
-    if here.crowd >= 0:
+    if here.group >= 0:
         here.computing, here.slow, here.left = 1, 0.0, next_cut_s(state, device)
-        stir(state, here.crowd, 1)
+        stir(state, here.group, 1)
     else:
         state.end_s[i] = now_s + state.duration_s[i]
         foresee(state, device, now_s + next_cut_s(state, device))
@@ -378,7 +378,7 @@ def finish(state: State, device: int) -> None:
     if here.computing:
         here.computing = 0
         state.end_s[here.at] = state.clock[0].now_s
-        stir(state, here.crowd, -1)
+        stir(state, here.group, -1)
     if not here.posting:
         here.at += 1
     wake(state, device)
@@ -466,26 +466,26 @@ def end_sum(state: State, device: int) -> None:
     enter(state, device)
 
 
-# ------------------------------------------------------------------------------------ crowds
+# ------------------------------------------------------------------------- contention groups
 
 
 @inlined
-def stir(state: State, crowd: int, more: int) -> None:
-    """One more or less device of a crowd computes from now on."""
-    clock, group = state.clock[0], state.crowds[crowd]
+def stir(state: State, index: int, more: int) -> None:
+    """One more or less device of a group computes from now on."""
+    clock, group = state.clock[0], state.groups[index]
     group.busy += more
     if not group.stirred:
         group.stirred = 1
-        state.stirred[clock.stirred] = crowd
+        state.stirred[clock.stirred] = index
         clock.stirred += 1
 
 
 @inlined
 def pace(state: State) -> None:
-    """At the end of a moment: foresees the computations of all crowds that were stirred."""
+    """At the end of a moment: foresees the computations of all groups that were stirred."""
     clock = state.clock[0]
     for turn in range(clock.stirred):
-        group = state.crowds[state.stirred[turn]]
+        group = state.groups[state.stirred[turn]]
         group.stirred = 0
         slow, device = state.slowdown[state.stirred[turn], group.busy], group.first
         while device >= 0:

@@ -75,16 +75,16 @@ class Paths(NamedTuple):
     link_bytes_per_s: Floats
 
 
-class Crowds(NamedTuple):
-    """Devices that slow each other while they compute; H crowds of at most K of the D devices.
+class ContentionGroups(NamedTuple):
+    """Devices that slow each other while they compute; H groups of at most K of the D devices.
 
     Attributes:
-        crowd: (D,) the crowd of each device, -1 where it computes at one speed.
-        slowdown: (H, K + 1) of each crowd, by how many of its devices compute: the time of a
+        group: (D,) the group of each device, -1 where it computes at one speed.
+        slowdown: (H, K + 1) of each group, by how many of its devices compute: the time of a
             computation over that of the same computation alone, at least 1; the first is unused.
     """
 
-    crowd: Ints
+    group: Ints
     slowdown: Floats
 
 

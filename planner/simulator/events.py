@@ -36,7 +36,7 @@ from planner.schedules import rules
 from planner.schedules.actions import ActionKind, Code, Piece, Program
 from planner.schedules.dependencies import dependencies, tasks
 from planner.schedules.dry_run import dry_run
-from planner.schedules.tasks import Crowds, Cuts
+from planner.schedules.tasks import ContentionGroups, Cuts
 from planner.simulator.network import network, paths
 from planner.simulator.timeline import Timeline, Times, timeline_of, transfers
 from planner.support.arrays import Floats, Ints
@@ -67,7 +67,7 @@ def run(program: Program, costs: ActionCosts, topology: Topology) -> Times:
     ways = paths(topology, network(topology, sources, targets))
     cuts = _cuts(code, costs, duration_s)
     job = tasks(code, known, program.members, duration_s, _sizes_bytes(code, costs), cuts)
-    result = rules.run(job, ways, _crowds(code.devices, costs))
+    result = rules.run(job, ways, _contention_groups(code.devices, costs))
     if not result.ended:
         raise ValueError(f"the schedule blocks: {dry_run(program)}")
     if np.isnan(result.end_s).any():
@@ -102,16 +102,16 @@ def _cuts(code: Code, costs: ActionCosts, duration_s: Floats) -> Cuts:
     return Cuts(first, at[order], cut_s[order], sums[order])
 
 
-def _crowds(devices: Ints, costs: ActionCosts) -> Crowds:
+def _contention_groups(devices: Ints, costs: ActionCosts) -> ContentionGroups:
     """The contention groups of some devices, which are indices into the topology."""
-    crowd = np.full(len(devices), -1)
+    group = np.full(len(devices), -1)
     slowdown = np.ones(
         (len(costs.contention), max((len(one.slowdown) for one in costs.contention), default=1))
     )
     for number, one in enumerate(costs.contention):
-        crowd[np.isin(devices, one.devices)] = number
+        group[np.isin(devices, one.devices)] = number
         slowdown[number, : len(one.slowdown)] = one.slowdown
-    return Crowds(crowd, slowdown)
+    return ContentionGroups(group, slowdown)
 
 
 def _durations_s(code: Code, costs: ActionCosts) -> Floats:

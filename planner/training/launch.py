@@ -15,6 +15,7 @@ from planner.launcher.executor import IterationRecord
 from planner.launcher.failures.errors import peak_bytes
 from planner.launcher.job import check_ranks
 from planner.launcher.rendezvous import process_rank
+from planner.launcher.trained_groups import with_rest
 from planner.profilers.storages import watching
 from planner.simulator.traces.read import measured_by
 from planner.simulator.traces.write import write_trace
@@ -22,7 +23,7 @@ from planner.training.checkpoints.folder import Checkpoint
 from planner.training.checkpoints.start import check_left
 from planner.training.evaluation import Evaluation
 from planner.training.log import Log
-from planner.training.options import Asked
+from planner.training.options import TrainingRequest
 from planner.training.report import LaunchReport, RankMeasurements, make_report
 from planner.training.trainer import Trainer
 
@@ -30,11 +31,13 @@ Progress = Callable[[int, int, float | None], None]
 KEPT_STEPS = 50  # the last ones, whose actions are kept
 
 
-def launch(asked: Asked, report: Callable[[str], None], progress: Progress) -> LaunchReport | None:
-    """Trains as is asked; every rank that torchrun starts calls it.
+def launch(
+    request: TrainingRequest, report: Callable[[str], None], progress: Progress
+) -> LaunchReport | None:
+    """Trains as is request; every rank that torchrun starts calls it.
 
     Args:
-        asked: the plan and the options.
+        request: the plan and the options.
         report: gets a line of text from a rank that idles.
         progress: on rank 0, gets after each step the number of steps done, that of all, and the
             loss of all ranks where it is known.
@@ -46,15 +49,15 @@ def launch(asked: Asked, report: Callable[[str], None], progress: Progress) -> L
         PlannerError: if files, options and processes do not fit each other.
         Stopped: on a rank that has lost another one; that one has a message for the user.
     """
-    plan, trace = asked.plan, asked.launching.trace
-    trainer = Trainer.open(asked, partial(check_ranks, plan, asked.path))
+    plan, trace = request.plan, request.launching.trace
+    trainer = Trainer.open(request, partial(check_ranks, plan, request.path))
     if trainer is None:
         process = process_rank()
         assert process is not None, "one process alone has a device"
         report(f"rank {process.rank} idles: the strategy needs {len(plan.ranks)} of the ranks")
         return None
     with trainer, trainer.errors():
-        ranks, clocks, evaluations = _trained(trainer, asked, progress)
+        ranks, clocks, evaluations = _trained(trainer, request, progress)
     if trainer.rank > 0:
         return None
     job, graph = trainer.job, trainer.job.model.graph
@@ -71,7 +74,10 @@ def launch(asked: Asked, report: Callable[[str], None], progress: Progress) -> L
     if trace is not None:
         names = {device.device: device.name for device in plan.prediction.devices}
         write_trace(launch_report.timeline, names, trace, measured_by(plan))
-    return replace(launch_report, notes=notes, evaluations=tuple(evaluations))
+    return replace(
+        launch_report, notes=notes, evaluations=tuple(evaluations),
+        groups=with_rest(job.groups, graph),
+    )  # fmt: skip
 
 
 def _resume_notes(start: Checkpoint | None) -> tuple[str, ...]:
@@ -93,14 +99,14 @@ def _skip_notes(skipped: int, steps: int) -> list[str]:
 
 
 def _trained(
-    trainer: Trainer, asked: Asked, progress: Progress
+    trainer: Trainer, request: TrainingRequest, progress: Progress
 ) -> tuple[list[RankMeasurements], list[Clock], list[Evaluation]]:
     """Runs the steps that are left, and what stands around them.
 
     Returns:
         The measurements and the clocks of all ranks, and the evaluations.
     """
-    loop, checkpoints, total = asked.loop, asked.checkpoints, trainer.num_steps
+    loop, checkpoints, total = request.loop, request.checkpoints, trainer.num_steps
     if trainer.start is not None:
         check_left(trainer.start, total)
     saver = None
@@ -132,7 +138,7 @@ def _trained(
     if saver is not None:
         saver.finish()
     clocks = [Clock(*pair) for pair in zip(before, trainer.groups.read_clocks(), strict=True)]
-    peaks_bytes = _watched(trainer) if asked.launching.track_memory else None
+    peaks_bytes = _watched(trainer) if request.launching.track_memory else None
     own = _measurements(trainer, records, times, peaks_bytes)
     return trainer.groups.gather(own), clocks, evaluations
 

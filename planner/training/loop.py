@@ -29,7 +29,7 @@ from planner.training.checkpoints.folder import name_of
 from planner.training.checkpoints.start import check_later
 from planner.training.data.fingerprints import fingerprint
 from planner.training.data.samples import samples_of
-from planner.training.options import Asked, check_folder
+from planner.training.options import TrainingRequest, check_folder
 from planner.training.trainer import Trainer
 
 WITHOUT = frozenset({
@@ -47,12 +47,12 @@ class BatchTrainer:
     It is a context manager: its end is `close`.
 
     Args:
-        asked: what is trained.
+        request: what is trained.
         trainer: of this rank, at its first step.
     """
 
-    def __init__(self, asked: Asked, trainer: Trainer) -> None:
-        self._checkpoints, self._metrics = asked.checkpoints, asked.loop.metrics
+    def __init__(self, request: TrainingRequest, trainer: Trainer) -> None:
+        self._checkpoints, self._metrics = request.checkpoints, request.loop.metrics
         self._trainer: Trainer | None = trainer
         self._folders: set[Path] = set()
 
@@ -223,7 +223,7 @@ def _microbatches(trainer: Trainer, batch: object, where: str) -> dict[int, Batc
     return {m: trainer.local(reader.part(batch, m, count, where)) for m in trainer.microbatches}
 
 
-def begin(asked: Asked, metrics: Sequence[str]) -> BatchTrainer:
+def begin(request: TrainingRequest, metrics: Sequence[str]) -> BatchTrainer:
     """A training in the user's own loop; every rank that torchrun has started calls it.
 
     Args:
@@ -240,17 +240,17 @@ def begin(asked: Asked, metrics: Sequence[str]) -> BatchTrainer:
         )
     enter_from_script()
     # The ranks compare the metrics, too.
-    asked = replace(asked, loop=replace(asked.loop, metrics=tuple(metrics)))
+    request = replace(request, loop=replace(request.loop, metrics=tuple(metrics)))
 
     def check(process: ProcessRank | None) -> None:
-        _check_schedule(asked.loop.lr_schedule)
+        _check_schedule(request.loop.lr_schedule)
         for name in metrics:
             function_named(name, "metrics", LaunchError)
-        _check_ranks(asked, 1 if process is None else process.world_size)
+        _check_ranks(request, 1 if process is None else process.world_size)
 
-    trainer = Trainer.open(asked, check)
+    trainer = Trainer.open(request, check)
     assert trainer is not None, "none idles: there are as many processes as devices"
-    return BatchTrainer(asked, trainer)
+    return BatchTrainer(request, trainer)
 
 
 def _check_schedule(text: str) -> None:
@@ -263,13 +263,13 @@ def _check_schedule(text: str) -> None:
         )
 
 
-def _check_ranks(asked: Asked, num_processes: int) -> None:
+def _check_ranks(request: TrainingRequest, num_processes: int) -> None:
     """Refuses another number of processes than the strategy has devices: none may idle."""
-    needed = len(asked.plan.ranks)
+    needed = len(request.plan.ranks)
     if num_processes != needed:
         script = shlex.quote(sys.argv[0] or "SCRIPT")
         started = "this is one process" if num_processes == 1 else f"{num_processes} were started"
         raise LaunchError(
-            f"{asked.path}: the strategy uses {needed} devices, a process each, and {started}; run:"
-            f" torchrun --nproc-per-node {needed} {script}"
+            f"{request.path}: the strategy uses {needed} devices, a process each, and {started};"
+            f" run: torchrun --nproc-per-node {needed} {script}"
         )

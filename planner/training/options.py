@@ -1,4 +1,4 @@
-"""Options of a training besides its loop; `Asked`, everything that a user asks of a training."""
+"""Options of a training besides its loop, and `TrainingRequest`, which holds all options."""
 
 import os
 from collections.abc import Collection, Mapping
@@ -68,7 +68,7 @@ class WeightsOptions(Options):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class TrainingRequest:
     """What a user asks of a training.
 
     Attributes:

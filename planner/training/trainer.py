@@ -32,6 +32,7 @@ from planner.launcher.rendezvous import (
     meet_others,
     process_rank,
 )
+from planner.launcher.trained_groups import optimizer_groups, settings, trained_groups
 from planner.launcher.transfers import boxes_of
 from planner.launcher.updates import (
     DEFAULT_LEARNING_RATES,
@@ -42,13 +43,13 @@ from planner.launcher.updates import (
     make_optimizer,
 )
 from planner.launcher.versions import CurrentWeights, Weights
-from planner.profilers.storages import MemoryWatch
-from planner.resharding.sums import owns, silent
+from planner.profilers.storages import MemoryTracker
+from planner.resharding.sums import non_contributing, owns
 from planner.schedules.actions import Compute, Direction, waiting_for_sends
 from planner.training.checkpoints.content import Content
 from planner.training.checkpoints.folder import Checkpoint
 from planner.training.checkpoints.saver import Saver
-from planner.training.checkpoints.start import check_fits, start_of
+from planner.training.checkpoints.start import GROUPS, check_fits, start_of
 from planner.training.data.batching import BatchSizeHistory
 from planner.training.data.datasets import EvalData
 from planner.training.data.feeds import (
@@ -59,7 +60,7 @@ from planner.training.data.feeds import (
     training_seed,
 )
 from planner.training.evaluation import Evaluator
-from planner.training.options import Asked
+from planner.training.options import TrainingRequest
 from planner.training.steady import steps_to_show
 
 
@@ -118,12 +119,13 @@ class Trainer:
             self.evaluator = self._evaluator(loop.eval_data, "--eval-data", loop.metrics)
         self.num_steps = number_of_steps(loop, self._feed, self.groups)
         self.optimizer = make_optimizer(
-            OptimizerName(plan.optimizer), list(self.part.optimizer_parameters.values()),
+            OptimizerName(plan.optimizer),
+            optimizer_groups(job.groups, self.part.optimizer_parameters),
             loop.learning_rate, loop.weight_decay,
         )  # fmt: skip
         self.buckets = GradientBuckets(
             self.part.gradient_accumulators, sums, self.groups, self.part.shards,
-            silent(plan.strategy, job.model.graph, self.groups.device),
+            non_contributing(plan.strategy, job.model.graph, self.groups.device),
         )  # fmt: skip
         self.content = Content(job, self.part, self.optimizer, self.groups)
         self.start: Checkpoint | None = None
@@ -169,7 +171,9 @@ class Trainer:
     # ------------------------------------------------------------------------ begin and end
 
     @classmethod
-    def open(cls, asked: Asked, check: Callable[[ProcessRank | None], None]) -> "Trainer | None":
+    def open(
+        cls, request: TrainingRequest, check: Callable[[ProcessRank | None], None]
+    ) -> "Trainer | None":
         """Meets the other ranks, reads what is trained, and goes on from a checkpoint.
 
         Args:
@@ -183,12 +187,12 @@ class Trainer:
             PlannerError: if files, options and processes do not fit each other.
             Stopped: on a rank that has lost another one.
         """
-        plan, loop, process = asked.plan, asked.loop, process_rank()
+        plan, loop, process = request.plan, request.loop, process_rank()
         with failure_reported(process):
             check_schedule(plan, loop)
             check(process)
         process = process or ProcessRank(0, 1, 0, 1)
-        agreed = meet_others(plan, asked.options, process)
+        agreed = meet_others(plan, request.options, process)
         if process.rank >= len(plan.ranks):
             return None
         device = agreed.ranks[process.rank]
@@ -196,7 +200,7 @@ class Trainer:
         with ExitStack() as watched:
             watched.enter_context(hosts_watched(agreed.hosts, process.rank))
             with with_causes(plan, device):
-                job, start = _read_job(asked, agreed, process)
+                job, start = _read_job(request, agreed, process)
                 trainer = cls(job, loop, process.rank)
                 take_error_hook()
                 if start is not None:
@@ -255,6 +259,7 @@ class Trainer:
         return {
             "loss_scale": {"value": scale.value, "good_steps": scale.good_steps},
             "batches": [[*part] for part in self.history.parts],
+            GROUPS: settings(self.job.groups),
         }
 
     def restore(self, extras: Mapping[str, Any], step: int) -> None:
@@ -292,7 +297,7 @@ class Trainer:
                 yield record
 
     def step(
-        self, batches: Mapping[int, Batch] | None = None, watch: MemoryWatch | None = None
+        self, batches: Mapping[int, Batch] | None = None, watch: MemoryTracker | None = None
     ) -> IterationRecord:
         """One step of the training. Under an asynchronous schedule it is a flow of its own.
 
@@ -312,7 +317,7 @@ class Trainer:
         self.next_step += 1
         return record
 
-    def watched(self, watch: MemoryWatch, data: Mapping[int, Batch]) -> IterationRecord:
+    def watched(self, watch: MemoryTracker, data: Mapping[int, Batch]) -> IterationRecord:
         """Steps in which memory is watched, enough of them for its peak: one, or under an
         asynchronous schedule a flow in which all versions are alive.
 
@@ -365,7 +370,7 @@ class Trainer:
 
 
 def _read_job(
-    asked: Asked, agreed: LaunchAgreement, process: ProcessRank
+    request: TrainingRequest, agreed: LaunchAgreement, process: ProcessRank
 ) -> tuple[TrainingJob, Checkpoint | None]:
     """What is trained, and the checkpoint to go on from; every rank with a device calls it.
 
@@ -373,10 +378,11 @@ def _read_job(
         PlannerError: if files and options do not fit each other, or the ranks have others.
         Stopped: if another rank has ended.
     """
-    choices = asked.loss, asked.launching.device
-    job = prepare(asked.plan, asked.path, asked.launching.model, process, choices)
+    choices = request.loss, request.launching.device
+    job = prepare(request.plan, request.path, request.launching.model, process, choices)
+    job = replace(job, groups=trained_groups(job.model, request.loop))
     # Before any rank can write a checkpoint.
-    start = start_of(asked.checkpoints, restarted=agreed.restarted)
+    start = start_of(request.checkpoints, restarted=agreed.restarted)
     if start is not None:
         check_fits(start, job)
     compare_ranks(process, len(job.plan.ranks), {
@@ -384,8 +390,8 @@ def _read_job(
         "checkpoint": "" if start is None else start.path.name,
         "kind of device": job.device.partition(":")[0],
     })  # fmt: skip
-    with_ranks = replace(asked.plan, ranks=agreed.ranks, hosts=())
-    return with_choices(replace(job, plan=with_ranks), asked.loop), start
+    with_ranks = replace(request.plan, ranks=agreed.ranks, hosts=())
+    return with_choices(replace(job, plan=with_ranks), request.loop), start
 
 
 def _again_and_again(batches: Mapping[int, Batch]) -> Iterator[Batch]:
@@ -414,5 +420,5 @@ def _rules(job: TrainingJob, loop: Loop, num_steps: int, groups: Groups) -> Upda
     if rate is None:
         rate = DEFAULT_LEARNING_RATES[OptimizerName(job.plan.optimizer)]
     factor = rate_factor(loop.lr_schedule, num_steps)
-    reports = any(groups.gather(loop.tells or loop.log is not None))
+    reports = any(groups.gather(loop.reports_loss or loop.log is not None))
     return UpdateRules(rate, factor, loop.clip, loop.nan, reports)

@@ -183,8 +183,8 @@ def memory(names: Sequence[str], folder: Path) -> list[str]:
             one = profiled(model, options, folder, Path(cache))
         needs = memory_of(read_profile(one["path"]), range(one["num_operators"]))
         predicted = (
-            needs.parameter_bytes
-            + needs.trainable_bytes
+            needs.static.parameter
+            + needs.static.trainable
             + needs.kept_bytes
             + needs.backward_workspace_bytes
         )

@@ -293,7 +293,7 @@ def test_a_stashed_view_counts_as_its_base_where_both_are_on_one_device():
 
 def test_a_stage_keeps_inputs_outputs_stash_and_what_the_loss_keeps():
     need = memory_of(views_profile(), [0, 1, 2])
-    assert need.parameter_bytes == need.trainable_bytes == 1000  # tied: held once
+    assert need.static.parameter == need.static.trainable == 1000  # tied: held once
     assert need.kept_bytes == 10 + 100 + 5 + 7 + 7
     assert need.boundary_bytes == 10 + 7
     assert need.returned_bytes == 0
@@ -409,8 +409,8 @@ def test_a_stage_needs_its_operators_and_what_earlier_stages_of_the_device_have_
     )  # fmt: skip
     assert stage_memory(profile, first) == memory_of(profile, [0, 1])
     assert stage_memory(profile, last, [first]) == memory_of(profile, [2], [0, 1])
-    assert stage_memory(profile, last, [first]).parameter_bytes == 0
-    assert stage_memory(profile, last).parameter_bytes == 1000
+    assert stage_memory(profile, last, [first]).static.parameter == 0
+    assert stage_memory(profile, last).static.parameter == 1000
 
 
 def test_the_price_of_a_stage_has_its_operators_and_the_step_of_all_that_it_trains():

@@ -16,7 +16,7 @@ from planner.artefacts.strategy import violations
 from planner.artefacts.topology import CollectiveKind, CollectiveTable
 from planner.costs.evaluate import evaluate
 from planner.costs.local_stage import local_stage, work_share
-from planner.costs.stage_memory import stage_memory
+from planner.costs.stage_memory import StaticBytes, stage_memory
 from planner.costs.stage_pass import stage_pass
 from planner.costs.transfers import (
     allgather_s,
@@ -439,7 +439,22 @@ def test_the_local_graph_has_local_shapes():
     parameters = {one.name: one.shape for one in local.profile.graph.parameters}
     assert parameters == {"w0": (WIDTH,), "w1": (WIDTH, 16), "w2": (16, WIDTH)}
     need = stage_memory(mlp(), one_stage(mlp(), megatron(4), [range(4)]).stages[0])
-    assert need.trainable_bytes == need.gradient_bytes == need.state_bytes
+    assert need.static.trainable == need.static.gradient == need.static.state
+
+
+@pytest.mark.parametrize("split", [None, megatron(2), zero(2, 1), zero(2, 2), zero(2, 3)])
+def test_parameters_that_are_not_trained_have_no_gradient_and_no_state(split):
+    trained = mlp()
+    parameters = tuple(replace(one, trainable=False) for one in trained.graph.parameters)
+    frozen = replace(trained, graph=replace(trained.graph, parameters=parameters))
+    group = range(2 if split else 1)
+    with_gradients, without = (
+        stage_memory(one, one_stage(one, split, [group]).stages[0]).static
+        for one in (trained, frozen)
+    )
+    held = with_gradients.trainable  # without a second copy of a part that is stepped
+    assert without == StaticBytes(held, 0, 0, 0, scatter=0, gather=0)
+    assert with_gradients.gradient > 0 and with_gradients.state > 0
 
 
 def test_a_lookup_moves_what_it_makes_and_not_its_table():
@@ -452,6 +467,19 @@ def test_a_lookup_moves_what_it_makes_and_not_its_table():
         local = local_stage(profile, one_stage(profile, split, [(0, 1)]).stages[0])
         (own,) = (one for one in local.profile.operators if one.name == "scale")
         assert own.bytes_moved == round(due)
+
+
+def test_a_copy_for_an_operator_without_a_backward_has_no_gradient():
+    def copied(profile):
+        split = sharding((2,), {"scale": ["S0,R->S0"]})
+        local = local_stage(profile, one_stage(profile, split, [(0, 1)]).stages[0])
+        (made,) = (one for one in local.profile.graph.tensors if one.name.startswith("s as"))
+        return made.gradient
+
+    some = mlp()
+    tensors = (replace(t, gradient=t.gradient and t.name != "h") for t in some.graph.tensors)
+    assert copied(some)
+    assert not copied(replace(some, graph=replace(some.graph, tensors=tuple(tensors))))
 
 
 def cast_mlp():

@@ -7,7 +7,7 @@ import pytest
 from planner.artefacts.graph import Graph, Operator, Parameter, Tensor
 from planner.artefacts.sharding import Sharding, rule_of
 from planner.artefacts.strategy import GradientSum, ScheduleName, Stage, Strategy
-from planner.resharding.sums import gradient_sums, owns, silent, state_steps
+from planner.resharding.sums import gradient_sums, non_contributing, owns, state_steps
 
 BYTES = 4 * 4 * 4
 
@@ -116,7 +116,7 @@ def test_tied_parameters_of_two_meshes_that_are_whole():
         stage(("two", "three"), ((2, 3),), (2,), ["R,R->R"]),
     )
     assert sums(*parts) == (GradientSum((0, 1, 2, 3), ("w",), BYTES),)
-    assert [silent(strategy(*parts), graph(), d) for d in range(4)] == [
+    assert [non_contributing(strategy(*parts), graph(), d) for d in range(4)] == [
         frozenset(), frozenset(), frozenset(), {"w"}
     ]  # fmt: skip
 
@@ -124,8 +124,12 @@ def test_tied_parameters_of_two_meshes_that_are_whole():
 def test_tied_parameters_of_a_mesh_and_one_device():
     parts = stage(("one",), ((0,),)), stage(("two", "three"), ((1, 2),), (2,), ["R,R->R"])
     assert sums(*parts) == (GradientSum((0, 1, 2), ("w",), BYTES),)
-    assert silent(strategy(*parts), graph(), 2) == {"w"}
-    assert silent(strategy(*parts), graph(), 1) == silent(strategy(*parts), graph(), 0) == set()
+    assert non_contributing(strategy(*parts), graph(), 2) == {"w"}
+    assert (
+        non_contributing(strategy(*parts), graph(), 1)
+        == non_contributing(strategy(*parts), graph(), 0)
+        == set()
+    )
 
 
 def test_tied_parameters_in_other_parts_are_refused():

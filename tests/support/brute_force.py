@@ -109,13 +109,13 @@ class _Trial:
             - self.problem.training.reserve
         )
         static = static_bytes(
-            need.parameter_bytes, need.trainable_bytes, self.problem.training.optimizer
+            need.static.parameter, need.static.trainable, self.problem.training.optimizer
         )
         inputs, returned = self._ends(inside)
         boundary = inputs + returned + crossing
         rounds = -(-self.problem.num_microbatches // width)
         if asynchronous(self.problem.training):
-            static += (depth - 1) * need.trainable_bytes
+            static += (depth - 1) * need.static.trainable
             rounds = 10**9
         rest_of = (entering, gradient_bytes, workspace, depth, rounds)
         bytes_needed = {
@@ -149,7 +149,7 @@ class _Trial:
         in_front = self.cut(before) if before else (0, 0, 0, 0)
         others = self._posting(devices, messages + in_front[1], crossing + in_front[0])
         others_back = self._posting(devices, gradients + in_front[3], gradient_bytes + in_front[2])
-        trained = need.trainable_bytes
+        trained = need.static.trainable
         launch = max(launch_s(problem, d) for d in devices)
         tail = launch + max(
             slowdowns(self.problem, self.order)[d]

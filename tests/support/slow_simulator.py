@@ -88,7 +88,7 @@ class _Transfer:
 
 
 class _Computation:
-    """A computation in a crowd: `left` s of work from time `since_s` on, which take `slow` times as
+    """A computation in a group: `left` s of work from time `since_s` on, which take `slow` times as
     long; 0 until that is known.
     """
 
@@ -143,8 +143,8 @@ class _Simulation:
         # at a cut, and -1 where its stream ends an all-reduce.
         self.queue: list[tuple[float, int, int, int | None]] = []
         self.order = 0
-        # The crowd of a device; the computations of each crowd, by device; crowds that changed.
-        self.crowds = {d: n for n, crowd in enumerate(costs.contention) for d in crowd.devices}
+        # The group of a device; the computations of each group, by device; groups that changed.
+        self.groups = {d: n for n, group in enumerate(costs.contention) for d in group.devices}
         self.computing: list[dict[int, _Computation]] = [{} for _ in costs.contention]
         self.stirred: set[int] = set()
         # By device, the number of its event to come.
@@ -172,7 +172,7 @@ class _Simulation:
                 self.now_s = time_s
                 if self._pass_cut(device):
                     continue
-                self._leave_crowd(device)
+                self._leave_group(device)
                 action = self.program.lists[device][self.position[device]]
                 if isinstance(action, Send | Receive):
                     self._post(device, action)
@@ -275,10 +275,10 @@ class _Simulation:
     def _occupy(self, device: int, action: Action, time_s: float) -> None:
         ahead = self.cuts[device].get(self.position[device])
         first_s = ahead[0][0] if ahead else time_s
-        if device in self.crowds and isinstance(action, Compute | Step):
-            crowd = self.crowds[device]
-            self.computing[crowd][device] = _Computation(action, self.now_s, first_s)
-            self.stirred.add(crowd)
+        if device in self.groups and isinstance(action, Compute | Step):
+            group = self.groups[device]
+            self.computing[group][device] = _Computation(action, self.now_s, first_s)
+            self.stirred.add(group)
             return
         self.events.append(Event(device, action, self.now_s, self.now_s + time_s))
         self._foresee(self.now_s + first_s, device, None)
@@ -291,22 +291,22 @@ class _Simulation:
         passed_s, index = ahead.popleft()
         action = self.program.lists[device][self.position[device]]
         next_s = ahead[0][0] if ahead else self._time_s(device, action)
-        crowd = self.crowds.get(device)
-        if crowd is None:
+        group = self.groups.get(device)
+        if group is None:
             start_s = next(e.start_s for e in reversed(self.events) if e.action == action)
             self._foresee(start_s + next_s, device, None)
         else:
-            one = self.computing[crowd][device]
+            one = self.computing[group][device]
             one.left, one.since_s = next_s - passed_s, self.now_s
             self._foresee(self.now_s + one.left * one.slow, device, None)
         self._there(device, index)
         return True
 
     def _pace(self) -> None:
-        """At the end of a moment: foresees the computations of the crowds that changed."""
-        for crowd in self.stirred:
-            slow = self.costs.contention[crowd].slowdown[len(self.computing[crowd])]
-            for device, one in self.computing[crowd].items():
+        """At the end of a moment: foresees the computations of the groups that changed."""
+        for group in self.stirred:
+            slow = self.costs.contention[group].slowdown[len(self.computing[group])]
+            for device, one in self.computing[group].items():
                 if slow != one.slow:
                     if one.slow:
                         one.left = max(one.left - (self.now_s - one.since_s) / one.slow, 0.0)
@@ -314,12 +314,12 @@ class _Simulation:
                     self._foresee(self.now_s + one.left * slow, device, None)
         self.stirred.clear()
 
-    def _leave_crowd(self, device: int) -> None:
-        """Notes the end of the computation of a device in a crowd, if it runs one."""
-        crowd = self.crowds.get(device)
-        if crowd is not None and device in self.computing[crowd]:
-            one = self.computing[crowd].pop(device)
-            self.stirred.add(crowd)
+    def _leave_group(self, device: int) -> None:
+        """Notes the end of the computation of a device in a group, if it runs one."""
+        group = self.groups.get(device)
+        if group is not None and device in self.computing[group]:
+            one = self.computing[group].pop(device)
+            self.stirred.add(group)
             self.events.append(Event(device, one.action, one.start_s, self.now_s))
 
     def _post_s(self, device: int, action: Send | Receive) -> float:

@@ -90,7 +90,7 @@ def test_the_ranks_compare_the_options_of_a_file_but_for_those_that_are_a_ranks_
     assert compared == in_file - of_a_rank | {"config", "output"}
     kinds = (Loop, LossOptions, Launching, Checkpoints)
     marked = {n for kind in kinds for n, one in declared(kind).items() if one.per_rank}
-    assert marked == of_a_rank | {"tells"}
+    assert marked == of_a_rank | {"reports_loss"}
 
 
 @pytest.mark.parametrize(

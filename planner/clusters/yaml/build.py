@@ -278,27 +278,13 @@ class _Draft:
     # Vertices -------------------------------------------------------------------------------------
 
     def _add_hosts(self, place: str, given: HostSchema) -> None:
-        if given.template is not None:
-            if given.model_fields_set - {"template", "count"}:
-                self.complain(place, "a template brings all but the count; leave out the rest")
-                return
-            template = self.context.other(f"{self.where}{place}.template", given.template)
-            if template is None:
-                self.partial = True
-                return
-            count = given.count or 1
-            if self._has_room(place, *(count * each for each in parts_of(template))):
-                for _ in range(count):
-                    self._copy(template)
-            return
-        if given.name is None and given.count is None:
-            self.complain(f"{place}.name", "missing, or `template`")
-            return
+        """Copies of a template, a change of inherited hosts, or new hosts."""
         stem = given.name or "host"
-        old = [n for n in _matching(stem, self.hosts) if n not in self.own]
-        if given.count is None and (old or _pattern(stem)):
-            if not old and not self.partial:
-                self.complain(f"{place}.name", f"no host to change matches {stem!r}")
+        if given.template is not None:
+            self._copy_hosts(place, given, given.template)
+        elif given.name is None and given.count is None:
+            self.complain(f"{place}.name", "missing, or `template`")
+        elif (old := self._inherited(place, "host", stem, given.count, self.hosts)) is not None:
             for name in old:
                 new, host = _host(given, name), self.hosts[name]
                 if "cores" in given.model_fields_set:
@@ -306,10 +292,39 @@ class _Draft:
                 if "memory" in given.model_fields_set:
                     host = replace(host, memory_bytes=new.memory_bytes)
                 self.hosts[name] = host
-            return
-        if self._has_room(place, switches=given.count or 1):
+        elif self._has_room(place, switches=given.count or 1):
             for name in self._new(f"{place}.name", stem, given.count):
                 self.hosts[name] = _host(given, name)
+
+    def _copy_hosts(self, place: str, given: HostSchema, name: str) -> None:
+        if given.model_fields_set - {"template", "count"}:
+            self.complain(place, "a template brings all but the count; leave out the rest")
+            return
+        template = self.context.other(f"{self.where}{place}.template", name)
+        if template is None:
+            self.partial = True
+            return
+        count = given.count or 1
+        if self._has_room(place, *(count * each for each in parts_of(template))):
+            for _ in range(count):
+                self._copy(template)
+
+    def _inherited(
+        self, place: str, kind: str, name: str, count: int | None, known: Iterable[str]
+    ) -> list[str] | None:
+        """The names from an extended topology that an entry changes; None where it makes new ones.
+
+        Args:
+            kind: "host" or "device", for the message.
+        """
+        if count is not None:
+            return None
+        old = [one for one in _matching(name, known) if one not in self.own]
+        if not old and not _pattern(name):
+            return None
+        if not old and not self.partial:
+            self.complain(f"{place}.name", f"no {kind} to change matches {name!r}")
+        return old
 
     def _has_room(self, place: str, devices: int = 0, switches: int = 0, links: int = 0) -> bool:
         """Whether there may be so many more parts, hosts counted as switches. If not, that is a
@@ -349,10 +364,8 @@ class _Draft:
             self.complain(f"{place}.type", _unknown_type(given.type, types))
         if given.host is not None and given.host not in self.hosts and not self.partial:
             self.complain(f"{place}.host", f"unknown host {given.host!r}")
-        old = [n for n in _matching(given.name, self.devices) if n not in self.own]
-        if given.count is None and (old or _pattern(given.name)):
-            if not old and not self.partial:
-                self.complain(f"{place}.name", f"no device to change matches {given.name!r}")
+        old = self._inherited(place, "device", given.name, given.count, self.devices)
+        if old is not None:
             changes = _given(type=given.type, host=given.host)
             for name in old:
                 self.devices[name] = replace(self.devices[name], **changes)

@@ -1,5 +1,6 @@
 """The evaluation form of an ONNX model: BatchNormalization by its running statistics, Dropout off,
-and everywhere else what the marks of `planner export` say (`model/marks.py`).
+everywhere else what the marks of `planner export` say (`model/marks.py`), and no initializer or
+node that nobody reads, such as the mode of a Dropout.
 
 `model/modes.py` says how each version of the two operators writes its mode. Graphs within nodes,
 the bodies of loops and branches, are changed as the outermost one.
@@ -12,7 +13,7 @@ from onnx import GraphProto, ModelProto, NodeProto, StringStringEntryProto, help
 
 from planner.model.canonical import domain_of, own_domain
 from planner.model.expansion.inlining import subgraphs
-from planner.model.expansion.nested import names_read, names_read_by
+from planner.model.expansion.nested import names_read
 from planner.model.marks import ALWAYS, mark_of
 from planner.model.record import METADATA_KEY
 from planner.model.scopes import EVALUATION_MARK, MARKS, MODE_MARK, STATE_MARK
@@ -37,34 +38,29 @@ def to_evaluation(proto: ModelProto) -> int:
         ModelError: if an output is read that there is in training alone.
     """
     versions = {own_domain(one.domain): one.version for one in proto.opset_import}
-    before = names_read(proto.graph)
     changed = sum(_evaluate(graph, versions.get("", 1)) for graph in _graphs(proto.graph))
     changed += _obey_marks(proto.graph)
-    _remove(proto.graph, before - names_read(proto.graph))
+    for graph in reversed([*_graphs(proto.graph)]):  # inner ones read values of outer ones
+        _remove_unread(graph)
     return changed
 
 
 def _obey_marks(graph: GraphProto) -> int:
-    """Gives marked nodes what they have in evaluation, and takes away those that make new state,
-    with all that only they depend on. Gives the number of nodes that were changed or taken away.
+    """Gives marked nodes what they have in evaluation, and takes away those that make new state.
+    Gives the number of both.
     """
-    states = [node for node in graph.node if mark_of(node, STATE_MARK)]
-    by_mode = [node for node in graph.node if mark_of(node, EVALUATION_MARK)]
-    if not states and not by_mode:
-        return 0
-    for node in by_mode:
-        node.input[:] = [mark_of(node, EVALUATION_MARK)]
-        _remove_notes(node.metadata_props, {EVALUATION_MARK})
-    needed = {one.name for one in graph.output}
-    kept: list[NodeProto] = []
-    for node in reversed(graph.node):
-        if not mark_of(node, STATE_MARK) and not needed.isdisjoint(node.output):
-            kept.append(NodeProto.FromString(node.SerializeToString()))
-            needed |= names_read_by(node)
-    gone = len(graph.node) - len(kept)
-    del graph.node[:]
-    graph.node.extend(reversed(kept))
-    return gone + len(by_mode)
+    changed = 0
+    for at in reversed(range(len(graph.node))):
+        node = graph.node[at]
+        if mark_of(node, STATE_MARK):
+            del graph.node[at]
+        elif evaluation := mark_of(node, EVALUATION_MARK):
+            node.input[:] = [evaluation]
+            _remove_notes(node.metadata_props, {EVALUATION_MARK})
+        else:
+            continue
+        changed += 1
+    return changed
 
 
 def remove_annotations(proto: ModelProto) -> None:
@@ -98,13 +94,21 @@ def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
             yield from _graphs(inner)
 
 
-def _remove(graph: GraphProto, names: set[str]) -> None:
-    """Removes initializers, which older files have among the inputs, too."""
-    held = {tensor.name for tensor in graph.initializer} & names
-    for values in (graph.initializer, graph.input):
+def _remove_unread(graph: GraphProto) -> None:
+    """Removes nodes and initializers that nobody reads."""
+    while dead := _dead_nodes(graph):
+        for at in reversed(dead):
+            del graph.node[at]
+    unread = {tensor.name for tensor in graph.initializer} - names_read(graph)
+    for values in (graph.initializer, graph.input):  # older files have them among the inputs, too
         for at in reversed(range(len(values))):
-            if values[at].name in held:
+            if values[at].name in unread:
                 del values[at]
+
+
+def _dead_nodes(graph: GraphProto) -> list[int]:
+    read = names_read(graph)
+    return [at for at, node in enumerate(graph.node) if read.isdisjoint(node.output)]
 
 
 def _evaluate(graph: GraphProto, version: int) -> int:

@@ -18,12 +18,14 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from planner.support.errors import ExportError
 
 aten = torch.ops.aten
 _REGION = torch.ops.higher_order.wrap_with_set_grad_enabled
+_FLAG = (Tensor.requires_grad_, Tensor.requires_grad.__set__)  # type: ignore[attr-defined]
 _DETACH = (aten.detach.default, aten.detach_.default)
 
 
@@ -84,6 +86,31 @@ def modes_traced() -> Iterator[None]:
         yield
     finally:
         put(*before)
+
+
+class FlagChanges(TorchFunctionMode):
+    """While a module is traced under it, changes of its parameters' `requires_grad` are noted.
+
+    Attributes:
+        names: of the parameters, in the order of their first change.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self._module = module
+        self.names: dict[str, None] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """One call of torch."""
+        kwargs = kwargs or {}
+        if func in _FLAG:
+            before = args[0].requires_grad
+            made = func(*args, **kwargs)
+            if args[0].requires_grad != before:
+                own = self._module.named_parameters(remove_duplicate=False)
+                self.names |= dict.fromkeys(name for name, one in own if one is args[0])
+            return made
+        return func(*args, **kwargs)
 
 
 def keep_stops(program: ExportedProgram, module: nn.Module) -> None:
@@ -151,10 +178,10 @@ def _mark(module: GraphModule, given: Sequence[bool], *, recorded: bool = True) 
                 not recorded
                 and _writes(node)
                 and _root(node) in flows
-                and (_root(node).op == "placeholder")
+                and _root(node).op == "placeholder"
             ):
                 raise _WriteError(
-                    f"{node.target} writes under torch.no_grad() into a tensor that has a gradient,"
+                    f"{_named(node)} writes under torch.no_grad() into a tensor with a gradient,"
                     " which a graph cannot have; compute a new tensor"
                 )
         if flow:
@@ -197,10 +224,16 @@ def _check_writes(module: GraphModule, stop: Node) -> None:
     for node in module.graph.nodes:
         if is_later and _writes(node) and node.target not in _DETACH and _root(node) is root:
             raise _WriteError(
-                f"{node.target} writes into the memory of a tensor behind detach(), which a graph"
+                f"{_named(node)} writes into the memory of a tensor behind detach(), which a graph"
                 " cannot have; write .detach().clone()"
             )
         is_later = is_later or node is stop
+
+
+def _named(node: Node) -> str:
+    """An operator that writes, for messages."""
+    is_norm = node.target is aten.embedding_renorm_.default
+    return "max_norm of an embedding, which" if is_norm else f"forward: {node.target}"
 
 
 def _writes(node: Node) -> bool:

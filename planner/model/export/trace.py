@@ -18,8 +18,9 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from planner.model.export.assumptions import Assumptions
+from planner.model.export.composed import Composed
 from planner.model.export.inputs import Inputs
-from planner.model.export.stops import keep_stops, modes_traced
+from planner.model.export.stops import FlagChanges, keep_stops, modes_traced
 from planner.model.export.translations import own_operators, translations
 from planner.support.errors import ExportError
 
@@ -40,11 +41,12 @@ def traced(
         dynamic_shapes: as torch.onnx.export takes them.
 
     Raises:
-        ExportError: if torch cannot trace it, or it writes into a tensor whose gradient it stops.
+        ExportError: if torch cannot trace it, it writes into a tensor whose gradient it stops, or
+            it changes which of its parameters are trained.
     """
-    assumptions = Assumptions()
+    assumptions, flags = Assumptions(), FlagChanges(module)
     try:
-        with assumptions, modes_traced():
+        with assumptions, flags, Composed(), modes_traced():
             program = torch.export.export(
                 module,
                 inputs.positional,
@@ -54,6 +56,12 @@ def traced(
             )
     except Exception as error:
         raise ExportError(f"{type(module).__name__}: {_untraceable(error)}") from error
+    if flags.names:
+        raise ExportError(
+            f"{type(module).__name__}: forward changes requires_grad of {', '.join(flags.names)},"
+            " but what a plan trains is fixed; freeze parameters before the export, or use their"
+            " detach()"
+        )
     keep_stops(program, module)
     _copy_before_views(program)
     return program, tuple(assumptions.made)

@@ -17,6 +17,7 @@
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from inspect import signature
 from math import inf
 from typing import Any
 
@@ -167,6 +168,14 @@ def embedding_bag(
         size = op.ScatterND(of(0.0, num_bags), bag, counts, reduction="add")
         made = op.Div(made, op.Unsqueeze(op.Max(size, of(1.0, num_bags)), one))
     return made, op.Identity(offsets), op.Identity(offsets), op.Identity(offsets)
+
+
+def embedding_bag_counted_back(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    """`embedding_bag.padding_idx`, in which a negative row counts back from the last one."""
+    given = signature(embedding_bag).bind(*args, **kwargs).arguments
+    if (given["padding_idx"] or 0) < 0:
+        given["padding_idx"] += given["weight"].shape[0]
+    return embedding_bag(**given)
 
 
 NONE, AVERAGE = range(2)  # torch's reductions of a loss; 2 is the sum
@@ -402,7 +411,7 @@ TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     aten.normal.Tensor_float: normal,
     aten.normal.Tensor_Tensor: normal,
     aten.cross_entropy_loss.default: cross_entropy,
-    aten.embedding_bag.padding_idx: embedding_bag,
+    aten.embedding_bag.padding_idx: embedding_bag_counted_back,
     aten.linalg_householder_product.default: householder_product,
     aten.linalg_matrix_exp.default: matrix_exp,
     aten._embedding_bag.default: embedding_bag,

@@ -14,7 +14,7 @@ from those of the other models, or, with one model only, each run from the other
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import NamedTuple
@@ -30,7 +30,7 @@ from planner.costs.evaluate import evaluate
 from planner.costs.local_stage import local_stage
 from planner.costs.operators import loss_input_bytes
 from planner.costs.stage_pass import collective_steps, count_collectives, stage_pass
-from planner.costs.transfers import slowest_link
+from planner.costs.transfers import transfer_s
 from planner.schedules.actions import AllReduce, Compute, Direction, Receive, Send, Step
 from planner.simulator.events import run as simulated
 from planner.simulator.timeline import Event, Timeline, timeline_of
@@ -242,58 +242,84 @@ class _MeasuredPass:
     measured_s: float
 
 
+class _Column(NamedTuple):
+    """A parameter of the regression of passes: a field of `Calibration`, or, by direction and type
+    of operator, of its deviations.
+
+    Attributes:
+        mean: before any measurement.
+        width: of its prior.
+        least: its bound.
+    """
+
+    name: str
+    mean: float
+    width: float
+    least: float
+
+
+COLUMNS = (
+    _Column("forward", 1.0, FACTOR_WIDTH, 0.1),
+    _Column("backward", 1.0, FACTOR_WIDTH, 0.1),
+    _Column("loss_forward_s_per_byte", 0.0, LOSS_WIDTH, 0.0),
+    _Column("loss_backward_s_per_byte", 0.0, LOSS_WIDTH, 0.0),
+    _Column("launch_s", 0.0, LAUNCH_WIDTH_S, 0.0),
+    _Column("collective_s", 0.0, COLLECTIVE_WIDTH_S, 0.0),
+    _Column("collectives", 1.0, TAIL_WIDTH, 0.01),
+)
+
+
 def _computation(runs: Sequence[MeasuredRun]) -> Calibration:
     """The part of the calibration that is about forwards and backwards."""
     stages = [pair for one in runs for pair in _stages(one)]
     types = sorted({t for pair in stages for one in pair for t in (*one.forward, *one.backward)})
+    of_types = [_Column(f"{way} {t}", 0.0, TYPE_WIDTH, -np.inf)
+                for way in ("forward", "backward") for t in types]  # fmt: skip
+    columns = (*COLUMNS, *of_types)
     rows, values, errors = [], [], []
     for forward, backward in stages:
         # Both directions and their sum: noise moves time from one to the other, and the sum is
         # known better than its parts.
-        sides = [_coefficients(one, types) for one in (forward, backward)]
+        sides = [_coefficients(one, columns) for one in (forward, backward)]
         rows += [*sides, sides[0] + sides[1]]
         values += [forward.measured_s, backward.measured_s]
         values += [forward.measured_s + backward.measured_s]
         errors += [DIRECTION_ERROR, DIRECTION_ERROR, STAGE_ERROR]
-    count = len(types)
-    # Parameters in the order of `_coefficients`.
-    x = regression(
-        np.array(rows),
-        np.array(values),
-        np.array(errors),
-        np.array([1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 1.0] + [0.0] * 2 * count),
-        np.array(
-            [FACTOR_WIDTH] * 2 + [LOSS_WIDTH] * 2 + [LAUNCH_WIDTH_S]
-            + [COLLECTIVE_WIDTH_S, TAIL_WIDTH] + [TYPE_WIDTH] * 2 * count
-        ),
-        np.array([0.1, 0.1, 0.0, 0.0, 0.0, 0.0, 0.01] + [-np.inf] * 2 * count),
-    ).tolist()  # fmt: skip
+    means, widths, least = (np.array([one[i] for one in columns]) for i in (1, 2, 3))
+    fitted = regression(np.array(rows), np.array(values), np.array(errors), means, widths, least)
+    found = dict(zip((one.name for one in columns), fitted.tolist(), strict=True))
+    # A bound on a sum of two parameters, which the regression does not know.
+    lowest = {way: LEAST_TYPE_FACTOR - found[way] for way in ("forward", "backward")}
     return Calibration(
         whole=True,
-        forward=x[0],
-        backward=x[1],
-        loss_forward_s_per_byte=x[2],
-        loss_backward_s_per_byte=x[3],
-        launch_s=x[4],
-        collective_s=x[5],
-        collectives=x[6],
+        **{one.name: found[one.name] for one in COLUMNS},
         deviations=tuple(
-            # A bound on a sum of two parameters, which the regression does not know.
-            Deviation(name, max(f, LEAST_TYPE_FACTOR - x[0]), max(b, LEAST_TYPE_FACTOR - x[1]))
-            for name, f, b in zip(types, x[7 : 7 + count], x[7 + count :], strict=True)
+            Deviation(t, *(max(found[f"{way} {t}"], low) for way, low in lowest.items()))
+            for t in types
         ),
     )
 
 
-def _coefficients(one: _MeasuredPass, types: Sequence[str]) -> Floats:
-    """(7 + 2 types,) coefficients of all forwards, all backwards, the loss's forward and backward,
-    the launch, each collective, the time of all collectives, each type's forward and each type's
-    backward.
-    """
-    forward, backward = ([side.get(t, 0.0) for t in types] for side in (one.forward, one.backward))
-    whole = [sum(forward), sum(backward), one.loss_forward, one.loss_backward, 1.0]
-    whole += one.collectives
-    return np.array([*whole, *forward, *backward])
+def _coefficients(one: _MeasuredPass, columns: Sequence[_Column]) -> Floats:
+    """(columns,) by how much each parameter makes a pass longer."""
+    number, collectives_s = one.collectives
+    known = {
+        "forward": _total_s(one.forward),
+        "backward": _total_s(one.backward),
+        "loss_forward_s_per_byte": one.loss_forward,
+        "loss_backward_s_per_byte": one.loss_backward,
+        "launch_s": 1.0,
+        "collective_s": number,
+        "collectives": collectives_s,
+        **{f"forward {t}": time_s for t, time_s in one.forward.items()},
+        **{f"backward {t}": time_s for t, time_s in one.backward.items()},
+    }
+    return np.array([known.get(column.name, 0.0) for column in columns])
+
+
+def _total_s(by_type: Mapping[str, float]) -> float:
+    """In one order of the types, so that the same runs give the same bits."""
+    return sum(by_type[t] for t in sorted(by_type))
 
 
 def _stages(run: MeasuredRun) -> Iterator[tuple[_MeasuredPass, _MeasuredPass]]:
@@ -455,9 +481,10 @@ def _share_left_for_links(runs: Sequence[MeasuredRun]) -> float:
         for transfer in run.timeline.transfers:
             busy = any(e.start_s < transfer.end_s < e.end_s for e in busy_at[transfer.target])
             if not busy and transfer.bytes:
-                latency, rate = slowest_link(topology, (transfer.source,), (transfer.target,))
-                left_s = max(transfer.end_s - transfer.start_s - latency, 1e-9)
-                pairs.append((transfer.bytes / rate, left_s))
+                ends = (transfer.source,), (transfer.target,)
+                latency_s = transfer_s(topology, *ends, 0)
+                left_s = max(transfer.end_s - transfer.start_s - latency_s, 1e-9)
+                pairs.append((transfer_s(topology, *ends, transfer.bytes, messages=0), left_s))
     if not pairs:
         return 1.0
     expected_s, measured_s = np.array(pairs).T
@@ -480,7 +507,14 @@ def _all_reduces(run: MeasuredRun, launch_s: float) -> Iterator[tuple[float, flo
     evaluation = evaluate(run.problem, run.plan.strategy)
     costs, sums = evaluation.costs, evaluation.program.sums
     # How much longer the last backward takes beside a sum counts as time of the sum. Without that
-    # the fit finds that sums take no time.
+    # the fit finds that sums take no time. A device whose sum is predicted behind its backward:
+    #
+    #     another of the stage  [ backward       ]
+    #     the last one          [ backward beside the sum  ][ rest of the sum ]
+    #                                            | longer_s|    measured_s    |
+    #                                   own_end_s  computed_s               end
+    #
+    # Together they are the time from `own_end_s` to the end, as a sum behind the backward takes.
     closing = _closing_backwards(run)
     computed_s = {
         device: max((e.end_s for e in own if isinstance(e.action, Compute)), default=0.0)

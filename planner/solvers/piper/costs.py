@@ -179,7 +179,7 @@ def as_piper_graph(problem: Problem, num_devices: int, memory_bytes: int, batch:
         kept, boundary = memory.kept_bytes / samples, memory.boundary_bytes / samples
         into = {str(u): 0.0 for u, w in sent if w == b}
         out = {str(w): 0.0 for u, w in sent if u == b}
-        trained = float(memory.trainable_bytes)
+        trained = float(memory.static.trainable)
         vanilla = Tmpc(VANILLA, forward_s + backward_s, trained, kept, static, into, out)
         again = Tmpc(
             RECOMPUTED, 2 * forward_s + backward_s, trained, boundary, static + kept, into, out

@@ -35,7 +35,7 @@ from planner.artefacts.sharding import Sharding, dim_of, reads
 from planner.artefacts.strategy import Stage, Strategy
 from planner.costs.operators import operator_times
 from planner.costs.stage_pass import stage_pass
-from planner.costs.transfers import slowest_link
+from planner.costs.transfers import transfer_s
 from planner.resharding.checks import all_violations
 from planner.solvers.sharded.along import Policy, cut_by
 from planner.solvers.sharded.best import best_of
@@ -195,8 +195,7 @@ class _Cut:
         made = []
         for before, behind in pairwise(self.groups):
             sources, targets = ([d for group in some for d in group] for some in (before, behind))
-            latency_s, rate = slowest_link(self.problem.topology, sources, targets)
-            made.append(2 * latency_s + sizes / rate)
+            made.append(transfer_s(self.problem.topology, sources, targets, sizes, messages=2))
         return np.array(made).reshape(len(made), len(sizes))
 
 

@@ -9,7 +9,7 @@ from planner.artefacts.graph import Graph, parameters_by_name, tensors_by_name
 from planner.artefacts.problem import Problem
 from planner.costs.operators import operator_times
 from planner.costs.stage_memory import memory_of, own_limit_bytes
-from planner.costs.transfers import slowest_link
+from planner.costs.transfers import transfer_s
 from planner.solvers.fit import recompute_choices
 from planner.solvers.sharded.layout import divisors
 
@@ -43,7 +43,6 @@ def promises(
     times = operator_times(problem, devices[0])
     forward_s, backward_s = float(times.forward_s.sum()), float(times.backward_s.sum())
     room = min(own_limit_bytes(problem, device) for device in devices) - problem.training.reserve
-    across = slowest_link(problem.topology, devices, devices)[1]
 
     def promise(t: int, d: int, p: int) -> Promise:
         replicas = max(n for n in divisors(d) if n <= problem.num_microbatches)
@@ -55,11 +54,13 @@ def promises(
         plain, again = (static + n * kept / share <= room for n in (min(p, rounds), 1))
         fitting = [one for one in recompute_choices(problem) if (again if one else plain)]
         recompute = fitting[0] if fitting else True
-        inside = slowest_link(problem.topology, devices[:t], devices[:t])[1]
         busy_s = ((1 + recompute) * forward_s + backward_s) / share
-        # Forward and backward, each summand is sent and fetched.
-        sums_s = 4 * (1 - 1 / t) * summed / (p * (d // replicas)) / inside
-        last_s = 2 * (1 - 1 / replicas) * held / across
+        # Forward and backward, each summand is sent and fetched. Latencies are left out: the number
+        # of messages follows from rules that are not chosen yet.
+        inside, summed_bytes = devices[:t], 4 * (1 - 1 / t) * summed / (p * (d // replicas))
+        sums_s = transfer_s(problem.topology, inside, inside, summed_bytes, messages=0)
+        last_bytes = 2 * (1 - 1 / replicas) * held
+        last_s = transfer_s(problem.topology, devices, devices, last_bytes, messages=0)
         return Promise(not fitting, (rounds + p - 1) * (busy_s + sums_s) + last_s)
 
     return [promise(*point) for point in points]

@@ -131,7 +131,7 @@ def test_gathers_of_parameters_and_scatters_of_gradients_take_what_the_tracker_s
 
 def test_buckets_are_those_of_the_sums():
     strategy = one_stage(mlp(), zero(2, 1), [[0, 1]], 2)
-    sums = [one.parameters for one in gradient_sums(strategy, mlp().graph) if one.keep]
+    sums = [one.parameters for one in gradient_sums(strategy, mlp().graph) if one.shards]
     buckets = scattered_buckets(strategy.stages[0], mlp().graph)
     assert [tuple(one.name for one in bucket) for bucket in buckets] == sums
     assert sums

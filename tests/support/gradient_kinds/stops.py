@@ -130,6 +130,58 @@ class SimSiam(nn.Module):
         return {"loss": torch.stack([functional.mse_loss(x, y.detach()) for x, y in pairs]).sum()}
 
 
+class SharedTarget(nn.Module):
+    """One encoder for both views, and the target from it without gradient, by `no_grad`."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.Tanh())
+        self.predictor = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8))
+
+    @torch.no_grad()
+    def target(self, b):
+        return functional.normalize(self.encoder(b), dim=-1)
+
+    def forward(self, a, b):
+        online = functional.normalize(self.predictor(self.encoder(a)), dim=-1)
+        return {"loss": (2 - 2 * (online * self.target(b)).sum(-1)).mean()}
+
+
+class Contrasted(nn.Module):
+    """A momentum-less contrast: keys without gradient against queries with one, and in one sum."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.temperature = nn.Linear(6, 8), nn.Parameter(torch.tensor([0.5]))
+
+    def forward(self, a, b):
+        queries, keys = torch.tanh(self.encoder(a)), torch.tanh(self.encoder(b))
+        with torch.no_grad():
+            queue = torch.cat((keys, queries))
+        scores = queries @ queue.t() / self.temperature + (queries * keys).sum(-1, keepdim=True)
+        return {"loss": functional.cross_entropy(scores, torch.arange(4))}
+
+
+class TwoTrunks(nn.Module):
+    """A head on features that it does not train, beside one that does, and normalized batches."""
+
+    def __init__(self):
+        super().__init__()
+        self.trunk = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU())
+        self.head, self.probe = nn.Linear(8, 3), nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 3))
+
+    def forward(self, x):
+        h = self.trunk(x)
+        return self.head(h) + self.probe(h.detach())
+
+
+def in_place(h):
+    """`detach_` of a tensor of its own."""
+    own = h * 2
+    own.detach_()
+    return h * own
+
+
 class FrozenTarget(nn.Module):
     """A frozen target network under `no_grad`, as in BYOL."""
 
@@ -249,6 +301,12 @@ KINDS = {
         "the embedding learns where it is read, not in the head", EQUAL),
     "two-branches": Kind(lambda: (SimSiam(), views()), "targets have no gradient", EQUAL,
         loss="own"),
+    "shared-target": Kind(lambda: (SharedTarget(), views()),
+        "the encoder learns from one of two views", EQUAL, loss="own"),
+    "contrasted": Kind(lambda: (Contrasted(), views()),
+        "keys have a gradient beside the queue, which has none", EQUAL, loss="own"),
+    "two-trunks": Kind(lambda: (TwoTrunks(), rows()), "the probe does not train the trunk", EQUAL),
+    "detach-in-place": Kind(around(lambda: in_place), "a factor has no gradient", EQUAL),
     "frozen-target": Kind(lambda: (FrozenTarget(), views()),
         "no parameter has a gradient where grad mode is off", EQUAL, loss="own"),
     "frozen-block-under-no-grad": Kind(lambda: (FrozenBlockUnderNoGrad(), rows()),
