@@ -13,8 +13,7 @@ from planner.artefacts.graph import Graph, tensors_by_name, unread_tensors
 from planner.launcher.mesh.gather_again import function_of
 from planner.operators.losses import Criterion
 from planner.operators.normalization import batch_normalization
-from planner.operators.running import evaluating
-from planner.operators.state import next_state, reading, updating, value_of
+from planner.operators.running import evaluating, next_state, reading, updating, value_of
 
 Tensors = dict[str, Tensor]
 

@@ -13,8 +13,8 @@ import onnx
 from onnx import AttributeProto, NodeProto, defs, helper
 
 from planner.model.foreign import ShapeFunction
-from planner.model.marks import BY_MODE, NEXT_STATE, OWN_DOMAIN, like_the_first
 from planner.model.microsoft import SHAPES
+from planner.model.scopes import BY_MODE, NEXT_STATE, OWN_DOMAIN, like_the_first
 from planner.support.errors import ModelError
 
 

@@ -37,12 +37,21 @@ from planner.model.expansion.expand import fold
 from planner.model.expansion.inlining import inlined
 from planner.model.expansion.nested import names_read_by
 from planner.model.folding import operator_type
-from planner.model.marks import ALWAYS, explicit, is_next_state, mark_of, states_in
 from planner.model.modes import evaluation_notes, is_batch_norm, trains
 from planner.model.origins import Origin, OriginKind
 from planner.model.record import Checked, ModuleRecord, read_record
 from planner.model.repair import Repaired, Ties, repaired
-from planner.model.scopes import MODE_MARK, STATE_MARK, scope_of, stops_gradient
+from planner.model.scopes import (
+    ALWAYS,
+    MODE_MARK,
+    STATE_MARK,
+    explicit,
+    is_next_state,
+    mark_of,
+    scope_of,
+    states_in,
+    stops_gradient,
+)
 from planner.model.sound import check
 from planner.model.trainable import Choice, doubts
 from planner.model.values import Values, dtype_of, is_float, shape_of

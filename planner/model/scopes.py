@@ -7,29 +7,43 @@ torch.onnx.export with dynamo=True writes them into the node's metadata:
     pkg.torch.onnx.fx_node          %layer_norm : ... = call_function[target=torch.ops.aten.
                                     layer_norm.default](args = (%x, [32], %p_h_0_ln_weight, ...
 
-`planner export` keeps the first two, and of the third an embedding's padding, as a mark of its own.
+`planner export` keeps the first two, and adds marks of its own for what ONNX cannot express. They
+are metadata of nodes that ONNX has, so that other programs read the file as if there were none:
+
+    planner.padding_idx    at a Gather: the row of the table that gets no gradient
+    planner.stop_gradient  at an Identity: no gradient flows back through it
+    planner.state          at an Identity: a buffer; the node makes its value after the microbatch
+    planner.evaluation     at an Identity: a tensor, which the node gives in evaluation
+    planner.mode           at a BatchNormalization or Dropout: "always", it computes as in training
+                           in evaluation, too
+
+While a model is read, Identities with one of the third and fourth become operators of the planner's
+own domain, with all that they read among their inputs.
+
 The older exporter writes the path into the node's name: "/h.0/ln/LayerNormalization".
 """
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from onnx import NodeProto
+from onnx import ModelProto, NodeProto, helper
+
+from planner.model.foreign import Described, ForeignNode
 
 _NAME_SCOPES = "pkg.torch.onnx.name_scopes"
 _CLASSES = "pkg.torch.onnx.class_hierarchy"
 FX_NODE = "pkg.torch.onnx.fx_node"
-PADDING_MARK = "planner.padding_idx"
-"""Key of a mark of `planner export` at a Gather: the row of the table that gets no gradient."""
-STOP_MARK = "planner.stop_gradient"
-"""Key of a mark of `planner export` at an Identity: no gradient flows back through it."""
+PADDING_MARK, STOP_MARK = "planner.padding_idx", "planner.stop_gradient"
 STATE_MARK, EVALUATION_MARK, MODE_MARK = "planner.state", "planner.evaluation", "planner.mode"
-"""Keys of marks of `planner export` for state and modes; see `marks.py`."""
 MARKS = frozenset({PADDING_MARK, STOP_MARK, STATE_MARK, EVALUATION_MARK, MODE_MARK})
 """Keys of the marks that say what ONNX cannot. They are part of what a model computes."""
+ALWAYS = "always"
+OWN_DOMAIN = "planner"
+NEXT_STATE, BY_MODE = "NextState", "ByMode"
+"""Operators (value, state) -> value, and (in training, in evaluation) -> one of them."""
 _RULES = "pkg.onnxscript.rewriter.rule_name"
 _CALL = re.compile(r"target=torch\.ops\.\w+\.(\w+)")
 # embedding(table, indices, row): a row from 0 on.
@@ -91,6 +105,53 @@ def padding_in(notes: Mapping[str, str]) -> int | None:
 def stops_gradient(node: NodeProto) -> bool:
     """Whether no gradient flows back through a node, by a mark of `planner export`."""
     return node.op_type == "Identity" and any(e.key == STOP_MARK for e in node.metadata_props)
+
+
+def like_the_first(node: ForeignNode) -> tuple[Described]:
+    """The type of the output of an operator of the planner's own."""
+    first = node.inputs[0]
+    assert first is not None
+    return (first,)
+
+
+def is_next_state(node: NodeProto) -> bool:
+    """Whether a node makes the next value of a state, which the next microbatch reads."""
+    return node.op_type == NEXT_STATE and node.domain == OWN_DOMAIN
+
+
+def mark_of(node: NodeProto, key: str) -> str:
+    """The value of a mark; "" without it."""
+    return next((one.value for one in node.metadata_props if one.key == key), "")
+
+
+def states_in(nodes: Iterable[NodeProto]) -> frozenset[str]:
+    """The initializers that some nodes make new values of."""
+    return frozenset(filter(None, (mark_of(node, STATE_MARK) for node in nodes)))
+
+
+def explicit(proto: ModelProto) -> ModelProto:
+    """A copy of a model with operators of the planner's own in place of marked identities; itself
+    without any.
+    """
+    if not any(_own_operator(node) for node in proto.graph.node):
+        return proto
+    marked, proto = proto, ModelProto()
+    proto.CopyFrom(marked)
+    for node in proto.graph.node:
+        if own := _own_operator(node):
+            node.op_type, node.domain = own[0], OWN_DOMAIN
+            node.input.append(own[1])
+    proto.opset_import.append(helper.make_opsetid(OWN_DOMAIN, 1))
+    return proto
+
+
+def _own_operator(node: NodeProto) -> tuple[str, str] | None:
+    """The operator that a marked Identity stands for, and its second input."""
+    if node.op_type != "Identity" or node.domain:
+        return None
+    kinds: Mapping[str, str] = {STATE_MARK: NEXT_STATE, EVALUATION_MARK: BY_MODE}
+    return next(((kind, mark_of(node, key)) for key, kind in kinds.items() if mark_of(node, key)),
+                None)  # fmt: skip
 
 
 @lru_cache(maxsize=4096)

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from planner.operators.running import evaluates
+from planner.operators.running import evaluates, is_updated
 from planner.operators.shape import Integers
-from planner.operators.state import is_updated
 from planner.support.errors import OperatorError
 
 

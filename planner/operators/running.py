@@ -1,4 +1,5 @@
-"""Running operators: the type that they compute in, and what is said where torch does not run one.
+"""Running operators: the type that they compute in, their mode and state, and what is said where
+torch does not run one.
 
 The operators of a file are anybody's: torch, and the functions here that call it, meet attributes
 and sizes that nobody foresaw, and raise whatever they raise.
@@ -6,13 +7,13 @@ and sizes that nobody foresaw, and raise whatever they raise.
 
 import linecache
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from types import TracebackType
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from planner.model.load import Model, Node
 from planner.support.errors import OperatorError, words_of
@@ -108,7 +109,7 @@ _evaluates: ContextVar[bool] = ContextVar("evaluates", default=False)
 def evaluating() -> Iterator[None]:
     """A context in which operators compute as in evaluation, whatever mode the file says:
     BatchNormalization normalizes by its running statistics and leaves them as they are, Dropout
-    keeps everything. Marks of the export are obeyed (`model/marks.py`).
+    keeps everything. Marks of the export are obeyed (`model/scopes.py`).
     """
     token = _evaluates.set(True)
     try:
@@ -120,3 +121,60 @@ def evaluating() -> Iterator[None]:
 def evaluates() -> bool:
     """Whether operators compute as in evaluation here."""
     return _evaluates.get()
+
+
+# ---- state, which forward passes of a training update inside of `updating`, and nothing elsewhere
+
+_updated: ContextVar[frozenset[int]] = ContextVar("updated", default=frozenset())
+_before: ContextVar[Mapping[int, Tensor]] = ContextVar("before", default={})  # noqa: B039
+
+
+@contextmanager
+def updating(states: Iterable[Tensor]) -> Iterator[None]:
+    """A context in which operators update these tensors.
+
+    Args:
+        states: running statistics of normalizations, and state of the module's own.
+    """
+    token = _updated.set(frozenset(map(id, states)))
+    try:
+        yield
+    finally:
+        _updated.reset(token)
+
+
+def is_updated(state: Tensor) -> bool:
+    """Whether operators update a tensor here."""
+    return id(state) in _updated.get()
+
+
+@contextmanager
+def reading(before: Mapping[int, Tensor]) -> Iterator[None]:
+    """A context in which operators read other values of state: those of a microbatch.
+
+    Args:
+        before: by the id of the tensor that is updated.
+    """
+    token = _before.set(before)
+    try:
+        yield
+    finally:
+        _before.reset(token)
+
+
+def value_of(state: Tensor) -> Tensor:
+    """The value of state that the operators of this microbatch read."""
+    return _before.get().get(id(state), state)
+
+
+def next_state(value: Tensor, state: Tensor) -> Tensor:
+    """Its first argument, which is the value of the state from the next microbatch on."""
+    value = value.detach()
+    if is_updated(state):
+        state.copy_(value)
+    return value
+
+
+def by_mode(training: Tensor, evaluation: Tensor) -> Tensor:
+    """The first argument in training, the second one in evaluation."""
+    return evaluation if evaluates() else training

@@ -23,10 +23,10 @@ from planner.operators import (
     recurrent,
     reduction,
     resizing,
+    running,
     sampling,
     shape,
     spectral,
-    state,
 )
 
 OPERATORS: dict[str, Callable[..., Any]] = {
@@ -230,8 +230,8 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "com.microsoft.SkipSimplifiedLayerNormalization": microsoft.skip_simplified_layer_normalization,
     "com.microsoft.TransposeMatMul": microsoft.fused_mat_mul,
     "com.microsoft.Trilu": shape.trilu,
-    "planner.ByMode": state.by_mode,
-    "planner.NextState": state.next_state,
+    "planner.ByMode": running.by_mode,
+    "planner.NextState": running.next_state,
 }
 
 _DATA = "the shape of its output depends on data; it is supported where its inputs are constants"

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import planner
 from tests.support.gradient_kinds import KINDS, states
+from tests.support.gradient_kinds.kind import Outcome
 from tests.support.gradient_kinds.trial import (
     NUM_MICROBATCHES,
     batches,
@@ -24,6 +25,7 @@ from tests.support.gradient_kinds.trial import (
     loss_of,
     within,
 )
+from tests.support.gradient_kinds.two_ranks import PLANS, trials
 
 QUICK = ("moving-statistics", "counter", "spectral-state", "instance-norm-tracked")
 """Kinds that `make test` runs."""
@@ -171,3 +173,16 @@ def test_recomputation_reads_the_state_of_the_first_pass_and_changes_nothing(nam
 
 def test_a_resumed_training_goes_on_with_the_state(tmp_path):
     check("state-apart", tmp_path, resume=True)
+
+
+@pytest.mark.slow
+def test_kinds_in_a_pipeline_and_on_a_mesh(tmp_path):
+    made = trials([*states.KINDS], tmp_path)
+    assert made.keys() == {(name, plan) for name in states.KINDS for plan in PLANS}
+    assert {key: one for key, one in made.items() if one.outcome is not Outcome.EQUAL} == {}
+
+
+def test_some_kinds_in_a_pipeline_and_on_a_mesh(tmp_path):
+    made = trials(["codebook", "spectral-state"], tmp_path)
+    assert len(made) == 4
+    assert {one.outcome for one in made.values()} == {Outcome.EQUAL}

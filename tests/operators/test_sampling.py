@@ -17,7 +17,7 @@ from planner.operators.randomness import (
     standard_normal,
     standard_uniform,
 )
-from planner.operators.state import updating
+from planner.operators.running import updating
 from planner.profilers.facts import facts
 from planner.support.errors import OperatorError
 

@@ -34,8 +34,7 @@ from planner.operators.parts.calls import (
     take_means,
     values_of,
 )
-from planner.operators.running import REFUSALS
-from planner.operators.state import next_state
+from planner.operators.running import REFUSALS, next_state
 from planner.resharding.reshardings import Resharding, has_gradient, reshardings
 from planner.support.errors import LaunchError, words_of
 

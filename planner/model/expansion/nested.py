@@ -20,7 +20,7 @@ from planner.model.canonical import unique_names
 from planner.model.definitions import modules_of
 from planner.model.expansion.inlining import inherit_metadata, metadata_of, subgraphs
 from planner.model.folding import Pass, operator_type, some
-from planner.model.marks import is_next_state
+from planner.model.scopes import is_next_state
 from planner.model.values import shape_of
 from planner.support.errors import ModelError
 

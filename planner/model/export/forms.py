@@ -1,5 +1,5 @@
 """The evaluation form of an ONNX model: BatchNormalization by its running statistics, Dropout off,
-everywhere else what the marks of `planner export` say (`model/marks.py`), and no initializer or
+everywhere else what the marks of `planner export` say (`model/scopes.py`), and no initializer or
 node that nobody reads, such as the mode of a Dropout.
 
 `model/modes.py` says how each version of the two operators writes its mode. Graphs within nodes,
@@ -14,9 +14,8 @@ from onnx import GraphProto, ModelProto, NodeProto, StringStringEntryProto, help
 from planner.model.canonical import domain_of, own_domain
 from planner.model.expansion.inlining import subgraphs
 from planner.model.expansion.nested import names_read
-from planner.model.marks import ALWAYS, mark_of
 from planner.model.record import METADATA_KEY
-from planner.model.scopes import EVALUATION_MARK, MARKS, MODE_MARK, STATE_MARK
+from planner.model.scopes import ALWAYS, EVALUATION_MARK, MARKS, MODE_MARK, STATE_MARK, mark_of
 from planner.support.errors import ModelError
 
 _KEPT = {METADATA_KEY, *MARKS}

@@ -3,7 +3,7 @@
 The module is traced in both modes, and both graphs are walked from their outputs. Where they call
 the same operators they stay one. Differences that every reader of ONNX knows need no mark: Dropout,
 and the form of BatchNormalization. Everywhere else a marked node stands before the reader
-(`model/marks.py`): in evaluation it gives the value of the other graph, whose nodes are copied as
+(`model/scopes.py`): in evaluation it gives the value of the other graph, whose nodes are copied as
 far as they differ.
 """
 
@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from planner.model.marks import ALWAYS
-from planner.model.scopes import EVALUATION_MARK, MODE_MARK, STOP_MARK
+from planner.model.scopes import ALWAYS, EVALUATION_MARK, MODE_MARK, STOP_MARK
 
 _SCOPES = "pkg.torch.onnx.name_scopes"
 Use = tuple[ir.Node | None, int]

@@ -2,7 +2,7 @@
 
 While a module is traced, its forward returns its buffers beside its own outputs: what a buffer
 holds afterwards is then a value of the graph. Of each buffer that changes, a marked node makes the
-next value (`model/marks.py`), and the output goes again.
+next value (`model/scopes.py`), and the output goes again.
 
 Some normalizations change statistics in ways that ONNX and torch's exporter have no words for.
 While they are traced, they compute the same in plain operators.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from planner.model.load import Model, Node
-from planner.model.marks import NEXT_STATE, OWN_DOMAIN
+from planner.model.scopes import NEXT_STATE, OWN_DOMAIN
 from planner.operators.convert import parameters, to_torch
 from planner.operators.gradients.module_run import Gradients, dense, leaf, loss_of
 from planner.operators.gradients.precision import Recording, widened

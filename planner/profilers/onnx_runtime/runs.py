@@ -28,7 +28,7 @@ from onnx.defs import OpSchema, SchemaError
 from planner.artefacts.graph import Graph, Parameter, Tensor, producers, tensors_by_name
 from planner.model.folding import operator_type
 from planner.model.load import Model, Node
-from planner.model.marks import ALWAYS, OWN_DOMAIN
+from planner.model.scopes import ALWAYS, OWN_DOMAIN
 from planner.support.errors import OperatorError, OptionError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ are listed here, and run by the functions of `planner.operators.parts`.
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from planner.model.marks import NEXT_STATE, OWN_DOMAIN
+from planner.model.scopes import NEXT_STATE, OWN_DOMAIN
 from planner.operators.binding import Call, Read
 from planner.operators.parts import HALO, MARKED, ROWS
 from planner.operators.parts.halo import fits, window

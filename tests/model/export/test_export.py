@@ -229,7 +229,7 @@ def test_evaluation_mode_has_frozen_statistics_and_no_dropout():
     assert modes == [None, 1, None]  # without running statistics it is always the batch's
 
 
-def test_a_buffer_that_the_file_cannot_change_is_named():
+def test_buffers_that_forward_changes_are_named():
     layer = nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3)).train()
     done = planner.export(layer, torch.randn(2, 3), "spectral.onnx")
     assert "forward changes parametrizations.weight.0._u" in done.notes[0]
@@ -499,7 +499,6 @@ class Rare(nn.Module):
 @pytest.mark.parametrize(("module", "message"), [
     (Branch(), r"Branch: cannot be traced: a branch .*test_export.py:\d+: .*x.sum\(\) > 0"),
     (Rare(), r"Rare: torch has no ONNX translation of aten._linalg_eigh.default; write"),
-    (nn.BatchNorm1d(3, momentum=None).train(), "averages .* over all batches"),
     (nn.Linear(3, 3, dtype=torch.complex64), "weight is complex64; expected one of"),
 ])  # fmt: skip
 def test_modules_that_cannot_be_exported_are_errors_in_one_line(module, message, capfd):
