@@ -21,7 +21,7 @@ FEEDS = [(), (0,), (1,), (1,), (2, 3), (4,)]
 
 
 SEARCHES = ("single", "data-parallel", "antichain", "even", "heft", "m-topo", "m-etf",
-            "m-sct", "pesto", "netsplit", "zero")  # fmt: skip
+            "m-sct", "pesto", "netsplit")  # fmt: skip
 
 
 def with_state(*users, feeds=FEEDS):
