@@ -91,10 +91,12 @@ def trainer(
         strategy: the file, or a plan.
         model: the ONNX file, if it is not where the strategy says; a plan needs it.
         metrics: "module:function"s of (output, target) for `BatchTrainer.evaluate`.
-        how: `learning_rate`, `lr_schedule`, `weight_decay`, `optimizer`, `clip`, `nan`, `dtype`,
-            `seed`, `threads`, `hang_timeout`, `loss`, `class_dim`, `device`, `checkpoint`,
-            `checkpoint_keep` and `resume`, as of `launch`. `BatchTrainer.save` writes to the folder
-            `checkpoint`, from which a training that torchrun has restarted goes on.
+        how: `learning_rate`, `lr_schedule`, `weight_decay`, `no_weight_decay`, `param_groups`,
+            `optimizer`, `clip`, `nan`, `dtype`, `seed`, `threads`, `hang_timeout`, `loss`,
+            `class_dim`, `device`, `checkpoint`, `checkpoint_keep` and `resume`, as of `launch`.
+            A group of `param_groups` is a mapping with `names` (a glob or a list of globs),
+            `lr_factor` and `weight_decay`. `BatchTrainer.save` writes to the folder `checkpoint`,
+            from which a training that torchrun has restarted goes on.
 
     Raises:
         PlannerError: if files, options and processes do not fit each other.

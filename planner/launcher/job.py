@@ -14,6 +14,7 @@ from planner.launcher.failures.monitor import torchrun_command
 from planner.launcher.options import Loop
 from planner.launcher.rendezvous import ProcessRank, choose_device
 from planner.launcher.source import read_model
+from planner.launcher.trained_groups import TrainedGroup
 from planner.model.load import Model
 from planner.operators.losses import criterion
 from planner.profilers.devices import autocast_dtype
@@ -37,6 +38,7 @@ class TrainingJob:
         program: the action lists of all devices.
         losses: of one microbatch; their sum is trained.
         device: where this rank computes, in torch's words.
+        groups: of the trained parameters; those in none are the rest.
     """
 
     plan: Plan
@@ -44,6 +46,7 @@ class TrainingJob:
     program: Program
     losses: tuple[Loss, ...]
     device: str
+    groups: tuple[TrainedGroup, ...] = ()
 
 
 def check_ranks(plan: Plan, path: Path, process: ProcessRank | None) -> None:

@@ -4,13 +4,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from sys import maxsize
+from typing import Any
 
 from planner.artefacts.options import SIZE, Optimizer
 from planner.launcher.failures.status import HANG_TIMEOUT_S
 from planner.launcher.rates import rate_factor
 from planner.support.errors import LaunchError, OptionError
 from planner.support.named import function_named
-from planner.support.options import Options, option
+from planner.support.options import Options, given, option, options_in
 from planner.support.units import parse_bytes
 
 USUAL_STEPS = 10
@@ -59,6 +60,57 @@ def function_name(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class ParameterGroup(Options):
+    """Trained parameters with a learning rate and a weight decay of their own.
+
+    Its text is that of the command line: "*.bias,*norm*:lr_factor=0.5:weight_decay=0".
+
+    Attributes:
+        names: globs of names of parameters.
+        lr_factor: multiplies the learning rate.
+        weight_decay: None takes that of the launch.
+    """
+
+    names: tuple[str, ...] = option("", (), flag="names", separator=",")
+    lr_factor: float = option("", 1.0, flag="lr_factor", least=0)
+    weight_decay: float | None = option("", flag="weight_decay", least=0)
+
+    def __post_init__(self) -> None:
+        Options.__post_init__(self)  # super() finds no class that dataclass has made with slots
+        if not self.names:
+            raise OptionError("names: expected a glob of names of parameters, got none")
+
+    def __str__(self) -> str:
+        changed = {name: value for name, value in given(self).items() if name != "names"}
+        return ":".join([",".join(self.names), *(f"{key}={one!r}" for key, one in changed.items())])
+
+
+def _parameter_group(text: str) -> ParameterGroup:
+    """The group that a text says. A name may have colons, as those of TensorFlow have.
+
+    Raises:
+        ValueError: if a key is unknown, or a value is no number.
+
+    >>> str(_parameter_group("a:0,*.bias:weight_decay=0"))
+    'a:0,*.bias:weight_decay=0.0'
+    """
+    *parts, last = text.split(":")
+    values: dict[str, Any] = {}
+    while parts and "=" in last:
+        key, _, number = last.partition("=")
+        if key in values:
+            raise ValueError(f"{key} is given twice")
+        try:
+            values[key] = float(number)
+        except ValueError:
+            raise ValueError(f"{key}: expected a number, got {number!r:.60}") from None
+        last = parts.pop()
+    group = options_in(ParameterGroup, {**values, "names": ":".join((*parts, last))})
+    assert isinstance(group, ParameterGroup)
+    return group
+
+
+@dataclass(frozen=True, slots=True)
 class Loop(Options):
     """The loop of a training.
 
@@ -85,6 +137,18 @@ class Loop(Options):
         "constant", metavar="SCHEDULE",
     )  # fmt: skip
     weight_decay: float | None = option("Weight decay.", least=0, shown="the optimizer's usual one")
+    no_weight_decay: tuple[str, ...] = option(
+        "Glob of names of parameters without weight decay, such as '*.bias'. May be repeated.", (),
+        metavar="NAME",
+    )  # fmt: skip
+    param_groups: tuple[ParameterGroup, ...] = option(
+        "Parameters with a learning rate and a weight decay of their own, by globs of their names,"
+        " such as '*.bias,*norm*:weight_decay=0' or 'embed.*:lr_factor=0.1'. May be repeated; the"
+        " first one that matches counts.", (), flag="--param-group", parse=_parameter_group,
+        metavar="NAMES[:KEY=X..]",
+        words="NAMES[:lr_factor=X][:weight_decay=X], or a mapping with names, lr_factor and"
+        " weight_decay",
+    )  # fmt: skip
     clip: float | None = option(
         "Largest norm of all gradients together. Longer gradients are scaled down to it.",
         above=0, metavar="NORM",
@@ -153,9 +217,14 @@ def check(loop: Loop) -> None:
     if loop.eval_data is None and (loop.eval_every is not None or loop.metrics):
         flag = "--metric" if loop.metrics else "--eval-every"
         raise OptionError(f"{flag}: there is no data to evaluate on; give --eval-data")
+    if loop.no_weight_decay and loop.param_groups:
+        raise OptionError(
+            "--no-weight-decay and --param-group: expected one of the two, as the first group that"
+            " matches counts; write weight_decay=0 into groups"
+        )
     # The steps of epochs are known once the data is read; a training checks the schedule again.
     rate_factor(loop.lr_schedule, loop.steps or (USUAL_STEPS if loop.epochs is None else maxsize))
     named = [("--data", loop.data), ("--eval-data", loop.eval_data)]
-    for flag, given in (*named, *(("--metric", one) for one in loop.metrics)):
-        if isinstance(given, str):
-            function_named(given, flag, LaunchError)
+    for flag, value in (*named, *(("--metric", one) for one in loop.metrics)):
+        if isinstance(value, str):
+            function_named(value, flag, LaunchError)

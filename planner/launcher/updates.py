@@ -10,6 +10,7 @@ asynchronous schedule each stage steps for itself, and decides alone.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from planner.launcher.gradients import GradientBuckets
 from planner.launcher.mesh.shards import OptimizerShards
 from planner.launcher.options import NanRule
 from planner.launcher.rates import Factor
+from planner.launcher.trained_groups import FACTOR
 from planner.launcher.versions import Weights
 from planner.support.errors import LaunchError
 
@@ -182,7 +184,7 @@ class OptimizerStep:
     def _change(self) -> None:
         if self._optimizer is not None:
             for group in self._optimizer.param_groups:
-                group["lr"] = self.last.rate
+                group["lr"] = self.last.rate * group.get(FACTOR, 1.0)
             self._weights.step(self._optimizer.step)
         self._shards.gather()
 
@@ -222,7 +224,7 @@ class OptimizerStep:
 
 def make_optimizer(
     name: OptimizerName,
-    parameters: Sequence[Tensor],
+    parameters: Sequence[Tensor] | Sequence[dict[str, Any]],
     learning_rate: float | None,
     weight_decay: float | None = None,
 ) -> Optimizer | None:
@@ -233,9 +235,9 @@ def make_optimizer(
 
     Args:
         name: name of the optimizer.
-        parameters: the device's trainable parameters.
+        parameters: the device's trainable parameters, or groups of them (`optimizer_groups`).
         learning_rate: None takes that of `DEFAULT_LEARNING_RATES`.
-        weight_decay: None takes torch's usual one.
+        weight_decay: of groups without their own; None takes torch's usual one.
     """
     if not parameters:
         return None

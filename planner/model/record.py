@@ -5,8 +5,8 @@ are buffers, and which parameters share a tensor, so that nothing has to be gues
 """
 
 import json
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterable
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -101,6 +101,22 @@ class ModuleRecord:
     def trained(self) -> tuple[TensorRecord, ...]:
         """The parameters that the module trains and that the file holds."""
         return tuple(p for p in self.parameters if p.requires_grad and p.initializer is not None)
+
+
+def evaluated(record: ModuleRecord, removed: Collection[str]) -> ModuleRecord:
+    """The record of a file in evaluation form.
+
+    Args:
+        removed: initializers that no node reads in that form, so that the file has them no more.
+    """
+
+    def without(tensors: tuple[TensorRecord, ...]) -> tuple[TensorRecord, ...]:
+        return tuple(
+            replace(one, initializer=None) if one.initializer in removed else one for one in tensors
+        )
+
+    parameters, buffers = without(record.parameters), without(record.buffers)
+    return replace(record, training=False, parameters=parameters, buffers=buffers)
 
 
 def record_text(record: ModuleRecord) -> str:

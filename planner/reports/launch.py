@@ -14,6 +14,7 @@ from planner.reports.tables import Column, Table, count, json_rows, table
 from planner.support.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
+    from planner.launcher.trained_groups import TrainedGroup
     from planner.training.evaluation import Evaluation
     from planner.training.report import LaunchReport, MeasuredDevice, MeasuredStage
 
@@ -33,6 +34,16 @@ STAGE_COLUMNS: "tuple[Column[MeasuredStage], ...]" = (
     Column("measured_forward_s", lambda stage: stage.measured.forward_s),
     Column("measured_backward_s", lambda stage: stage.measured.backward_s),
 )
+
+
+GROUP_COLUMNS: "tuple[Column[TrainedGroup], ...]" = (
+    Column("names", lambda group: list(group.globs)),
+    Column("num_parameters", lambda group: len(group.names)),
+    Column("num_elements", lambda group: group.num_elements),
+    Column("lr_factor", lambda group: group.lr_factor),
+    Column("weight_decay", lambda group: group.weight_decay),
+)
+"""Without names, the rest; without a weight decay, that of the launch."""
 
 
 def launch_tables(report: "LaunchReport") -> tuple[Table, ...]:
@@ -111,9 +122,23 @@ def loss_lines(report: "LaunchReport") -> tuple[str, ...]:
     last = report.evaluations[-1:]
     return (
         *chosen_losses(report.losses),
+        *_group_line(report.groups),
         f"{count(report.steps, 'step')}, loss {values}",
         *(f"evaluation after {count(one.step, 'step')}: {figures(one)}" for one in last),
     )
+
+
+def _group_line(groups: "Sequence[TrainedGroup]") -> list[str]:
+    """The groups of parameters, in one line; none where the user names none."""
+    said = []
+    for group in groups:
+        decay = "" if group.weight_decay is None else f", weight decay {group.weight_decay:g}"
+        factor = "" if group.lr_factor == 1 else f", learning rate x {group.lr_factor:g}"
+        said.append(
+            f"{' '.join(group.globs) or 'the rest'}: {count(len(group.names), 'parameter')} with"
+            f" {count(group.num_elements, 'element')}{factor}{decay}"
+        )
+    return [f"parameter groups: {'; '.join(said)}"] if said else []
 
 
 def figures(evaluation: "Evaluation") -> str:
@@ -126,6 +151,7 @@ def launch_json(report: "LaunchReport") -> dict[str, Any]:
     return {
         "steps": report.steps,
         "losses": loss_json(report.losses),
+        "param_groups": json_rows(report.groups, GROUP_COLUMNS),
         "loss": [_number(loss) for loss in report.loss],
         "evaluations": [
             {"step": one.step, **{name: _number(value) for name, value in one.figures.items()}}

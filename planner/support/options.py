@@ -15,12 +15,15 @@ The type of a field says which values it takes; None is one of them where the de
     tuple[X, ...]                several; a single X is taken for a tuple of one
     Mapping[str, X]              an X by name
     X | Mapping[str, X]          one X for all outputs of a model, or an X by output
+
+X may be a type of options itself: its value is a mapping with their names as keys.
 """
 
 import math
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from enum import Enum, StrEnum
 from pathlib import Path
 from types import MappingProxyType, NoneType, UnionType
@@ -232,6 +235,8 @@ def _single(one: Option, value: Any, expected: str, *, typed: bool) -> Any:
     """One value, of the right type and in its range."""
     if isinstance(value, str) and one.parse is not None:
         read = one.parse(value)
+    elif isinstance(value, Mapping) and issubclass(one.type, Options):
+        read = options_in(one.type, value)
     else:
         try:
             read = _converted(one, value, typed=typed)
@@ -240,6 +245,24 @@ def _single(one: Option, value: Any, expected: str, *, typed: bool) -> Any:
     if not _fits(one, read):
         raise ValueError(f"expected {expected}, got {shown(value)}")
     return read
+
+
+def options_in(kind: type[Options], values: Mapping[Any, Any]) -> Options:
+    """A value of a type of options, from a mapping with the names of its fields.
+
+    Raises:
+        ValueError: if there is no field of a name, or a value is wrong.
+    """
+    known = declared(kind)
+    for name in values:
+        if name not in known:
+            near = get_close_matches(str(name), known, n=1)
+            advice = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+            raise ValueError(f"unknown key {shown(name)}; {advice}")
+    try:
+        return kind(**values)
+    except OptionError as error:
+        raise ValueError(str(error)) from None
 
 
 def _converted(one: Option, value: Any, *, typed: bool) -> Any:

@@ -15,6 +15,7 @@ from planner.launcher.executor import IterationRecord
 from planner.launcher.failures.errors import peak_bytes
 from planner.launcher.job import check_ranks
 from planner.launcher.rendezvous import process_rank
+from planner.launcher.trained_groups import with_rest
 from planner.profilers.storages import watching
 from planner.simulator.traces.read import measured_by
 from planner.simulator.traces.write import write_trace
@@ -73,7 +74,10 @@ def launch(
     if trace is not None:
         names = {device.device: device.name for device in plan.prediction.devices}
         write_trace(launch_report.timeline, names, trace, measured_by(plan))
-    return replace(launch_report, notes=notes, evaluations=tuple(evaluations))
+    return replace(
+        launch_report, notes=notes, evaluations=tuple(evaluations),
+        groups=with_rest(job.groups, graph),
+    )  # fmt: skip
 
 
 def _resume_notes(start: Checkpoint | None) -> tuple[str, ...]:

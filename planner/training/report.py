@@ -12,6 +12,7 @@ from planner.artefacts.losses import Loss
 from planner.artefacts.plan import DevicePrediction, Plan, StagePrediction, said_times
 from planner.launcher.clocks import Clock
 from planner.launcher.executor import IterationRecord
+from planner.launcher.trained_groups import TrainedGroup
 from planner.profilers.devices import is_of_type
 from planner.schedules.actions import Compute, Direction
 from planner.simulator.timeline import Event, Timeline, Transfer, communication_s, compute_s, idle_s
@@ -80,6 +81,7 @@ class LaunchReport:
         num_minibatches: minibatches of an iteration, under an asynchronous schedule; else None.
         iterations_s: time of each iteration, from the first step on, which warms up; under an
             asynchronous schedule of the first one and of those with a full pipeline.
+        groups: of the trained parameters, the rest last; empty where the user names none.
     """
 
     steps: int
@@ -96,6 +98,7 @@ class LaunchReport:
     evaluations: tuple[Evaluation, ...] = ()
     num_minibatches: int | None = None
     iterations_s: tuple[float, ...] = ()
+    groups: tuple[TrainedGroup, ...] = ()
 
     @property
     def peak_bytes(self) -> tuple[int, ...]:

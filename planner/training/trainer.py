@@ -32,6 +32,7 @@ from planner.launcher.rendezvous import (
     meet_others,
     process_rank,
 )
+from planner.launcher.trained_groups import optimizer_groups, settings, trained_groups
 from planner.launcher.transfers import boxes_of
 from planner.launcher.updates import (
     DEFAULT_LEARNING_RATES,
@@ -48,7 +49,7 @@ from planner.schedules.actions import Compute, Direction, waiting_for_sends
 from planner.training.checkpoints.content import Content
 from planner.training.checkpoints.folder import Checkpoint
 from planner.training.checkpoints.saver import Saver
-from planner.training.checkpoints.start import check_fits, start_of
+from planner.training.checkpoints.start import GROUPS, check_fits, start_of
 from planner.training.data.batching import BatchSizeHistory
 from planner.training.data.datasets import EvalData
 from planner.training.data.feeds import (
@@ -118,7 +119,8 @@ class Trainer:
             self.evaluator = self._evaluator(loop.eval_data, "--eval-data", loop.metrics)
         self.num_steps = number_of_steps(loop, self._feed, self.groups)
         self.optimizer = make_optimizer(
-            OptimizerName(plan.optimizer), list(self.part.optimizer_parameters.values()),
+            OptimizerName(plan.optimizer),
+            optimizer_groups(job.groups, self.part.optimizer_parameters),
             loop.learning_rate, loop.weight_decay,
         )  # fmt: skip
         self.buckets = GradientBuckets(
@@ -257,6 +259,7 @@ class Trainer:
         return {
             "loss_scale": {"value": scale.value, "good_steps": scale.good_steps},
             "batches": [[*part] for part in self.history.parts],
+            GROUPS: settings(self.job.groups),
         }
 
     def restore(self, extras: Mapping[str, Any], step: int) -> None:
@@ -377,6 +380,7 @@ def _read_job(
     """
     choices = request.loss, request.launching.device
     job = prepare(request.plan, request.path, request.launching.model, process, choices)
+    job = replace(job, groups=trained_groups(job.model, request.loop))
     # Before any rank can write a checkpoint.
     start = start_of(request.checkpoints, restarted=agreed.restarted)
     if start is not None:

@@ -48,7 +48,7 @@ def launched(folder, strategy, keep, resume=None, **options):
     }
 
 
-def main(folder):
+def main(folder, launched=launched):
     """Runs every launch in the ranks that there are; all wait for the last one's files."""
     torch.set_num_threads(1)
     sys.path.insert(0, str(folder))

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from planner.model.annotated import write_partition
 from planner.model.export.forms import remove_annotations, to_evaluation
 from planner.model.load import load
 from planner.model.metadata import metadata_of
-from planner.model.record import WEIGHTS_KEY
+from planner.model.record import WEIGHTS_KEY, ModuleRecord, TensorRecord, evaluated
 from planner.operators import parameters, randomness, to_torch
 from planner.support.errors import FileError, ModelError, OptionError
 from planner.training.checkpoints import into_onnx as weights
@@ -214,6 +215,108 @@ def test_statistics_that_are_constants_become_initializers(tmp_path, x):
     (held,) = (t for t in after.initializer if t.name == "bn1.running_mean")
     expected = tensors_of(tmp_path / "kept")["statistics/0/bn1.running_mean"]
     assert np.array_equal(numpy_helper.to_array(held), expected)
+
+
+# ------------------------------------------------------------------- what nobody reads
+
+
+class Mixed(torch.nn.Module):
+    """An embedding that the head shares, normalizations, dropouts, and parameters without use."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = torch.nn.Embedding(20, 16, padding_idx=0)
+        self.block = torch.nn.TransformerEncoderLayer(16, 4, 32, dropout=0.1, batch_first=True)
+        self.norm, self.drop = torch.nn.BatchNorm1d(16), torch.nn.Dropout(0.3)
+        self.head = torch.nn.Linear(16, 20)
+        self.head.weight = self.words.weight
+        self.unused = torch.nn.Linear(3, 3)
+        self.register_buffer("table", torch.ones(3))
+
+    def forward(self, x):
+        return self.head(self.drop(self.norm(self.block(self.words(x)).mean(1))))
+
+
+def said_by_onnx_runtime(path, capfd):
+    """The warnings of ONNX Runtime about a file."""
+    capfd.readouterr()
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 2  # warnings
+    onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    return capfd.readouterr().err
+
+
+def test_onnx_runtime_warns_of_nothing_in_a_trained_export(tmp_path, capfd, monkeypatch):
+    example = torch.zeros(4, 7, dtype=torch.long)
+    planner.export(Mixed().train(), example, tmp_path / "net.onnx", check=False)
+    monkeypatch.setattr("tests.support.mode_runs.BATCH", None)
+    path = write_strategy(tmp_path / "s.json", profile_of(tmp_path / "net.onnx"), (1,))
+    planner.launch(path, steps=1, checkpoint=tmp_path / "kept")
+    for form in ("evaluation", "training"):
+        planner.write_weights(tmp_path / "kept", tmp_path / "t.onnx", tmp_path / "t.pt", form=form)
+        assert said_by_onnx_runtime(tmp_path / "t.onnx", capfd) == ""
+        missing, unexpected = Mixed().load_state_dict(torch.load(tmp_path / "t.pt"), strict=False)
+        assert unexpected == []
+        assert {*missing} == {"unused.weight", "unused.bias", "table"}
+        record = load(tmp_path / "t.onnx").record
+        assert record.trained == load(tmp_path / "net.onnx").record.trained
+
+
+def with_unread(path):
+    """A file of another exporter with tensors that nobody reads, also behind a node and in a graph
+    within one.
+    """
+    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["N", 6]) for n in ("x", "y")]
+    inner = helper.make_tensor_value_info("z", TensorProto.FLOAT, None)
+    square = np.random.default_rng(0).normal(size=(6, 6)).astype(np.float32)
+    held = {
+        "weight": square, "ratio": np.float32(0.5), "training": np.array(False),
+        "extra": square + 1, "behind": square + 2, "which": np.array(True),
+    }  # fmt: skip
+    branch = helper.make_graph(
+        [helper.make_node("Identity", ["d"], ["z"], "same")], "branch", [], [inner],
+        [numpy_helper.from_array(square, "inner")],
+    )  # fmt: skip
+    nodes = [
+        helper.make_node("MatMul", ["x", "weight"], ["h"], "product"),
+        helper.make_node("Identity", ["training"], ["off"], "off"),
+        helper.make_node("Not", ["off"], ["mode"], "on"),
+        helper.make_node("Dropout", ["h", "ratio", "mode"], ["d"], "drop"),
+        helper.make_node("Relu", ["behind"], ["dead"], "dead"),
+        helper.make_node("If", ["which"], ["y"], "if", then_branch=branch, else_branch=branch),
+    ]
+    tensors = [numpy_helper.from_array(np.asarray(value), name) for name, value in held.items()]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], tensors)
+    opset = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=8), path)
+    return held
+
+
+def test_what_no_node_reads_is_in_the_state_dict_alone(tmp_path, capfd):
+    held = with_unread(tmp_path / "net.onnx")
+    assert "'extra'" in said_by_onnx_runtime(tmp_path / "net.onnx", capfd)
+    path = write_strategy(tmp_path / "s.json", profile_of(tmp_path / "net.onnx"), (1,))
+    planner.launch(path, steps=1, checkpoint=tmp_path / "kept")
+    planner.write_weights(tmp_path / "kept", tmp_path / "t.onnx", tmp_path / "t.pt")
+    assert said_by_onnx_runtime(tmp_path / "t.onnx", capfd) == ""
+    graph = onnx.load(tmp_path / "t.onnx").graph
+    assert [node.name for node in graph.node] == ["product", "drop", "if"]
+    assert {one.name for one in graph.initializer} == {"weight", "ratio", "which"}
+    state = torch.load(tmp_path / "t.pt")
+    assert state.keys() == {"weight", "extra", "behind"}
+    assert np.array_equal(state["extra"].numpy(), held["extra"])
+    # The training form is the file with other weights, and can be trained on without a loss.
+    planner.write_weights(tmp_path / "kept", tmp_path / "again.onnx", form="training")
+    names = {one.name for one in onnx.load(tmp_path / "again.onnx").graph.initializer}
+    assert names == held.keys()
+
+
+def test_the_record_says_which_parameters_are_no_initializers_any_more():
+    of = partial(TensorRecord, shape=(1,), dtype="float32", requires_grad=True)
+    record = ModuleRecord("m.Net", True, (of("a", "a"), of("b", "b")), (of("c", "c"),), {})
+    found = evaluated(record, {"b", "c"})
+    assert not found.training
+    assert [one.initializer for one in (*found.parameters, *found.buffers)] == ["a", None, None]
 
 
 # --------------------------------------------------------------------------- what is refused

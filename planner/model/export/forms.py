@@ -1,4 +1,5 @@
-"""The evaluation form of an ONNX model: BatchNormalization by its running statistics, Dropout off.
+"""The evaluation form of an ONNX model: BatchNormalization by its running statistics, Dropout off,
+and no initializer or node that nobody reads, such as the mode of a Dropout.
 
 `model/modes.py` says how each version of the two operators writes its mode. Graphs within nodes,
 the bodies of loops and branches, are changed as the outermost one.
@@ -34,9 +35,9 @@ def to_evaluation(proto: ModelProto) -> int:
         ModelError: if an output is read that there is in training alone.
     """
     versions = {own_domain(one.domain): one.version for one in proto.opset_import}
-    before = names_read(proto.graph)
     changed = sum(_evaluate(graph, versions.get("", 1)) for graph in _graphs(proto.graph))
-    _remove(proto.graph, before - names_read(proto.graph))
+    for graph in reversed([*_graphs(proto.graph)]):  # inner ones read values of outer ones
+        _remove_unread(graph)
     return changed
 
 
@@ -65,13 +66,21 @@ def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
             yield from _graphs(inner)
 
 
-def _remove(graph: GraphProto, names: set[str]) -> None:
-    """Removes initializers, which older files have among the inputs, too."""
-    held = {tensor.name for tensor in graph.initializer} & names
-    for values in (graph.initializer, graph.input):
+def _remove_unread(graph: GraphProto) -> None:
+    """Removes nodes and initializers that nobody reads."""
+    while dead := _dead_nodes(graph):
+        for at in reversed(dead):
+            del graph.node[at]
+    unread = {tensor.name for tensor in graph.initializer} - names_read(graph)
+    for values in (graph.initializer, graph.input):  # older files have them among the inputs, too
         for at in reversed(range(len(values))):
-            if values[at].name in held:
+            if values[at].name in unread:
                 del values[at]
+
+
+def _dead_nodes(graph: GraphProto) -> list[int]:
+    read = names_read(graph)
+    return [at for at, node in enumerate(graph.node) if read.isdisjoint(node.output)]
 
 
 def _evaluate(graph: GraphProto, version: int) -> int:

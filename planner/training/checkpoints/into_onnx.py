@@ -1,6 +1,6 @@
 """A checkpoint's weights as a copy of the user's ONNX file, and as a state dict."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import BinaryIO
@@ -10,7 +10,7 @@ from onnx import TensorProto, helper
 
 from planner.model.export.forms import remove_annotations, to_evaluation
 from planner.model.export.write import MAX_FILE_BYTES, check_data
-from planner.model.record import WEIGHTS_FILE, WEIGHTS_KEY, write_record
+from planner.model.record import WEIGHTS_FILE, WEIGHTS_KEY, evaluated, write_record
 from planner.support.errors import FileError
 from planner.support.outputs import FileKind
 from planner.support.writing import file_error, writing
@@ -114,13 +114,19 @@ def _formed(model: LearnedModel, start: Checkpoint, form: WeightsForm) -> int:
     model.place_all()
     changed = 0
     if form is WeightsForm.EVALUATION:
+        before = _initializers(model)
         changed = to_evaluation(model.proto)
         if model.record is not None:
-            write_record(model.proto, replace(model.record, training=False))
+            removed = before - _initializers(model)
+            write_record(model.proto, evaluated(model.record, removed))
     remove_annotations(model.proto)
     said = f"step {start.record.step} of model {start.record.model_hash}"
     model.proto.metadata_props.add(key=WEIGHTS_KEY, value=said)
     return changed
+
+
+def _initializers(model: LearnedModel) -> set[str]:
+    return {tensor.name for tensor in model.proto.graph.initializer}
 
 
 def _data_of(path: Path, model: LearnedModel) -> Path | None:

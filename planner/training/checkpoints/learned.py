@@ -59,6 +59,8 @@ class LearnedModel:
         module = repaired(file, self._values, ties, self.record is not None)
         self.notes = module.warnings
         self.proto = _with_structure(file, module)
+        # Those that no node reads in the form that is written are in the module nevertheless.
+        self._initializers = {one.name: one for one in module.proto.graph.initializer}
         self.learned = _learned(start)
 
     def place_all(self) -> None:
@@ -105,7 +107,7 @@ class LearnedModel:
 
     def _old_value(self, name: str) -> Tensor:
         """An initializer that was not learned."""
-        tensor = next(one for one in self.proto.graph.initializer if one.name == name)
+        tensor = self._initializers[name]
         dtype = getattr(torch, helper.tensor_dtype_to_np_dtype(tensor.data_type).name)
         content = bytearray(self.content(tensor))
         flat = torch.frombuffer(content, dtype=dtype) if content else torch.empty(0, dtype=dtype)
@@ -132,7 +134,7 @@ class LearnedModel:
             both = (*self.record.parameters, *self.record.buffers)
             yield from (one.initializer for one in both if one.initializer is not None)
             return
-        for tensor in self.proto.graph.initializer:
+        for tensor in self._initializers.values():
             if tensor.data_type in _FLOATS and tensor.dims:
                 yield tensor.name
 

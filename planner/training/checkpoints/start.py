@@ -6,11 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from planner.launcher.job import TrainingJob
+from planner.launcher.trained_groups import settings
 from planner.support.errors import FileError, LaunchError
 from planner.training.checkpoints.folder import Checkpoint, find, latest, name_of, read
 from planner.training.options import Checkpoints
 
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+GROUPS = "param_groups"
+"""Among the extras of a checkpoint: the `settings` of its groups."""
 
 
 def start_of(
@@ -63,7 +66,7 @@ def check_fits(start: Checkpoint, job: TrainingJob) -> None:
     """Refuses a checkpoint that the training of a job cannot go on from.
 
     Raises:
-        FileError: if it is one of another model, or of other parameters of it.
+        FileError: if it is one of another model, of other parameters of it, or of other groups.
     """
     path, record, model = start.path, start.record, job.model
     if record.model_hash != model.hash:
@@ -80,6 +83,24 @@ def check_fits(start: Checkpoint, job: TrainingJob) -> None:
                 f" {where} alone ({len(only)} such); plan with the same --train, --freeze, --tie"
                 " and --untie"
             )
+    # Checkpoints of before there were groups say nothing of them.
+    before = {name: tuple(pair) for name, pair in record.extras.get(GROUPS, {}).items()}
+    now = settings(job.groups)
+    other = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
+    if other:
+        had, has = (_setting(held.get(other[0])) for held in (before, now))
+        raise FileError(
+            f"{path}: of other groups of parameters: {other[0]!r} was trained with {had}, and"
+            f" this launch has {has} ({len(other)} such); give the same --no-weight-decay and"
+            " --param-group"
+        )
+
+
+def _setting(pair: tuple[float, float | None] | None) -> str:
+    """The options of a parameter, as they are written."""
+    factor, decay = (1.0, None) if pair is None else pair
+    own = "" if decay is None else f", weight_decay={decay:g}"
+    return f"lr_factor={factor:g}{own}"
 
 
 def check_left(start: Checkpoint, steps: int) -> None:

@@ -207,12 +207,12 @@ def joined(microbatches: Sequence[Microbatch]) -> object:
     return (*(torch.cat(parts) for parts in zip(*inputs, strict=True)), *goals)
 
 
-def feeding_of(kind: Kind):
+def feeding_of(kind: Kind, strategy: str = "strategy.json"):
     """A context for each microbatch in which the module draws what the launcher has drawn."""
     if not kind.draws:
         return None
     model = planner.read_model("model.onnx", output=kind.outputs, loss=kind.loss)
-    return partial(draws.fed, model, planner.read_strategy("strategy.json").seed)
+    return partial(draws.fed, model, planner.read_strategy(strategy).seed)
 
 
 # ------------------------------------------------------------------------------ trials
