@@ -22,6 +22,7 @@ from planner.artefacts.graph import (
     Parameter,
     Tensor,
     consumers,
+    differentiated,
     losses_of,
     parameters_by_name,
     producers,
@@ -228,7 +229,10 @@ class _Builder:
         inputs, held = ((), read) if isinstance(one, Parameter) else (read, ())
         self._place(held)
         shape = local_shape(one.shape, copy.new, mesh)
-        self.local[name] = Tensor(name, shape, one.dtype, has_gradient(copy.tensor, self.graph))
+        with_backward = {self.graph.operators[v].name for v in differentiated(self.graph)}
+        flows = copy.leaves or not with_backward.isdisjoint(copy.readers)
+        gradient = flows and has_gradient(copy.tensor, self.graph)
+        self.local[name] = Tensor(name, shape, one.dtype, gradient)
         for reader in copy.readers or ("",):
             self.read_as[copy.tensor, reader] = name
         for reader in copy.again:

@@ -151,6 +151,34 @@ def test_the_gradient_of_a_tied_parameter_waits_for_no_other_stage():
     assert by_operator[0] == 100 + 7 and by_operator[1] == 7 + 5
 
 
+def stopped(graph, *names):
+    """A graph in which no gradient flows over some tensors."""
+    tensors = (replace(t, gradient=t.gradient and t.name not in names) for t in graph.tensors)
+    return replace(graph, tensors=tuple(tensors))
+
+
+def test_an_operator_without_a_backward_makes_no_gradient():
+    # x -> a, a -> s, (a, s) -> y.
+    operators = [(("x",), ("a",)), (("a",), ("s",)), (("a", "s"), ("y",))]
+    graph = graph_of(operators, {"a": 100, "s": 40, "y": 1})
+    assert excess(graph, []) == 100 + 40 + 100 + 1
+    assert excess(stopped(graph, "s"), []) == 1 + 100 + 1
+
+
+def test_the_gradient_of_a_tied_parameter_waits_for_no_reader_without_a_backward():
+    profile, v = tied(transposed=False), Parameter("v", (90,), "int8", True)
+    embed, layer, head = profile.graph.operators
+    graph = replace(
+        profile.graph,
+        operators=(embed, replace(layer, parameters=("v",)), head),
+        parameters=(*profile.graph.parameters, v),
+    )
+    whole, early = (replace(profile, graph=one) for one in (graph, stopped(graph, "a")))
+    # The table's from the head, beside v's and that of a; or else it is complete at once.
+    assert backward_bytes(whole, range(3)) == max(100 + 90 + 7 + 5, 100 + 100 + 7)
+    assert backward_bytes(early, range(3)) == 1 + 5 + 100
+
+
 def test_solvers_count_each_gradient_as_a_tensor_of_its_own():
     profile = profile_of(JOIN, [1.0] * 5, stash=False)
     views = replace(profile, gradient_views=(View("b", "j"), View("c", "j")))

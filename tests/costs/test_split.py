@@ -469,6 +469,19 @@ def test_a_lookup_moves_what_it_makes_and_not_its_table():
         assert own.bytes_moved == round(due)
 
 
+def test_a_copy_for_an_operator_without_a_backward_has_no_gradient():
+    def copied(profile):
+        split = sharding((2,), {"scale": ["S0,R->S0"]})
+        local = local_stage(profile, one_stage(profile, split, [(0, 1)]).stages[0])
+        (made,) = (one for one in local.profile.graph.tensors if one.name.startswith("s as"))
+        return made.gradient
+
+    some = mlp()
+    tensors = (replace(t, gradient=t.gradient and t.name != "h") for t in some.graph.tensors)
+    assert copied(some)
+    assert not copied(replace(some, graph=replace(some.graph, tensors=tuple(tensors))))
+
+
 def cast_mlp():
     """The MLP under autocast: products make bfloat16, and keep copies of what they read."""
     profile = mlp()

@@ -627,6 +627,16 @@ def test_where_gradients_are_summed(tmp_path):
     assert by_name["side"].reached == frozenset()
 
 
+def test_operators_without_a_backward_sum_no_gradients(tmp_path):
+    graph = attention(tmp_path).graph
+    tensors = (replace(t, gradient=t.gradient and t.name != "e") for t in graph.tensors)
+    around = surroundings(replace(graph, tensors=tuple(tensors)))
+    by_name = dict(zip((o.outputs[0] for o in graph.operators), around, strict=True))
+    # The table's gradient is that of Transpose alone, where it is complete.
+    assert (by_name["e"].summed, by_name["e"].complete) == (frozenset(), frozenset())
+    assert (by_name["back"].summed, by_name["back"].complete) == (frozenset(), {"table"})
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have other cache folders")
 def test_measurements_are_kept_in_the_users_cache_folder(tmp_path, monkeypatch):
     conditions = ("EPYC", 1, "float32", "2.13.0")

@@ -58,6 +58,38 @@ def data_parallel(**how):
     return Stage(("q",), ((0, 1),), 1, False, sharding), graph
 
 
+def without_backward(graph, *names):
+    """A graph in which no gradient flows over some tensors."""
+    tensors = (replace(t, gradient=t.gradient and t.name not in names) for t in graph.tensors)
+    return replace(graph, tensors=tuple(tensors))
+
+
+def test_an_operator_without_a_backward_makes_no_sum_of_gradients():
+    stage, graph = data_parallel()
+    assert homes(stage, without_backward(graph, "q"))["wq"].gradient == ("R",)
+
+
+def test_a_copy_for_operators_without_a_backward_has_no_gradient():
+    def of_norm(graph):
+        found = reshardings(megatron(2), graph)
+        return {
+            one.readers: [s.kind for s in one.backward] for one in found if one.tensor == "norm1"
+        }
+
+    assert of_norm(without_backward(block(), "k", "v")) == {("q",): [Collective.ALL_REDUCE]}
+    assert of_norm(without_backward(block(), "q", "k", "v")) == {}
+
+
+def test_an_operator_without_a_backward_gathers_no_parameter_again():
+    def again(graph):
+        stage, _ = data_parallel(parameters={"wq": ("S0",)})
+        (one,) = (one for one in reshardings(stage, graph) if one.tensor == "wq")
+        return one.again
+
+    assert again(block()) == ("q",)
+    assert again(without_backward(block(), "q")) == ()
+
+
 def steps_of(name, **how):
     found = {one.tensor: one for one in reshardings(*data_parallel(**how))}
     one = found.get(name)

@@ -22,7 +22,7 @@ from planner.launcher.mesh.convert import Conversion
 from planner.launcher.mesh.gather_again import RegatheredOperator
 from planner.launcher.mesh.lines import Mesh
 from planner.model.load import Model
-from planner.operators import to_torch
+from planner.operators.convert import detach_inputs, to_torch
 from planner.operators.normalization import batch_normalization
 from planner.operators.parts.calls import (
     NoCommunication,
@@ -35,6 +35,7 @@ from planner.operators.parts.calls import (
     values_of,
 )
 from planner.operators.running import REFUSALS
+from planner.operators.state import next_state
 from planner.resharding.reshardings import Resharding, has_gradient, reshardings
 from planner.support.errors import LaunchError, words_of
 
@@ -58,9 +59,9 @@ def split_module(
         LaunchError: if an operator cannot run by its rule.
     """
     graph = model.graph
-    module = to_torch(model, indices_of(stage, graph), values, device)
     if stage.sharding is None:
-        return module
+        return to_torch(model, indices_of(stage, graph), values, device)
+    module = to_torch(model, indices_of(stage, graph), values, device, all_recorded=True)
     made = values_of(module, graph)
     operators = {graph.operators[i].name: graph.operators[i] for i in indices_of(stage, graph)}
     nodes = {node.meta["onnx_name"]: node for node in module.graph.nodes if is_call(node)}
@@ -92,6 +93,7 @@ def split_module(
             _gather_again(
                 module, nodes[name], gathered, is_product=operators[name].type in _PRODUCTS
             )
+    detach_inputs(module, graph)
     module.graph.lint()
     module.recompile()
     return module
@@ -154,12 +156,18 @@ def _gather_again(
 
 def _refuse_lost_statistics(module: fx.GraphModule, stage: Stage, graph: Graph) -> None:
     """A normalization in training updates its running statistics. A copy would lose them, and they
-    are cut as the channels are.
+    are cut as the channels are. Other state is whole.
     """
     assert stage.sharding is not None
     operators = {one.name: one for one in graph.operators}
     for node in module.graph.nodes:
-        if node.target is not batch_normalization or not node.kwargs.get("training_mode"):
+        if node.target is next_state and "converts" in node.kwargs["state"].meta:
+            raise LaunchError(
+                f"operator {node.meta['onnx_name']}: expected the state that forward changes whole"
+                " on every device"
+            )
+        trains = node.kwargs.get("training_mode") and not node.kwargs.get("always")
+        if node.target is not batch_normalization or not trains:
             continue
         operator = operators[node.meta["onnx_name"]]
         rule = rule_by(stage.sharding, operator)

@@ -1,7 +1,7 @@
 """Whether a file trains as its module does: the comparison of their gradients."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -19,11 +19,12 @@ from planner.model.load import Model, load, read_proto
 from planner.model.record import TensorRecord
 from planner.operators.gradients.distance import FLOOR, TOLERANCE, apart, largest
 from planner.operators.gradients.events import Suspect
-from planner.operators.gradients.graph_run import Value, run_graph
+from planner.operators.gradients.graph_run import Value, run_graph, run_graph_in_evaluation
 from planner.operators.gradients.module_run import (
     ELSEWHERE,
     Gradients,
     ModuleRun,
+    run_evaluation,
     run_module,
 )
 from planner.operators.gradients.places import Between, between
@@ -36,6 +37,9 @@ these types, and PyTorch computes with longer ones."""
 SMALL, ROUNDINGS = 1e-2, 10
 """A difference up to the first is rounding, too, if it is at most the second times what another
 rounding of the file's constants to float32 makes: tables of sines multiply it by positions."""
+EVALUATION = 1e-4
+"""The largest difference of an output in evaluation that rounding explains: constants in float32
+add up, and what computes something else is much further off."""
 NATIVE_TOLERANCE = 1e-2
 """The same where the module does not run in float64: rounding adds up."""
 MAX_BYTES = 1_000_000_000
@@ -76,13 +80,15 @@ class _Case:
         own = [at[i] for i in self.own]
         counted = [at[i] for i in run.counted if i in at]
         usual = [one.output.name for one in losses(self.model.graph)]
+        is_usual = bool(own) or [self.model.graph.outputs[i] for i in counted] == usual
         trained = {one.initializer for one in _trained(self.model) if one.initializer is not None}
-        if own or [self.model.graph.outputs[i] for i in counted] == usual:
+        if is_usual:
             # The loss is the one that the file is trained by: so are the parameters.
             trained = {one.name for one in self.model.graph.parameters if one.trainable}
         return run_graph(
-            self.model, self.inputs, run.draws, trained, own, counted, rounding=run.rounding, **how
-        )
+            self.model, self.inputs, run.draws, trained, own, counted, usual=is_usual,
+            rounding=run.rounding, **how,
+        )  # fmt: skip
 
 
 def check_gradients(
@@ -113,8 +119,7 @@ def check_gradients(
         _refuse_always(module, run)
         return GradientCheck(None, reason=_without(path, error))
     # The module runs in float64 as it is. A module exported in float64 would make another file than
-    # the one that is written. A search for `detach` in the trace decides nothing: most are
-    # harmless, and under torch.no_grad() the trace has none.
+    # the one that is written.
     run, double, why = _run(case.of_module)
     if run is None:
         return GradientCheck(None, reason=why)
@@ -203,7 +208,7 @@ class _Named(NamedTuple):
     """What a module and its file have in common.
 
     Attributes:
-        outputs: by their names in the file.
+        outputs: by their names in the file, and new values of state by those of the buffers.
         gradients: of the parameters that the module trains, by their names in the module.
     """
 
@@ -230,15 +235,16 @@ class _Named(NamedTuple):
         return outputs, gradients
 
 
-def _module_named(case: _Case, module: Gradients) -> _Named:
+def _module_named(case: _Case, module: Gradients, states: Collection[str]) -> _Named:
     outputs = {_output_name(case, at): module.outputs[at] for at in case.outputs}
+    outputs |= {name: module.states[name] for name in states}
     return _Named(outputs, {one.name: module.parameters[one.name] for one in _trained(case.model)})
 
 
 def _graph_named(case: _Case, graph: Gradients) -> _Named:
     names = [_output_name(case, at) for at in case.outputs]
     return _Named(
-        dict(zip(names, graph.outputs, strict=True)),
+        {**dict(zip(names, graph.outputs, strict=True)), **graph.states},
         {one.name: graph.parameters.get(one.initializer or "") for one in _trained(case.model)},
     )
 
@@ -250,7 +256,8 @@ def _compared(case: _Case, run: ModuleRun, graph: Gradients, double: bool) -> Gr
         ExportError: if they differ.
     """
     tolerance = _tolerance(case.module, double)
-    own, made = _module_named(case, run.gradients), _graph_named(case, graph)
+    own = _module_named(case, run.gradients, graph.states)
+    made = _graph_named(case, graph)
     floor = FLOOR * max(map(largest, own.gradients.values()), default=0.0)
     outputs, gradients = own.apart_from(made, floor)
     outputs_limit, gradients_limit = (dict.fromkeys(one, tolerance) for one in (outputs, gradients))
@@ -280,7 +287,33 @@ def _compared(case: _Case, run: ModuleRun, graph: Gradients, double: bool) -> Gr
         num_parameters=len(gradients),
         notes=tuple(_notes(case, run, graph, floor)),
         stopped=_stopped(case, run),
+        unlike=_unlike(case, double, tolerance),
     )
+
+
+def _unlike(case: _Case, double: bool, tolerance: float) -> str:
+    """Which output the file computes otherwise than the module in evaluation, in words; empty if
+    there is none, or nothing was compared.
+    """
+    assert case.model.record is not None
+    if case.model.record.unlike or not any(one.training for one in case.module.modules()):
+        return ""
+    try:
+        outputs, draws = run_evaluation(case.module, case.positional, case.named, double=double)
+        made = run_graph_in_evaluation(case.model, case.inputs, draws, double=double)
+    except OperatorError:  # random numbers that the module does not draw
+        return ""
+    except Exception as error:  # the module is the user's: its code raises what it likes
+        return f"in evaluation it fails: {type(error).__name__}: {words_of(error)}"
+    for at, one in zip(case.outputs, made, strict=True):
+        if at < len(outputs) and outputs[at].shape == one.shape and one.is_floating_point():
+            distance = apart(outputs[at], one.to(outputs[at].dtype), 0.0)
+            if not distance <= max(EVALUATION, tolerance):
+                return (
+                    f"its output {_output_name(case, at)} differs by {distance:.1e} of its largest"
+                    " magnitude in evaluation"
+                )
+    return ""
 
 
 def _output_name(case: _Case, position: int) -> str:
@@ -335,7 +368,7 @@ _ADVICE = (
     ("torch.library", "give planner.operators.register a function with the same backward pass"),
     ("whose gradient in the file", "compute it by other operators, or report it"),
     ("hook", "take the hook away; planner launch --clip limits the norm of all gradients"),
-    ("scale_grad_by_freq", "take it away: give the embedding scale_grad_by_freq=False"),
+    ("scale_grad_by_freq", "take it away: give the bag scale_grad_by_freq=False"),
     ("max_norm", "take it away: give the embedding max_norm=None"),
 )  # fmt: skip
 
@@ -347,8 +380,8 @@ def _advice(causes: Sequence[Suspect]) -> str:
         if word in what:
             return advice
     return (
-        "a file cannot stop a gradient: freeze parameters by requires_grad=False, or compute what"
-        " is not trained outside of the module and make it an input"
+        "a file has the gradients of its operators, stopped by detach() and torch.no_grad(): write"
+        " the module by these"
     )
 
 

@@ -66,6 +66,17 @@ def bagged(**options):
     return lambda: (Bag(), (torch.arange(20).reshape(4, 5) % 10,))
 
 
+class FunctionalBag(nn.Module):
+    """A bag by a function, whose padding counts back from the last row."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Parameter(torch.randn(10, 6)), nn.Linear(6, 4)
+
+    def forward(self, tokens):
+        return self.head(functional.embedding_bag(tokens, self.table, mode="sum", padding_idx=-2))
+
+
 def pretrained():
     embedding = nn.Embedding.from_pretrained(torch.randn(10, 6), freeze=True)
     return Lookup(embedding), (torch.arange(20).reshape(4, 5) % 10,)
@@ -93,11 +104,10 @@ KINDS = {
     "embedding-padding-frozen": Kind(frozen_with_padding, "no row has a gradient anyway", EQUAL,
         data=all_tokens),
     "embedding-by-frequency": Kind(looked_up(scale_grad_by_freq=True),
-        "rows that are read twice have half of the gradient", REFUSED, ("scale_grad_by_freq",),
+        "rows that are read twice have half of the gradient", EQUAL,
         data=all_tokens),
     "embedding-by-frequency-unseen": Kind(looked_up(ONCE, scale_grad_by_freq=True),
-        "no token is twice in the example inputs, some are in the data", REFUSED,
-        ("scale_grad_by_freq",), data=pairs),
+        "no token is twice in the example inputs, some are in the data", EQUAL, data=pairs),
     "embedding-max-norm": Kind(looked_up(max_norm=0.5),
         "the forward pass writes shorter rows into the weight", REFUSED, ("max_norm",),
         data=all_tokens),
@@ -109,6 +119,9 @@ KINDS = {
     "embedding-bag": Kind(bagged(mode="mean"), "autograd's own", EQUAL, data=all_tokens),
     "embedding-bag-padding": Kind(bagged(mode="mean", padding_idx=0),
         "the padding is no part of the mean either", EQUAL, data=all_tokens),
+    "embedding-bag-padding-from-the-last": Kind(
+        lambda: (FunctionalBag(), (torch.arange(20).reshape(4, 5) % 10,)),
+        "the padding's row has no gradient", EQUAL, data=all_tokens),
     "embedding-bag-by-frequency": Kind(bagged(mode="sum", scale_grad_by_freq=True),
         "rows that are read twice have half of the gradient", REFUSED, ("scale_grad_by_freq",),
         data=all_tokens),

@@ -5,9 +5,7 @@ from torch import nn
 from torch.nn import functional
 
 from tests.support.gradient_kinds.kind import (
-    EITHER,
     EQUAL,
-    REFUSED,
     TOLD,
     Kind,
     around,
@@ -47,6 +45,29 @@ class FakeQuantizedChannels(nn.Module):
         return torch.fake_quantize_per_channel_affine(h, self.scale.float(), self.zero, 1, -10, 10)
 
 
+class LearnedSteps(nn.Module):
+    """Learned step size quantization: the scales and zero points have gradients, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.zero = nn.Parameter(torch.tensor([0.06])), nn.Parameter(torch.zeros(1))
+        self.scales = nn.Parameter(torch.linspace(0.02, 0.09, 8))
+        self.zeros = nn.Parameter(torch.linspace(-2, 2, 8))
+
+    def forward(self, h):
+        made = torch._fake_quantize_learnable_per_tensor_affine(
+            h, self.scale, self.zero, -8, 7, 0.5
+        )
+        return made + torch._fake_quantize_learnable_per_channel_affine(
+            h, self.scales, self.zeros, 1, -8, 7, 0.5
+        )
+
+
+def fake_quantized_by_tensors(h):
+    scale, zero = torch.tensor([0.05]), torch.tensor([1], dtype=torch.int32)
+    return torch.fake_quantize_per_tensor_affine(h, scale, zero, -10, 10)
+
+
 class VectorQuantizer(nn.Module):
     """The nearest vector of a book, with the gradient of the identity and two losses."""
 
@@ -69,24 +90,26 @@ def beside(flat):
     return lambda h: h + flat(h)
 
 
-STE = ("detach",)
-
 KINDS = {
     "straight-through-round": Kind(around(lambda: straight_through(lambda h: (8 * h).round() / 8)),
-        "rounding with the gradient of the identity", REFUSED, STE),
+        "rounding with the gradient of the identity", EQUAL),
     "straight-through-sign": Kind(around(lambda: straight_through(torch.sign)),
-        "the sign with the gradient of the identity", REFUSED, STE),
+        "the sign with the gradient of the identity", EQUAL),
     "straight-through-clipped-sign": Kind(around(lambda: clipped_sign),
-        "the sign with the gradient of a clamp", REFUSED, STE),
+        "the sign with the gradient of a clamp", EQUAL),
     "straight-through-one-hot": Kind(around(lambda: one_hot_of_argmax),
-        "the largest class with the gradient of softmax", REFUSED, STE),
+        "the largest class with the gradient of softmax", EQUAL),
     "vector-quantizer": Kind(lambda: (VectorQuantizer(), (torch.randn(4, 6),)),
-        "the nearest code with the gradient of the identity", REFUSED, STE, loss="own"),
+        "the nearest code with the gradient of the identity", EQUAL, loss="own"),
     "fake-quantize": Kind(around(lambda: fake_quantized),
-        "quantization with the gradient of a clamp", EITHER, ("fake_quantize",)),
+        "quantization with the gradient of a clamp", EQUAL),
     "fake-quantize-of-channels": Kind(around(FakeQuantizedChannels),
-        "quantization with the gradient of a clamp", EITHER, ("fake_quantize",),
+        "quantization with the gradient of a clamp", EQUAL,
         dtypes=(torch.float32,)),
+    "fake-quantize-by-tensors": Kind(around(lambda: fake_quantized_by_tensors),
+        "quantization with the gradient of a clamp", EQUAL),
+    "fake-quantize-learned": Kind(around(LearnedSteps),
+        "quantization with gradients of its steps", EQUAL, dtypes=(torch.float32,)),
     "round": Kind(around(lambda: beside(lambda h: (4 * h).round())), "rounding has none", EQUAL),
     "round-alone": Kind(around(lambda: lambda h: (4 * h).round()),
         "the first layer's gradients are zeros, by which AdamW's weight decay shrinks it",
