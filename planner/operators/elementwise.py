@@ -107,7 +107,7 @@ def p_relu(x: Tensor, slope: Tensor, *, version: int) -> Tensor:
     """LeakyRelu with a slope that is broadcast to x; up to version 6 it is per channel."""
     if version < 7 and x.dim() > 2 and slope.numel() > 1:
         slope = slope.reshape(-1, *(1,) * (x.dim() - 2))
-    return torch.where(x < 0, x * slope, x)
+    return torch.where(x > 0, x, x * slope)
 
 
 def elu(x: Tensor, alpha: float) -> Tensor:
