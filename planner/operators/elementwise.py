@@ -136,8 +136,8 @@ def softsign(input: Tensor) -> Tensor:
 
 
 def hard_sigmoid(x: Tensor, alpha: float, beta: float) -> Tensor:
-    """Computes alpha x + beta, held between 0 and 1."""
-    return torch.clamp(alpha * x + beta, 0, 1)
+    """Computes alpha x + beta, held between 0 and 1, where its gradient is zero."""
+    return functional.hardtanh(alpha * x + beta, 0, 1)
 
 
 def hard_swish(x: Tensor) -> Tensor:

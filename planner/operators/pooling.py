@@ -168,8 +168,8 @@ def global_average_pool(x: Tensor) -> Tensor:
 
 
 def global_max_pool(x: Tensor) -> Tensor:
-    """Largest number of each plane."""
-    return torch.amax(x, _spatial(x), keepdim=True)
+    """Largest number of each plane; the first of equals gets the gradient, as in MaxPool."""
+    return x.flatten(2).max(-1).values.reshape(*x.shape[:2], *(1,) * (x.dim() - 2))
 
 
 def global_lp_pool(x: Tensor, p: float) -> Tensor:

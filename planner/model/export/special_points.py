@@ -86,6 +86,19 @@ def clamp_max_tensor(self: Any, max: Any) -> Any:
     return clamp_tensor(self, None, max)
 
 
+def nan_to_num(
+    self: Any, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
+) -> Any:
+    """`nan_to_num`: without a number, zero and the largest and smallest of the type."""
+    if not self.dtype.is_floating_point():
+        return op.Identity(self)
+    largest = self.dtype.max if posinf is None else posinf
+    smallest = self.dtype.min if neginf is None else neginf
+    made = op.Where(op.IsNaN(self), number(nan or 0.0, self), self)
+    made = op.Where(op.Equal(self, number(inf, self)), number(largest, self), made)
+    return op.Where(op.Equal(self, number(-inf, self)), number(smallest, self), made)
+
+
 # ---- the largest of equals
 
 
@@ -427,6 +440,7 @@ AT_SPECIAL_POINTS: dict[Callable[..., Any], Callable[..., Any]] = {
     aten.clamp_min.Tensor: clamp_tensor,
     aten.clamp_max.default: clamp_max,
     aten.clamp_max.Tensor: clamp_max_tensor,
+    aten.nan_to_num.default: nan_to_num,
     aten.max.dim: max_dim,
     aten.min.dim: min_dim,
     aten.adaptive_max_pool1d.default: adaptive_max_pool,
