@@ -238,6 +238,17 @@ def holders(graph: Graph) -> Mapping[str, tuple[int, ...]]:
 
 
 @remembered
+def differentiated(graph: Graph) -> frozenset[int]:
+    """The indices of the operators that have a backward: an output of theirs carries a gradient, or
+    has a loss. The launcher runs all others without autograd, which stashes nothing for them.
+    """
+    carrying = {t.name for t in graph.tensors if t.gradient}.union(loss_outputs(graph))
+    return frozenset(
+        i for i, operator in enumerate(graph.operators) if not carrying.isdisjoint(operator.outputs)
+    )
+
+
+@remembered
 def predecessors(graph: Graph) -> tuple[tuple[int, ...], ...]:
     """Per operator, the indices of the operators that feed it, ascending."""
     made_by = producers(graph)

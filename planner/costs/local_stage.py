@@ -21,6 +21,7 @@ from planner.artefacts.graph import (
     Parameter,
     Tensor,
     consumers,
+    differentiated,
     losses_of,
     parameters_by_name,
     producers,
@@ -214,7 +215,9 @@ class _Builder:
         else:
             self._parameter(copy.tensor)
             source = Tensor(copy.tensor, parameter.shape, parameter.dtype, parameter.trainable)
-        self._local(source, copy.new, name)
+        with_backward = {self.graph.operators[v].name for v in differentiated(self.graph)}
+        flows = source.gradient and (copy.leaves or not with_backward.isdisjoint(copy.readers))
+        self._local(replace(source, gradient=flows), copy.new, name)
         inputs = () if parameter else (copy.tensor,)
         held = (copy.tensor,) if parameter else ()
         for reader in copy.readers or ("",):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from planner.artefacts.graph import (
     Graph,
     consumers,
+    differentiated,
     loss_outputs,
     parameters_by_name,
     producers,
@@ -220,9 +221,12 @@ def _backward_alive(
     for name in at_first:
         gradients.create(name, tensors[name].bytes)
     gradients.accumulate()
-    by_operator = {}
+    by_operator, with_backward = {}, differentiated(graph)
     for v in sorted(inside, reverse=True):
         operator = graph.operators[v]
+        if v not in with_backward:
+            by_operator[v] = gradients.alive_bytes
+            continue
         for name in dict.fromkeys(operator.inputs):
             if tensors[name].gradient:
                 base = bases.get((v, name)) if made_by.get(name) in inside else None
@@ -248,7 +252,8 @@ def _backward_alive(
 
 
 def _first_readers(graph: Graph, inside: Collection[int]) -> Mapping[str, int]:
-    """The first reader of each parameter that several operators of a set read."""
+    """The first reader with a backward of each parameter that several such ones of a set read."""
+    inside = differentiated(graph).intersection(inside)
     readers = Counter(n for v in inside for n in graph.operators[v].parameters)
     first = {n: v for v in sorted(inside, reverse=True) for n in graph.operators[v].parameters}
     return {name: first[name] for name, count in readers.items() if count > 1}

@@ -14,7 +14,7 @@ import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
 from planner.model.expansion.inlining import inlined, nodes_of
-from planner.model.scopes import PADDING_MARK
+from planner.model.scopes import MARKS
 from planner.model.weights import ModelFile, is_inline, is_stored, place_of
 
 
@@ -134,7 +134,7 @@ def _node_pieces(node: NodeProto, name: str) -> Iterator[Piece]:
     for attribute in sorted(node.attribute, key=lambda a: a.name):
         yield from _attribute_pieces(attribute)
     for entry in node.metadata_props:
-        if entry.key == PADDING_MARK:
+        if entry.key in MARKS:
             yield _text(entry.key, entry.value)
 
 

@@ -41,7 +41,7 @@ from planner.model.modes import evaluation_notes, is_batch_norm, trains
 from planner.model.origins import Origin, OriginKind
 from planner.model.record import Checked, ModuleRecord, read_record
 from planner.model.repair import Repaired, Ties, repaired
-from planner.model.scopes import scope_of
+from planner.model.scopes import scope_of, stops_gradient
 from planner.model.sound import check
 from planner.model.trainable import Choice, doubts
 from planner.model.values import Values, dtype_of, is_float, shape_of
@@ -305,8 +305,8 @@ def _check_stopped(losses: Sequence[LossChoice], record: ModuleRecord | None) ->
     for one in losses:
         if one.output in stopped:
             raise ModelError(
-                f"--output {one.output}: the module lets no gradient flow through it (detach),"
-                " which the file cannot express; choose another"
+                f"--output {one.output}: the module lets no gradient flow through it (detach);"
+                " choose another"
             )
 
 
@@ -364,16 +364,17 @@ def _nodes(kept: Iterable[NodeProto], proto: ModelProto) -> tuple[Node, ...]:
             version=opsets[domain_of(node)],
             inputs=tuple(node.input),
             outputs=tuple(node.output),
-            attributes={**attributes_of(node), **_padding(node)},
+            attributes={**attributes_of(node), **_marks(node)},
         )
         for node in kept
     )
 
 
-def _padding(node: NodeProto) -> dict[str, object]:
-    """The row of an embedding that PyTorch gives no gradient, which ONNX cannot say."""
+def _marks(node: NodeProto) -> dict[str, object]:
+    """What ONNX cannot say of a gradient: the row of an embedding that gets none, and a stop."""
     row = scope_of(node).padding if node.op_type == "Gather" else None
-    return {} if row is None else {"padding_idx": row}
+    padding: dict[str, object] = {} if row is None else {"padding_idx": row}
+    return padding | ({"stop_gradient": 1} if stops_gradient(node) else {})
 
 
 def _in_mode(model: Model, batch_norm: BatchNorm | None) -> Model:

@@ -24,6 +24,10 @@ _CLASSES = "pkg.torch.onnx.class_hierarchy"
 FX_NODE = "pkg.torch.onnx.fx_node"
 PADDING_MARK = "planner.padding_idx"
 """Key of a mark of `planner export` at a Gather: the row of the table that gets no gradient."""
+STOP_MARK = "planner.stop_gradient"
+"""Key of a mark of `planner export` at an Identity: no gradient flows back through it."""
+MARKS = frozenset({PADDING_MARK, STOP_MARK})
+"""Keys of the marks that say what a gradient is. They are part of what a model computes."""
 _RULES = "pkg.onnxscript.rewriter.rule_name"
 _CALL = re.compile(r"target=torch\.ops\.\w+\.(\w+)")
 # embedding(table, indices, row): a row from 0 on.
@@ -80,6 +84,11 @@ def padding_in(notes: Mapping[str, str]) -> int | None:
         return int(mark)
     noted = _PADDING.search(notes.get(FX_NODE, ""))
     return None if noted is None else int(noted[1])
+
+
+def stops_gradient(node: NodeProto) -> bool:
+    """Whether no gradient flows back through a node, by a mark of `planner export`."""
+    return node.op_type == "Identity" and any(e.key == STOP_MARK for e in node.metadata_props)
 
 
 @lru_cache(maxsize=4096)

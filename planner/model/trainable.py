@@ -25,6 +25,7 @@ from planner.model.folding import operator_type, some
 from planner.model.origins import Origin, OriginKind
 from planner.model.record import ModuleRecord, TensorRecord
 from planner.model.repair import AVOIDING
+from planner.model.scopes import stops_gradient
 from planner.support.errors import FileError, ModelError
 
 STATIC_INPUTS: Mapping[str, tuple[int, ...]] = {
@@ -75,7 +76,7 @@ class Choice:
 def differentiable_inputs(node: NodeProto) -> list[str]:
     """The inputs that get a gradient if they are floats and an output of the node has one."""
     kind = operator_type(node)
-    if kind in NONDIFFERENTIABLE_OPERATORS:
+    if kind in NONDIFFERENTIABLE_OPERATORS or stops_gradient(node):
         return []
     foreign = FOREIGN.get(kind)
     without = foreign.without_gradient if foreign else NONDIFFERENTIABLE_INPUTS.get(kind, ())

@@ -17,9 +17,11 @@ from planner.artefacts.graph import (
     ITEM_BYTES,
     Graph,
     consumers,
+    differentiated,
     parameters_by_name,
     tensors_by_name,
 )
+from planner.artefacts.strategy import operator_indices
 from planner.model.definitions import REGISTER, modules_of
 from planner.model.load import Model, Node
 from planner.model.values import Values
@@ -98,6 +100,8 @@ def to_torch(
     operators: Sequence[int] | None = None,
     values: Mapping[str, Tensor] | None = None,
     device: str = "cpu",
+    *,
+    all_recorded: bool = False,
 ) -> fx.GraphModule:
     """The operators as a module that maps their outer inputs to a tuple of their outer outputs.
 
@@ -111,6 +115,8 @@ def to_torch(
         values: parameters to hold, by ONNX name, shared and not copied; others are read from the
             model.
         device: where new parameters are put and tensors are made.
+        all_recorded: whether autograd follows operators without a backward, too; see
+            `detach_inputs`.
 
     Returns:
         The module; its `input_names` and `output_names` are the tensors' names in the model.
@@ -126,6 +132,8 @@ def to_torch(
     given |= parameters(model, [name for name in held if name not in given], device)
     root = _root({_targets(model)[name]: given[name] for name in held})
     module = fx.GraphModule(root, _graph(model, calls, inputs, outputs), "Stage")
+    if not all_recorded:
+        detach_inputs(module, model.graph)
     vars(module).update(input_names=inputs, output_names=outputs)
     return module
 
@@ -155,6 +163,43 @@ def _graph(
         made.update(_outputs(graph, node, result))
     graph.output(tuple(made[name] for name in outputs))
     return graph
+
+
+def detach_inputs(module: fx.GraphModule, graph: Graph) -> None:
+    """Detaches what operators without a backward read, so that autograd records nothing of them and
+    keeps no tensor for them: those before a stopped gradient, and those that no loss needs.
+
+    Args:
+        module: of operators of the graph.
+    """
+    index, with_backward = operator_indices(graph), differentiated(graph)
+    detached: dict[fx.Node, fx.Node] = {}
+    for node in tuple(module.graph.nodes):
+        name = node.meta.get("onnx_name")
+        if name is None or index[name] in with_backward:
+            continue
+        for source in node.all_input_nodes:
+            if _carries_gradient(source, graph):
+                if source not in detached:
+                    with module.graph.inserting_before(node):
+                        detached[source] = module.graph.call_function(torch.detach, (source,))
+                node.replace_input_with(source, detached[source])
+    if detached:
+        module.recompile()
+
+
+def _carries_gradient(node: fx.Node, graph: Graph) -> bool:
+    """Whether the value of a node of a module has a gradient in training."""
+    name = node.meta.get("onnx_value", node.meta.get("converts"))
+    if name is not None:
+        known = parameters_by_name(graph).get(name)
+        if known is not None:
+            return known.trainable
+        return name in tensors_by_name(graph) and tensors_by_name(graph)[name].gradient
+    if "onnx_name" in node.meta:
+        return operator_indices(graph)[node.meta["onnx_name"]] in differentiated(graph)
+    # A summand of a mean, divided.
+    return any(_carries_gradient(one, graph) for one in node.all_input_nodes)
 
 
 def _outputs(graph: fx.Graph, node: Node, result: fx.Node) -> Iterator[tuple[str, fx.Node]]:

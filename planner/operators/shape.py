@@ -18,9 +18,9 @@ def positive(axes: Integers, rank: int) -> Integers:
     return tuple(axis + rank if axis < 0 else axis for axis in axes)
 
 
-def identity(input: Tensor) -> Tensor:
-    """The input itself."""
-    return input
+def identity(input: Tensor, stop_gradient: int = 0) -> Tensor:
+    """The input itself; no gradient flows back through one that `planner export` has marked."""
+    return input.detach() if stop_gradient else input
 
 
 def reshape(data: Tensor, shape: Integers, allowzero: int = 0) -> Tensor:

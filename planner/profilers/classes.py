@@ -16,6 +16,7 @@ import numpy as np
 from planner.artefacts.graph import (
     Graph,
     consumers,
+    differentiated,
     loss_outputs,
     parameters_by_name,
     tensors_by_name,
@@ -76,9 +77,10 @@ class Surroundings:
 def surroundings(graph: Graph) -> tuple[Surroundings, ...]:
     """The surroundings of every operator of a graph, in its order."""
     tensors, read_by, lost = tensors_by_name(graph), consumers(graph), loss_outputs(graph)
+    with_backward = differentiated(graph)
     readers: dict[str, list[int]] = {}
-    for v, operator in enumerate(graph.operators):
-        for name in operator.parameters:
+    for v in sorted(with_backward):
+        for name in graph.operators[v].parameters:
             readers.setdefault(name, []).append(v)
     trained = {p.name for p in graph.parameters if p.trainable}
     reached = [
@@ -86,7 +88,7 @@ def surroundings(graph: Graph) -> tuple[Surroundings, ...]:
     ]
     around = []
     for v, operator in enumerate(graph.operators):
-        weights = [n for n in operator.parameters if n in trained]
+        weights = [n for n in operator.parameters if n in trained and v in with_backward]
         # Backward runs from the end, so a later reader has left its gradient before.
         later = {n: [w for w in readers[n] if w > v] for n in weights} | {
             n: [w for w in read_by[n] if w > v] for n in operator.inputs if tensors[n].gradient

@@ -14,7 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from planner.artefacts.graph import loss_outputs, parameters_by_name, tensors_by_name
+from planner.artefacts.graph import (
+    differentiated,
+    loss_outputs,
+    parameters_by_name,
+    tensors_by_name,
+)
 from planner.artefacts.profile import View
 from planner.model.load import Model
 from planner.operators import input_names, output_names, to_torch
@@ -200,12 +205,14 @@ class _FakeStep:
         node, own = self.model.nodes[operator], self.model.graph.operators[operator]
         declared = tensors_by_name(self.model.graph)
         names = (*call.reads, *filter(None, node.outputs))
-        # Everything that the run of an operator depends on but the names of its tensors. The last
-        # three say what a value is here (a trained parameter, a tensor of the graph, a parameter at
-        # all): from it follow the gradients, the stash, and the unit's inputs and parameters. Names
-        # are left out, and correspond by their place in `names`.
+        # Everything that the run of an operator depends on but the names of its tensors. Without a
+        # backward it reads detached tensors. The last three say what a value is here (a trained
+        # parameter, a tensor of the graph, a parameter at all): from it follow the gradients, the
+        # stash, and the unit's inputs and parameters. Names are left out, and correspond by their
+        # place in `names`.
         key = (
             _identity(call),
+            operator in differentiated(self.model.graph),
             tuple(_layout(values[name]) for name in call.reads),
             tuple((declared[n].shape, declared[n].dtype) if n else None for n in node.outputs),
             tuple(isinstance(values[name], nn.Parameter) for name in call.reads),
@@ -279,13 +286,14 @@ class _FakeStep:
         """Every operator's backward pass, in the graph's order, with the sums that it makes.
 
         A gradient is added to the one that arrived before for the same tensor. A weight's gradient
-        is complete at the first operator that reads the weight, because backward runs from the end;
-        there it is added to the gradient of the microbatches before.
+        is complete at the first operator with a backward that reads the weight, because backward
+        runs from the end; there it is added to the gradient of the microbatches before.
         """
         first_use = {
             one.names[name]: i
             for i, one in reversed(list(enumerate(forwards)))
             for name in one.unit.weights
+            if i in differentiated(self.model.graph)
         }
         lost = loss_outputs(self.model.graph)
         # Gradients that have arrived and that no operator has taken yet, by tensor or weight.

@@ -20,6 +20,7 @@ from planner.artefacts.graph import (
     Graph,
     Operator,
     consumers,
+    differentiated,
     parameters_by_name,
     producers,
     tensors_by_name,
@@ -91,12 +92,13 @@ def homes(stage: Stage, graph: Graph) -> dict[str, Home]:
     """Where all tensors and parameters of a stage are at home, by name.
 
     The gradient of a parameter that lies whole on an axis is a sum there as soon as one consumer
-    makes it so: it is added up over all microbatches before it is reduced.
+    makes it so: it is added up over all microbatches before it is reduced. Consumers without a
+    backward make none.
     """
     sharding = _sharding(stage)
     whole = ("R",) * len(sharding.mesh)
     made_by = producers(graph)
-    inside = set(indices_of(stage, graph))
+    inside, with_backward = set(indices_of(stage, graph)), differentiated(graph)
     found: dict[str, Home] = {}
     parts: dict[str, list[set[str]]] = {}
     for i in indices_of(stage, graph):
@@ -104,9 +106,10 @@ def homes(stage: Stage, graph: Graph) -> dict[str, Home]:
         rule = rule_by(sharding, operator)
         for name, want in zip(reads(operator), rule.inputs, strict=True):
             if name in operator.parameters:
-                made = gradient_spec(rule, want)
-                for axis, part in enumerate(made):
-                    parts.setdefault(name, [set() for _ in whole])[axis].add(part)
+                made = parts.setdefault(name, [set() for _ in whole])
+                for axis, part in enumerate(gradient_spec(rule, want)):
+                    if i in with_backward:
+                        made[axis].add(part)
             elif made_by.get(name) not in inside:
                 spec = sharding.inputs.get(name, whole)
                 found[name] = Home(spec, spec)
@@ -137,7 +140,9 @@ def reshardings(stage: Stage, graph: Graph) -> tuple[Resharding, ...]:
     readers: dict[tuple[str, Spec, Spec, bool], list[str]] = {}
     for name, want, gradient, reader in _wanted(stage, graph):
         home = at_home[name]
-        flows = has_gradient(name, graph)
+        flows = has_gradient(name, graph) and (
+            not reader or operator_indices(graph)[reader] in differentiated(graph)
+        )
         if want != home.spec or (flows and gradient != home.gradient):
             readers.setdefault(
                 (name, want, gradient if flows else home.gradient, not reader), []
@@ -203,8 +208,10 @@ def reads_back(operator: Operator, values: Collection[str], graph: Graph) -> boo
     """
     tensors = tensors_by_name(graph)
     others = [name for name in operator.inputs if name not in values]
-    return operator.type not in _READS_NOTHING_BACK and any(
-        tensors[name].gradient for name in others
+    return (
+        operator_indices(graph)[operator.name] in differentiated(graph)
+        and operator.type not in _READS_NOTHING_BACK
+        and any(tensors[name].gradient for name in others)
     )
 
 

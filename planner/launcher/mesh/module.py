@@ -22,7 +22,7 @@ from planner.launcher.mesh.convert import Conversion
 from planner.launcher.mesh.gather_again import RegatheredOperator
 from planner.launcher.mesh.lines import Mesh
 from planner.model.load import Model
-from planner.operators import to_torch
+from planner.operators.convert import detach_inputs, to_torch
 from planner.operators.normalization import batch_normalization
 from planner.operators.parts.calls import (
     NoCommunication,
@@ -58,9 +58,9 @@ def split_module(
         LaunchError: if an operator cannot run by its rule.
     """
     graph = model.graph
-    module = to_torch(model, indices_of(stage, graph), values, device)
     if stage.sharding is None:
-        return module
+        return to_torch(model, indices_of(stage, graph), values, device)
+    module = to_torch(model, indices_of(stage, graph), values, device, all_recorded=True)
     made = values_of(module, graph)
     operators = {graph.operators[i].name: graph.operators[i] for i in indices_of(stage, graph)}
     nodes = {node.meta["onnx_name"]: node for node in module.graph.nodes if is_call(node)}
@@ -92,6 +92,7 @@ def split_module(
             _gather_again(
                 module, nodes[name], gathered, is_product=operators[name].type in _PRODUCTS
             )
+    detach_inputs(module, graph)
     module.graph.lint()
     module.recompile()
     return module

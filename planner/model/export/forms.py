@@ -12,10 +12,10 @@ from planner.model.canonical import domain_of, own_domain
 from planner.model.expansion.inlining import subgraphs
 from planner.model.expansion.nested import names_read
 from planner.model.record import METADATA_KEY
-from planner.model.scopes import PADDING_MARK
+from planner.model.scopes import MARKS
 from planner.support.errors import ModelError
 
-_KEPT = {METADATA_KEY, PADDING_MARK}
+_KEPT = {METADATA_KEY, *MARKS}
 _RUNNING = {1: 3, 2: 4}
 """Outputs of BatchNormalization that are its running statistics in evaluation, and the inputs that
 they are then equal to."""

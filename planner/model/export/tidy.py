@@ -13,7 +13,7 @@ from onnx_ir.passes.common import InlinePass, RemoveUnusedFunctionsPass
 from onnxscript.optimizer import fold_constants_ir
 
 from planner.model.folding import RANDOM_OPERATORS
-from planner.model.scopes import PADDING_MARK, padding_in
+from planner.model.scopes import PADDING_MARK, STOP_MARK, padding_in
 
 # Metadata of nodes that is kept: the modules that a node comes from, and their classes. The
 # exporter also writes stack traces, with the paths of files on this machine.
@@ -37,8 +37,9 @@ def tidy(model: ir.Model, held: frozenset[str], scalars: Collection[float] = ())
     _remove_identities(model.graph)
     _remove_dead(model.graph)
     _lengthen_scalars(model.graph, held, scalars)
-    _remove_unused_opsets(model)
     _keep_module_names(model)
+    _mark_stops(model.graph)
+    _remove_unused_opsets(model)
 
 
 def _train_dropout(graph: ir.Graph) -> None:
@@ -124,6 +125,16 @@ def _lengthen_scalars(graph: ir.Graph, held: frozenset[str], scalars: Collection
             longer = lengthened(value.as_tensor())
             if longer is not None:
                 node.attributes["value"] = ir.AttrTensor("value", longer)
+
+
+def _mark_stops(graph: ir.Graph) -> None:
+    """Makes marked Identities of the operator that a trace stops gradients by. Before this it is an
+    operator that no pass knows, and so none removes or looks through.
+    """
+    for node in graph.all_nodes():
+        if (node.domain, node.op_type) == ("planner", "stop_gradient"):
+            node.domain, node.op_type, node.version = "", "Identity", None
+            node.metadata_props[STOP_MARK] = "1"
 
 
 def _remove_unused_opsets(model: ir.Model) -> None:

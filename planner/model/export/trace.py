@@ -14,11 +14,13 @@ import onnx_ir as ir
 import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from planner.model.export.assumptions import Assumptions
+from planner.model.export.composed import Composed
 from planner.model.export.inputs import Inputs
+from planner.model.export.stops import FlagChanges, keep_stops, modes_traced
 from planner.model.export.translations import own_operators, translations
 from planner.support.errors import ExportError
 
@@ -39,11 +41,12 @@ def traced(
         dynamic_shapes: as torch.onnx.export takes them.
 
     Raises:
-        ExportError: if torch cannot trace it.
+        ExportError: if torch cannot trace it, it writes into a tensor whose gradient it stops, or
+            it changes which of its parameters are trained.
     """
-    assumptions = Assumptions()
+    assumptions, flags = Assumptions(), FlagChanges(module)
     try:
-        with assumptions:
+        with assumptions, flags, Composed(), modes_traced():
             program = torch.export.export(
                 module,
                 inputs.positional,
@@ -53,6 +56,13 @@ def traced(
             )
     except Exception as error:
         raise ExportError(f"{type(module).__name__}: {_untraceable(error)}") from error
+    if flags.names:
+        raise ExportError(
+            f"{type(module).__name__}: forward changes requires_grad of {', '.join(flags.names)},"
+            " but what a plan trains is fixed; freeze parameters before the export, or use their"
+            " detach()"
+        )
+    keep_stops(program, module)
     _copy_before_views(program)
     return program, tuple(assumptions.made)
 
@@ -73,7 +83,8 @@ def translated(
     Raises:
         ExportError: if an operator has no translation.
     """
-    targets = {node.target for node in program.graph.nodes if node.op == "call_function"}
+    graphs = [one.graph for one in program.graph_module.modules() if isinstance(one, GraphModule)]
+    targets = {node.target for one in graphs for node in one.nodes if node.op == "call_function"}
     try:
         made = torch.onnx.export(
             program,

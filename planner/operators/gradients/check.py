@@ -76,13 +76,15 @@ class _Case:
         own = [at[i] for i in self.own]
         counted = [at[i] for i in run.counted if i in at]
         usual = [one.output.name for one in losses(self.model.graph)]
+        is_usual = bool(own) or [self.model.graph.outputs[i] for i in counted] == usual
         trained = {one.initializer for one in _trained(self.model) if one.initializer is not None}
-        if own or [self.model.graph.outputs[i] for i in counted] == usual:
+        if is_usual:
             # The loss is the one that the file is trained by: so are the parameters.
             trained = {one.name for one in self.model.graph.parameters if one.trainable}
         return run_graph(
-            self.model, self.inputs, run.draws, trained, own, counted, rounding=run.rounding, **how
-        )
+            self.model, self.inputs, run.draws, trained, own, counted, usual=is_usual,
+            rounding=run.rounding, **how,
+        )  # fmt: skip
 
 
 def check_gradients(
@@ -113,8 +115,7 @@ def check_gradients(
         _refuse_always(module, run)
         return GradientCheck(None, reason=_without(path, error))
     # The module runs in float64 as it is. A module exported in float64 would make another file than
-    # the one that is written. A search for `detach` in the trace decides nothing: most are
-    # harmless, and under torch.no_grad() the trace has none.
+    # the one that is written.
     run, double, why = _run(case.of_module)
     if run is None:
         return GradientCheck(None, reason=why)
@@ -335,7 +336,6 @@ _ADVICE = (
     ("torch.library", "give planner.operators.register a function with the same backward pass"),
     ("whose gradient in the file", "compute it by other operators, or report it"),
     ("hook", "take the hook away; planner launch --clip limits the norm of all gradients"),
-    ("scale_grad_by_freq", "take it away: give the embedding scale_grad_by_freq=False"),
     ("max_norm", "take it away: give the embedding max_norm=None"),
 )  # fmt: skip
 
@@ -347,8 +347,8 @@ def _advice(causes: Sequence[Suspect]) -> str:
         if word in what:
             return advice
     return (
-        "a file cannot stop a gradient: freeze parameters by requires_grad=False, or compute what"
-        " is not trained outside of the module and make it an input"
+        "a file has the gradients of its operators, stopped by detach() and torch.no_grad(): write"
+        " the module by these"
     )
 
 

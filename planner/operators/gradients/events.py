@@ -51,8 +51,8 @@ class Place:
 
     def __str__(self) -> str:
         """
-        >>> str(Place(0, "detach", "blocks.1", "Block", "net.py:12: x = x.detach()"))
-        'net.py:12: x = x.detach() (in blocks.1, Block)'
+        >>> str(Place(0, "relu", "blocks.1", "Block", "net.py:12: x = torch.relu(x)"))
+        'net.py:12: x = torch.relu(x) (in blocks.1, Block)'
         """
         return f"{self.line} (in {f'{self.module}, ' if self.module else ''}{self.kind})"
 
@@ -62,7 +62,7 @@ class Suspect:
     """Something that may give a module another gradient than its operators have.
 
     Attributes:
-        what: such as "detach()".
+        what: such as "register_hook()".
         place: the first call that does it; None for hooks of the module and of its parameters.
         always: whether the file loses it for some inputs, though not for the example inputs.
     """
@@ -160,13 +160,10 @@ class Events(TorchFunctionMode):
             yield ".data", False
         elif func in (Tensor.requires_grad_, Tensor.requires_grad.__set__):  # type: ignore[attr-defined]
             yield "a change of requires_grad", False
-        elif func in (Tensor.detach, Tensor.detach_, torch.detach, torch.detach_):
-            if torch.is_grad_enabled() and not _function_called():
-                yield "detach()", False
         elif not torch.is_grad_enabled() and name not in ("__get__", "__set__", "size", "dim"):
             function = _function_called()
-            if function is not BackwardHookFunction:  # by which a module's hooks run
-                yield _unrecorded() if function is None else _named(function), False
+            if function not in (None, BackwardHookFunction):  # by which a module's hooks run
+                yield _named(function), False
 
     def _suspect(self, what: str, *, always: bool) -> None:
         place = self._place()
@@ -203,23 +200,10 @@ def _flows(one: object) -> bool:
 
 def _of_embedding(func: Any, args: Any, kwargs: Any) -> Iterator[tuple[str, bool]]:
     """What a table gets another gradient by than a gathering of its rows."""
-    names = (
-        ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq")
-        if func is functional.embedding
-        else ("input", "weight", "offsets", "max_norm", "norm_type", "scale_grad_by_freq")
-    )
-    named = dict(zip(names, args, strict=False)) | kwargs
-    if named.get("scale_grad_by_freq"):
-        yield "scale_grad_by_freq=True of an embedding", True
+    third = "padding_idx" if func is functional.embedding else "offsets"
+    named = dict(zip(("input", "weight", third, "max_norm"), args, strict=False)) | kwargs
     if named.get("max_norm") is not None:
         yield "max_norm of an embedding, which changes its table", True
-    if named.get("padding_idx") is not None:
-        yield f"padding_idx={named['padding_idx']} of an embedding", False
-
-
-def _unrecorded() -> str:
-    mode = "inference_mode" if torch.is_inference_mode_enabled() else "no_grad"
-    return f"operators under torch.{mode}()"
 
 
 def _function_called() -> type | None:

@@ -53,6 +53,7 @@ def run_graph(
     own: Sequence[int],
     counted: Sequence[int],
     *,
+    usual: bool,
     double: bool,
     rounding: Collection[torch.dtype] = (),
     nudged: bool = False,
@@ -66,6 +67,8 @@ def run_graph(
         trained: parameters that get a gradient.
         own: as of `loss_of`, positions among the graph's outputs.
         counted: the same.
+        usual: whether the loss is the one that the file is trained by, so that its operators run as
+            the launcher runs them: those without a backward are not recorded.
         double: in float64, or else in the types of the file.
         rounding: as of `Recording`.
         nudged: with constants that differ by the rounding of float32.
@@ -79,7 +82,7 @@ def run_graph(
     held = {name: _leaf(one, double, name in trained) for name, one in held.items()}
     if nudged:
         held |= _nudged({name: one for name, one in held.items() if name not in trained})
-    module = to_torch(model, values=held)
+    module = to_torch(model, values=held, all_recorded=not usual)
     leaves = [leaf(one, double) for one in inputs]
     by_name = dict(zip(model.graph.inputs, leaves, strict=True))
     given = [by_name[name] for name in module.input_names]  # type: ignore[union-attr]

@@ -296,6 +296,8 @@ def _factors(
             a if a == b else _own(n) for a, b, n in zip(dims[0], made[0], reads[0], strict=True)
         ]
         return dims, made, _resized(call, made[0]), {}
+    if kind == "Slice":
+        return _sliced(reads[0], outputs[0])
     if kind == "Expand":
         made = [[_plain(n) for n in outputs[0]]]
         return dims, made, {"shape": _shape_attribute(call.kwargs["shape"], made[0])}, {}
@@ -382,6 +384,14 @@ def _split(call: Call, read: Shape, outputs: Sequence[Shape]) -> _Parts:
     if equal and call.kwargs.get("split") is not None:
         attributes["split"] = lambda sizes: (size_of(part, sizes),) * len(parts)
     return [dims], made, attributes, {}
+
+
+def _sliced(read: Shape, made: Shape) -> _Parts:
+    """What is cut off keeps its sizes: at another one a slice might take everything."""
+    pairs = list(zip(read, made, strict=True))
+    ins = [_plain(n) if n == out else _own(n) for n, out in pairs]
+    outs = [_plain(n) if n == out else _own(out) for n, out in pairs]
+    return [ins], [outs], {}, {}
 
 
 def _conv(call: Call, reads: Sequence[Shape], outputs: Sequence[Shape]) -> _Parts:

@@ -31,7 +31,7 @@ def test_nothing_is_lost_in_silence(name, tmp_path):
 
 def test_a_trial_sees_a_gradient_that_is_lost(tmp_path, monkeypatch):
     monkeypatch.setattr(planner, "export", partial(planner.export, check=False))
-    made = dict(trials("detach", KINDS["detach"], torch.float64, tmp_path))
+    made = dict(trials("function-reverses", KINDS["function-reverses"], torch.float64, tmp_path))
     assert {one.outcome for one in made.values()} == {Outcome.WRONG}
     assert min(one.weight for one in made.values()) > 1e-3
 

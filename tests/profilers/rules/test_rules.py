@@ -145,6 +145,11 @@ CASES = {
         {},
         "S0->S0 P->P",
     ),
+    "as much as the smallest trial has": (
+        ("Slice", (4, 8), ints(0), ints(4), ints(1), ints(1)),
+        {},
+        "S0->S0 P->P",
+    ),
     "queries, keys and values": (
         ("Split", (8, 10, 36), ints(12, 12, 12)),
         {"axis": 2, "outputs": 3},

@@ -5,9 +5,7 @@ from torch import nn
 from torch.nn import functional
 
 from tests.support.gradient_kinds.kind import (
-    EITHER,
     EQUAL,
-    REFUSED,
     TOLD,
     Kind,
     around,
@@ -69,23 +67,21 @@ def beside(flat):
     return lambda h: h + flat(h)
 
 
-STE = ("detach",)
-
 KINDS = {
     "straight-through-round": Kind(around(lambda: straight_through(lambda h: (8 * h).round() / 8)),
-        "rounding with the gradient of the identity", REFUSED, STE),
+        "rounding with the gradient of the identity", EQUAL),
     "straight-through-sign": Kind(around(lambda: straight_through(torch.sign)),
-        "the sign with the gradient of the identity", REFUSED, STE),
+        "the sign with the gradient of the identity", EQUAL),
     "straight-through-clipped-sign": Kind(around(lambda: clipped_sign),
-        "the sign with the gradient of a clamp", REFUSED, STE),
+        "the sign with the gradient of a clamp", EQUAL),
     "straight-through-one-hot": Kind(around(lambda: one_hot_of_argmax),
-        "the largest class with the gradient of softmax", REFUSED, STE),
+        "the largest class with the gradient of softmax", EQUAL),
     "vector-quantizer": Kind(lambda: (VectorQuantizer(), (torch.randn(4, 6),)),
-        "the nearest code with the gradient of the identity", REFUSED, STE, loss="own"),
+        "the nearest code with the gradient of the identity", EQUAL, loss="own"),
     "fake-quantize": Kind(around(lambda: fake_quantized),
-        "quantization with the gradient of a clamp", EITHER, ("fake_quantize",)),
+        "quantization with the gradient of a clamp", EQUAL),
     "fake-quantize-of-channels": Kind(around(FakeQuantizedChannels),
-        "quantization with the gradient of a clamp", EITHER, ("fake_quantize",),
+        "quantization with the gradient of a clamp", EQUAL,
         dtypes=(torch.float32,)),
     "round": Kind(around(lambda: beside(lambda h: (4 * h).round())), "rounding has none", EQUAL),
     "round-alone": Kind(around(lambda: lambda h: (4 * h).round()),

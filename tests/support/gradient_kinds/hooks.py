@@ -144,7 +144,7 @@ KINDS = {
         "half of the gradient goes on", REFUSED, HOOK),
     "forward-hook-detaches": Kind(
         hooked_module(lambda one: one.first.register_forward_hook(lambda *all_: all_[2].detach())),
-        "nothing reaches the first layer", REFUSED, ("detach", "hook")),
+        "nothing reaches the first layer", EQUAL),
     "parameter-hook-masks": Kind(
         hooked_module(lambda one: one.first.weight.register_hook(masked)),
         "one row of the weight has a gradient", REFUSED, HOOK),

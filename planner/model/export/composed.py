@@ -1,0 +1,190 @@
+"""Operators with a backward pass of their own, composed of operators that have the same gradient.
+
+Each value is that of the operator, to the bit, and its gradient that of another expression: a value
+v with the gradient of t is `v.detach() + (t - t.detach())`, whose second term is zero. A trace has
+them in place of the operators, and `stops.py` keeps what is detached.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+_SHORT = (torch.float16, torch.bfloat16)
+
+
+class Composed(TorchFunctionMode):
+    """While a module is traced under it, the operators of `COMPOSED` are what stands there."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """One call of torch."""
+        return COMPOSED.get(func, func)(*args, **(kwargs or {}))
+
+
+def _with_gradient_of(value: Tensor, through: Tensor) -> Tensor:
+    """A value with the gradient of another expression, which has to be finite."""
+    return value.detach() + (through - through.detach())
+
+
+# ---- embeddings
+
+
+def _embedding(
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor:
+    """`embedding`; the gradient of a row is divided by the number of times that it is read."""
+    rows = functional.embedding(input, weight, padding_idx, max_norm, norm_type, sparse=sparse)
+    if not scale_grad_by_freq:
+        return rows
+    counts = _counts(weight, input)[input.flatten()].view(input.shape)
+    return _with_gradient_of(rows, rows / counts.unsqueeze(-1))
+
+
+def _torch_embedding(
+    weight: Tensor,
+    indices: Tensor,
+    padding_idx: int = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor:
+    """The same operator below torch.nn.functional."""
+    padding = None if padding_idx < 0 else padding_idx
+    return _embedding(indices, weight, padding, None, 2.0, scale_grad_by_freq, sparse)
+
+
+def _embedding_bag(
+    input: Tensor,
+    weight: Tensor,
+    offsets: Tensor | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    *others: Any,
+    **named: Any,
+) -> Tensor:
+    """`embedding_bag` with the same gradient."""
+    if scale_grad_by_freq:
+        counts = _counts(weight, input).clamp(min=1).unsqueeze(-1)
+        weight = _with_gradient_of(weight, weight / counts)
+    return functional.embedding_bag(
+        input, weight, offsets, max_norm, norm_type, False, *others, **named
+    )
+
+
+def _counts(weight: Tensor, indices: Tensor) -> Tensor:
+    """(rows,) the number of times that each row of a table is read, in the type of the table."""
+    read = indices.flatten().long()
+    return weight.new_zeros(weight.shape[0]).scatter_add(
+        0, read, weight.new_ones(1).expand(read.shape)
+    )
+
+
+# ---- fake quantization: aten/src/ATen/native/quantized/cpu/kernels/QuantizedOpKernels.cpp
+
+
+def _fake_quantize_per_tensor(
+    x: Tensor, scale: Any, zero_point: Any, quant_min: int, quant_max: int
+) -> Tensor:
+    """`fake_quantize_per_tensor_affine`: the gradient flows where nothing is cut off."""
+    if not isinstance(scale, Tensor):
+        scale = torch.tensor(scale, dtype=torch.float32).reshape(1)  # in which torch has it
+    return _Quantized(x, scale, zero_point, quant_min, quant_max).result()
+
+
+def _fake_quantize_per_channel(
+    x: Tensor, scale: Tensor, zero_point: Tensor, axis: int, quant_min: int, quant_max: int
+) -> Tensor:
+    """`fake_quantize_per_channel_affine`: the same with numbers of each channel."""
+    wide = [-1 if dim == axis % x.dim() else 1 for dim in range(x.dim())]
+    zero_point = zero_point.view(wide)
+    return _Quantized(x, scale.view(wide), zero_point, quant_min, quant_max).result()
+
+
+def _learnable_per_tensor(
+    x: Tensor,
+    scale: Tensor,
+    zero_point: Tensor,
+    quant_min: int,
+    quant_max: int,
+    grad_factor: float = 1.0,
+) -> Tensor:
+    """`_fake_quantize_learnable_per_tensor_affine`: scale and zero point have a gradient, too."""
+    return _learnable(x, scale, zero_point, quant_min, quant_max, grad_factor)
+
+
+def _learnable_per_channel(
+    x: Tensor,
+    scale: Tensor,
+    zero_point: Tensor,
+    axis: int,
+    quant_min: int,
+    quant_max: int,
+    grad_factor: float = 1.0,
+) -> Tensor:
+    """`_fake_quantize_learnable_per_channel_affine`: the same with numbers of each channel."""
+    wide = [-1 if dim == axis % x.dim() else 1 for dim in range(x.dim())]
+    return _learnable(x, scale.view(wide), zero_point.view(wide), quant_min, quant_max, grad_factor)
+
+
+def _learnable(
+    x: Tensor,
+    scale: Tensor,
+    zero_point: Tensor,
+    quant_min: int,
+    quant_max: int,
+    grad_factor: float,
+) -> Tensor:
+    """Both with the gradients of scale and zero point.
+
+    Source: Esser et al., Learned Step Size Quantization, ICLR 2020; Bhalgat et al., LSQ+, 2020.
+    """
+    rounded = zero_point.detach().round().clamp(quant_min, quant_max)
+    made = _Quantized(x, scale.detach(), rounded, quant_min, quant_max)
+    step = scale.detach()
+    of_scale = torch.where(made.inside, (made.value - x) / step, made.value / step).detach()
+    of_zero = torch.where(made.inside, torch.zeros_like(x), -step).detach()
+    learned = (scale * of_scale + zero_point * of_zero) * grad_factor
+    return made.result() + (learned - learned.detach())
+
+
+class _Quantized:
+    """A tensor that is rounded to multiples of a scale.
+
+    Attributes:
+        value: the quantized tensor.
+        inside: the elements that are within the bounds.
+    """
+
+    def __init__(self, x: Tensor, scale: Tensor, zero_point: Any, low: int, high: int) -> None:
+        wide = x.float() if x.dtype in _SHORT else x
+        counted = (wide * (1.0 / scale)).round() + zero_point
+        self.x, self.inside = x, (counted >= low) & (counted <= high)
+        steps = counted.clamp(low, high) - zero_point
+        # By one scale torch multiplies in float32, by those of channels in the type of x.
+        self.value: Tensor = ((steps.float() if scale.numel() == 1 else steps) * scale).to(x.dtype)
+
+    def result(self) -> Tensor:
+        """The quantized tensor, with the gradient of the elements within the bounds."""
+        zero = torch.zeros_like(self.x)
+        return self.value.detach() + torch.where(self.inside, self.x - self.x.detach(), zero)
+
+
+COMPOSED: dict[Any, Callable[..., Any]] = {
+    functional.embedding: _embedding,
+    torch.embedding: _torch_embedding,
+    functional.embedding_bag: _embedding_bag,
+    torch.fake_quantize_per_tensor_affine: _fake_quantize_per_tensor,
+    torch.fake_quantize_per_channel_affine: _fake_quantize_per_channel,
+    torch._fake_quantize_learnable_per_tensor_affine: _learnable_per_tensor,
+    torch._fake_quantize_learnable_per_channel_affine: _learnable_per_channel,
+}
+"""What an operator of torch is replaced by, by the operator."""
