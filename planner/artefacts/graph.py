@@ -78,6 +78,8 @@ class Parameter:
     Attributes:
         name: the initializer's name in the model (or the folded tensor's).
         trainable: whether it is trained; the others have no gradient and no optimizer state.
+        state: whether an operator gives it another value in every microbatch. All operators that
+            read it are in one stage.
 
     Raises:
         ValueError: if the shape or the dtype is none.
@@ -87,6 +89,7 @@ class Parameter:
     shape: tuple[int, ...]
     dtype: str
     trainable: bool
+    state: bool = field(default=False, metadata=LEFT_OUT_AS_DEFAULT)
 
     def __post_init__(self) -> None:
         _check(self.shape, self.dtype)
@@ -225,6 +228,14 @@ def consumers(graph: Graph) -> Mapping[str, tuple[int, ...]]:
         for name in operator.inputs:
             readers[name].append(i)
     return {name: tuple(indices) for name, indices in readers.items()}
+
+
+@remembered
+def unread_tensors(graph: Graph) -> frozenset[str]:
+    """Tensors that no operator reads and the graph does not return: new values of state."""
+    read_by = consumers(graph)
+    made = (name for operator in graph.operators for name in operator.outputs)
+    return frozenset(name for name in made if not read_by[name]) - {*graph.outputs}
 
 
 @remembered

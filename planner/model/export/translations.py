@@ -9,6 +9,7 @@
 - EmbeddingBag: the exporter writes a loop over the bags. Here rows are added up by ScatterND.
 - The cross-entropy: the exporter leaves smoothed labels out, and takes probabilities of classes for
   classes.
+- The matrix exponential and products of reflections, of orthogonal weights: the exporter has none.
 - An operator of a library of the user's own, such as `torch.library.custom_op` makes, becomes one
   node: its type is the operator's name, its domain the library's, its attributes the arguments that
   are no tensors.
@@ -293,6 +294,70 @@ def grouped_mm(input: Any, weight: Any, offs: Any, *others: Any, **options: Any)
     return op.MatMul(wide, tall)
 
 
+TERMS, SQUARINGS = 18, 8
+
+
+def matrix_exp(input: Any) -> Any:
+    """`linalg_matrix_exp`: a Taylor polynomial of input / 256, squared eight times. Its error is
+    that of rounding in float64 up to a norm of 256.
+
+    Args:
+        input: (..., n, n).
+    """
+    n = op.Shape(input, start=-1)
+    eye = _eye(n, n, input)
+    small = op.Div(input, _like(2.0**SQUARINGS, input))
+    made = eye
+    for k in range(TERMS, 0, -1):
+        made = op.Add(eye, op.Div(op.MatMul(small, made), _like(float(k), input)))
+    for _ in range(SQUARINGS):
+        made = op.MatMul(made, made)
+    return made
+
+
+def householder_product(input: Any, tau: Any) -> Any:
+    """`linalg_householder_product`: the first columns of the product of reflections
+    I - tau v v^T, in one matrix (the UT transform):
+
+        I - V T V^T    with T = (I + diag(tau) striu(V^T V))^-1 diag(tau)
+
+    What is inverted is I + N with N^n = 0, so (I + N)^-1 = (I - N) (I + N^2) (I + N^4) ..
+
+    Args:
+        input: (..., m, n), below its diagonal the vectors v, which are 1 on it.
+        tau: (..., n).
+
+    Source: Joffrain et al., ACM TOMS 2006.
+    """
+    n = input.shape[-1]
+    if not isinstance(n, int) or tau.shape[-1] != n:
+        raise NotImplementedError("householder_product of fewer reflections than columns")
+    rank = len(input.shape)
+    perm = [*range(rank - 2), rank - 1, rank - 2]
+    rows, columns = op.Shape(input, start=-2, end=-1), op.Shape(input, start=-1)
+    vectors = op.Add(
+        op.Trilu(input, op.Constant(value_int=-1), upper=0), _eye(rows, columns, input)
+    )
+    products = op.MatMul(op.Transpose(vectors, perm=perm), vectors)
+    above = op.Trilu(products, op.Constant(value_int=1), upper=1)
+    eye = _eye(columns, columns, input)
+    power = op.Mul(op.Unsqueeze(tau, op.Constant(value_ints=[-1])), above)
+    inverse = op.Sub(eye, power)
+    for _ in range(1, max(n - 1, 1).bit_length()):
+        power = op.MatMul(power, power)
+        inverse = op.MatMul(inverse, op.Add(eye, power))
+    middle = op.Mul(inverse, op.Unsqueeze(tau, op.Constant(value_ints=[-2])))
+    zero, axis = op.Constant(value_ints=[0]), op.Constant(value_ints=[rank - 2])
+    top = op.Transpose(op.Slice(vectors, zero, columns, axis), perm=perm)
+    taken = op.MatMul(op.MatMul(vectors, middle), top)
+    return op.Sub(_eye(rows, columns, input), taken)
+
+
+def _eye(rows: Any, columns: Any, tensor: Any) -> Any:
+    """An identity matrix in the type of a tensor."""
+    return op.CastLike(op.EyeLike(op.ConstantOfShape(op.Concat(rows, columns, axis=0))), tensor)
+
+
 TRANSLATED = frozenset({"aten", "onnx", "onnx_symbolic", "prim", "prims", "torchvision"})
 """Libraries whose operators torch's exporter translates."""
 
@@ -361,6 +426,8 @@ TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     aten.normal.Tensor_Tensor: normal,
     aten.cross_entropy_loss.default: cross_entropy,
     aten.embedding_bag.padding_idx: embedding_bag,
+    aten.linalg_householder_product.default: householder_product,
+    aten.linalg_matrix_exp.default: matrix_exp,
     aten._embedding_bag.default: embedding_bag,
     aten._embedding_bag_forward_only.default: embedding_bag,
 }

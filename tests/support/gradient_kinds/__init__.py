@@ -15,6 +15,7 @@ cause named. What is never right is a training to something else in silence.
     edges.py       bounds, ties, zeros
     precision.py   float64
     networks.py    recurrent layers, attention, normalizations of weights, transformers
+    states.py      state that forward changes, modes
     trial.py       the two trainings, and what comes of them
 
 Some kinds cannot be seen in the gradients of the example inputs: a padding index that they do not
@@ -32,6 +33,7 @@ from tests.support.gradient_kinds import (
     networks,
     noise,
     precision,
+    states,
     stops,
 )
 
@@ -45,4 +47,5 @@ KINDS = {
     **edges.KINDS,
     **precision.KINDS,
     **networks.KINDS,
+    **states.KINDS,
 }
