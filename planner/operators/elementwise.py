@@ -46,9 +46,16 @@ def minimum(*data: Tensor) -> Tensor:
 
 
 def clip(
-    input: Tensor, min: Tensor | float | None = None, max: Tensor | float | None = None
+    input: Tensor,
+    min: Tensor | float | None = None,
+    max: Tensor | float | None = None,
+    open_bounds: int = 0,
 ) -> Tensor:
-    """The number held between min and max; max wins where min is above it."""
+    """The number held between min and max; max wins where min is above it. The gradient at a bound
+    is one or, if `planner export` has marked the bounds as open, zero.
+    """
+    if open_bounds and isinstance(min, float) and isinstance(max, float):
+        return functional.hardtanh(input, min, max)
     if isinstance(min, Tensor) == isinstance(max, Tensor) and not (min is None and max is None):
         return torch.clamp(input, min, max)  # type: ignore[arg-type]  # both of one kind
     input = input if min is None else torch.clamp(input, min=min)

@@ -149,13 +149,15 @@ def lp_pool(
     pads: Integers | None = None,
     strides: Integers | None = None,
 ) -> Tensor:
-    """p-norm of each window."""
+    """p-norm of each window; the gradient of zeros is zero."""
     rank, sizes = spatial_rank(x), tuple(x.shape[2:])
     strides, dilations = strides or (1,) * rank, dilations or (1,) * rank
     sides = pairs(auto_pad, pads, sizes, kernel_shape, strides, dilations)
     wide = grown(sizes, sides, kernel_shape, strides, dilations, ceil_mode)
     powers = padded(x.abs() ** p, wide)
-    return window_sum(powers, kernel_shape, strides, dilations) ** (1 / p)
+    sums = window_sum(powers, kernel_shape, strides, dilations)
+    zero = sums == 0
+    return torch.where(zero, 0.0, torch.where(zero, 1.0, sums) ** (1 / p))
 
 
 def _spatial(x: Tensor) -> Integers:

@@ -8,7 +8,7 @@ docs/operators.md what comes of them.
 """
 
 from collections.abc import Callable, Sequence
-from math import inf, isinf, pi
+from math import inf, isinf, log, pi
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,8 @@ from onnxscript.function_libs.torch_lib.ops.core import (
 from onnxscript.function_libs.torch_lib.ops.nn import (
     aten_scaled_dot_product_attention as without_hidden_rows,
 )
+
+from planner.model.scopes import OPEN_MARK
 
 op: Any = opset18  # its types are those of its own front end
 aten = torch.ops.aten
@@ -62,6 +64,18 @@ def _clip(x: Any, low: float | None, high: float | None) -> Any:
 def clamp_max(self: Any, max: float) -> Any:
     """`clamp_max` with a number."""
     return clamp(self, None, max)
+
+
+def hardtanh(self: Any, min_val: float = -1.0, max_val: float = 1.0) -> Any:
+    """`hardtanh`: Clip with a mark, as its gradient is zero at the bounds."""
+    made = _clip(self, min_val, max_val)
+    made.producer().metadata_props[OPEN_MARK] = "1"
+    return made
+
+
+def relu6(self: Any) -> Any:
+    """`relu6`, likewise."""
+    return hardtanh(self, 0.0, 6.0)
 
 
 def clamp_tensor(self: Any, min: Any = None, max: Any = None) -> Any:
@@ -197,9 +211,7 @@ def std_mean(self: Any, unbiased: bool = True) -> tuple[Any, Any]:
     return _std(self, None, int(unbiased), False)
 
 
-def _std(
-    self: Any, dim: Sequence[int] | None, correction: float, keepdim: bool
-) -> tuple[Any, Any]:
+def _std(self: Any, dim: Sequence[int] | None, correction: float, keepdim: bool) -> tuple[Any, Any]:
     """The deviation and the mean."""
     rank = len(self.shape)
     dims = [one % rank for one in dim] if dim else list(range(rank))
@@ -325,6 +337,25 @@ def xlog1py(self: Any, other: Any) -> Any:
     return xlogy(self, op.Add(other, number(1.0, other)))
 
 
+def logaddexp(self: Any, other: Any) -> Any:
+    """`logaddexp`; the exporter's sum of exponentials is infinite above 709."""
+    left = op.Expand(self, op.Shape(other))
+    both = (left, op.Expand(other, op.Shape(left)))
+    pairs = op.Concat(*(op.Unsqueeze(one, axes(-1)) for one in both), axis=-1)
+    return op.ReduceLogSumExp(pairs, axes(-1), keepdims=0)
+
+
+def logaddexp2(self: Any, other: Any) -> Any:
+    """`logaddexp2`, likewise."""
+    unit = number(log(2), self)
+    return op.Div(logaddexp(op.Mul(self, unit), op.Mul(other, unit)), unit)
+
+
+def logcumsumexp(self: Any, dim: int) -> Any:
+    """`logcumsumexp`, as `cumprod`."""
+    return _doubled(self, dim, logaddexp)
+
+
 # ---- angles
 
 
@@ -363,23 +394,27 @@ def _negative(x: Any) -> Any:
 
 
 def cumprod(self: Any, dim: int, dtype: int = -1) -> Any:
-    """`cumprod`: products of 1, 2, 4, .. neighbours; nothing is divided, so zeros do no harm.
+    """`cumprod`: nothing is divided, so zeros do no harm."""
+    return _doubled(self if dtype in (-1, None) else op.Cast(self, to=dtype), dim, op.Mul)
+
+
+def _doubled(x: Any, dim: int, combined: Callable[[Any, Any], Any]) -> Any:
+    """All first 1, 2, 3, .. numbers combined, of 1, 2, 4, .. neighbours in turn.
 
     Source: Hillis and Steele, "Data parallel algorithms", CACM 1986.
     """
-    made = self if dtype in (-1, None) else op.Cast(self, to=dtype)
-    if not len(self.shape):
-        return op.Identity(made)
-    size, step = self.shape[dim], 1
+    if not len(x.shape):
+        return op.Identity(x)
+    size, step = x.shape[dim], 1
     if not isinstance(size, int):
-        raise NotImplementedError("cumprod along a symbolic dimension")
+        raise NotImplementedError("running products along a symbolic dimension")
     while step < size:
-        first = op.Slice(made, axes(0), axes(step), axes(dim))
-        before = op.Slice(made, axes(0), axes(size - step), axes(dim))
-        behind = op.Slice(made, axes(step), axes(size), axes(dim))
-        made = op.Concat(first, op.Mul(before, behind), axis=dim)
+        first = op.Slice(x, axes(0), axes(step), axes(dim))
+        before = op.Slice(x, axes(0), axes(size - step), axes(dim))
+        behind = op.Slice(x, axes(step), axes(size), axes(dim))
+        x = op.Concat(first, combined(before, behind), axis=dim)
         step *= 2
-    return made
+    return x
 
 
 def scatter_reduce(
@@ -440,6 +475,8 @@ AT_SPECIAL_POINTS: dict[Callable[..., Any], Callable[..., Any]] = {
     aten.clamp_min.Tensor: clamp_tensor,
     aten.clamp_max.default: clamp_max,
     aten.clamp_max.Tensor: clamp_max_tensor,
+    aten.hardtanh.default: hardtanh,
+    aten.relu6.default: relu6,
     aten.nan_to_num.default: nan_to_num,
     aten.max.dim: max_dim,
     aten.min.dim: min_dim,
@@ -456,6 +493,9 @@ AT_SPECIAL_POINTS: dict[Callable[..., Any], Callable[..., Any]] = {
     aten.cdist.default: cdist,
     aten.log_sigmoid.default: log_sigmoid,
     aten.binary_cross_entropy_with_logits.default: binary_cross_entropy_with_logits,
+    aten.logaddexp.default: logaddexp,
+    aten.logaddexp2.default: logaddexp2,
+    aten.logcumsumexp.default: logcumsumexp,
     aten.logit.default: logit,
     aten.xlogy.Tensor: xlogy,
     aten.xlogy.Scalar_Self: xlogy,
