@@ -27,7 +27,7 @@ PADDING_MARK = "planner.padding_idx"
 STOP_MARK = "planner.stop_gradient"
 """Key of a mark of `planner export` at an Identity: no gradient flows back through it."""
 OPEN_MARK = "planner.open_bounds"
-"""Key of a mark of `planner export` at a Clip: the gradient at its bounds is zero, as hardtanh's."""
+"""Key of a mark of `planner export` at a Clip: the gradient at its bounds is zero."""
 STATE_MARK, EVALUATION_MARK, MODE_MARK = "planner.state", "planner.evaluation", "planner.mode"
 """Keys of marks of `planner export` for state and modes; see `marks.py`."""
 MARKS = frozenset({

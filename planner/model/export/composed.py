@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.nn._reduction import legacy_get_string as legacy
+from torch.nn._reduction import legacy_get_string
 from torch.overrides import TorchFunctionMode
 
 _SHORT = (torch.float16, torch.bfloat16)
@@ -230,8 +230,8 @@ def _reduced(
 ) -> Tensor:
     """A loss of samples reduced by torch's three options, the first two of which are old."""
     if size_average is not None or reduce is not None:
-        reduction = legacy(size_average, reduce)
-    return {"none": lambda x: x, "mean": Tensor.mean, "sum": Tensor.sum}[reduction](loss)
+        reduction = legacy_get_string(size_average, reduce)
+    return loss if reduction == "none" else loss.mean() if reduction == "mean" else loss.sum()
 
 
 COMPOSED: dict[Any, Callable[..., Any]] = {

@@ -19,6 +19,9 @@ from onnxscript.function_libs.torch_lib.ops.core import (
     aten_scatter_reduce as scatter_without_mean,
 )
 from onnxscript.function_libs.torch_lib.ops.nn import (
+    aten_celu as celu_in_float32,
+)
+from onnxscript.function_libs.torch_lib.ops.nn import (
     aten_scaled_dot_product_attention as without_hidden_rows,
 )
 
@@ -98,6 +101,15 @@ def clamp_tensor(self: Any, min: Any = None, max: Any = None) -> Any:
 def clamp_max_tensor(self: Any, max: Any) -> Any:
     """`clamp_max` with a tensor."""
     return clamp_tensor(self, None, max)
+
+
+def celu(self: Any, alpha: float = 1.0) -> Any:
+    """`celu`, in float64 by Elu: ONNX's Celu is of float32 alone."""
+    if self.dtype != ir.DataType.DOUBLE:
+        return celu_in_float32(self, alpha)
+    scale = number(alpha, self)
+    below = op.Mul(scale, op.Elu(op.Div(self, scale)))
+    return op.Where(op.Greater(self, number(0.0, self)), self, below)
 
 
 def nan_to_num(
@@ -477,6 +489,7 @@ AT_SPECIAL_POINTS: dict[Callable[..., Any], Callable[..., Any]] = {
     aten.clamp_max.Tensor: clamp_max_tensor,
     aten.hardtanh.default: hardtanh,
     aten.relu6.default: relu6,
+    aten.celu.default: celu,
     aten.nan_to_num.default: nan_to_num,
     aten.max.dim: max_dim,
     aten.min.dim: min_dim,

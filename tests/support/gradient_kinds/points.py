@@ -47,9 +47,7 @@ class Masked(nn.Module):
         self.additive = additive
 
     def forward(self, x, seen):
-        q, k, v = (
-            one.unflatten(-1, (2, 4)).transpose(1, 2) for one in self.inputs(x).chunk(3, -1)
-        )
+        q, k, v = (one.unflatten(-1, (2, 4)).transpose(1, 2) for one in self.inputs(x).chunk(3, -1))
         mask = seen[:, None, None, :]
         if self.additive:
             mask = torch.zeros_like(x[:, None, None, :, 0]).masked_fill(~mask, float("-inf"))
