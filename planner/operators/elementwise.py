@@ -53,8 +53,13 @@ def clip(
 ) -> Tensor:
     """The number held between min and max; max wins where min is above it. The gradient at a bound
     is one or, if `planner export` has marked the bounds as open, zero.
+
+    Raises:
+        OperatorError: if open bounds are no numbers.
     """
-    if open_bounds and isinstance(min, float) and isinstance(max, float):
+    if open_bounds:
+        if not isinstance(min, float | int) or not isinstance(max, float | int):
+            raise OperatorError("min, max: expected numbers beside a mark of open bounds")
         return functional.hardtanh(input, min, max)
     if isinstance(min, Tensor) == isinstance(max, Tensor) and not (min is None and max is None):
         return torch.clamp(input, min, max)  # type: ignore[arg-type]  # both of one kind

@@ -439,10 +439,9 @@ def scatter_reduce(
         raise NotImplementedError("the mean of integers, or into a scalar")
     one, zero = number(1.0, self), number(0.0, self)
     nothing, shape = op.Expand(zero, op.Shape(self)), op.Shape(index)
-    part = op.Slice(src, axes(*(0,) * len(src.shape)), shape)  # torch's source may be larger
     count = op.ScatterElements(nothing, index, op.Expand(one, shape), axis=dim, reduction="add")
     start = self if include_self else nothing
-    total = op.ScatterElements(start, index, part, axis=dim, reduction="add")
+    total = op.ScatterElements(start, index, src, axis=dim, reduction="add")
     if include_self:
         return op.Div(total, op.Add(count, one))
     return op.Where(op.Equal(count, zero), self, op.Div(total, op.Max(count, one)))
