@@ -5,7 +5,7 @@ A graph knows names, shapes and who feeds whom. It knows no times (`profile.py`)
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 
@@ -78,6 +78,8 @@ class Parameter:
     Attributes:
         name: the initializer's name in the model (or the folded tensor's).
         trainable: whether it is trained; the others have no gradient and no optimizer state.
+        state: whether an operator gives it another value in every microbatch. All operators that
+            read it are in one stage.
 
     Raises:
         ValueError: if the shape or the dtype is none.
@@ -87,6 +89,7 @@ class Parameter:
     shape: tuple[int, ...]
     dtype: str
     trainable: bool
+    state: bool = field(default=False, metadata=LEFT_OUT_AS_DEFAULT)
 
     def __post_init__(self) -> None:
         _check(self.shape, self.dtype)
@@ -228,6 +231,14 @@ def consumers(graph: Graph) -> Mapping[str, tuple[int, ...]]:
 
 
 @remembered
+def unread_tensors(graph: Graph) -> frozenset[str]:
+    """Tensors that no operator reads and the graph does not return: new values of state."""
+    read_by = consumers(graph)
+    made = (name for operator in graph.operators for name in operator.outputs)
+    return frozenset(name for name in made if not read_by[name]) - {*graph.outputs}
+
+
+@remembered
 def holders(graph: Graph) -> Mapping[str, tuple[int, ...]]:
     """The indices of the operators that read each parameter, ascending."""
     readers: dict[str, list[int]] = {p.name: [] for p in graph.parameters}
@@ -256,6 +267,44 @@ def predecessors(graph: Graph) -> tuple[tuple[int, ...], ...]:
         tuple(sorted({made_by[name] for name in operator.inputs if name in made_by}))
         for operator in graph.operators
     )
+
+
+@remembered
+def joint_operators(graph: Graph) -> tuple[tuple[int, ...], ...]:
+    """Sets of operators that have to be in one stage, disjoint and ascending: those that read or
+    make the values of a state, and those between them. In a later stage, the state of a microbatch
+    would come too late for the next one.
+    """
+    users = holders(graph)
+    sets = [_bits(users[one.name]) for one in graph.parameters if one.state]
+    if all(one.bit_count() < 2 for one in sets):
+        return ()
+    before, after = [0] * len(graph.operators), [0] * len(graph.operators)
+    for v, feeds in enumerate(predecessors(graph)):
+        for u in feeds:
+            before[v] |= before[u] | 1 << u
+    for v, feeds in reversed([*enumerate(predecessors(graph))]):
+        for u in feeds:
+            after[u] |= after[v] | 1 << v
+    closed: list[int] = []
+    while sets:
+        one = sets.pop()
+        inside = [v for v in range(len(before)) if one >> v & 1]
+        behind, ahead = one, one
+        for v in inside:
+            behind |= after[v]
+            ahead |= before[v]
+        grown = one | behind & ahead
+        for other in [each for each in closed if each & grown]:
+            closed.remove(other)
+            grown |= other
+        (closed if grown == one else sets).append(grown)
+    members = (tuple(v for v in range(len(before)) if one >> v & 1) for one in closed)
+    return tuple(sorted(one for one in members if len(one) > 1))
+
+
+def _bits(indices: Iterable[int]) -> int:
+    return sum(1 << v for v in indices)
 
 
 def main_dtype(graph: Graph) -> str:

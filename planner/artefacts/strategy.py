@@ -15,6 +15,7 @@ from planner.artefacts.graph import (
     Parameter,
     consumers,
     holders,
+    joint_operators,
     producers,
     tensors_by_name,
 )
@@ -315,8 +316,24 @@ def violations(strategy: Strategy, graph: Graph, num_devices: int) -> tuple[str,
             for c in crossings(strategy, graph)
             if c.targets[0] < c.source
         ]
+        wrong += _parted_states(strategy, graph)
         wrong += asynchronous_violations(strategy, graph)
     return tuple(wrong)
+
+
+def _parted_states(strategy: Strategy, graph: Graph) -> Iterator[str]:
+    """States whose operators are in several stages."""
+    stages, users = stage_of(strategy, graph), holders(graph)
+    for inside in joint_operators(graph):
+        used = sorted({stages[v] for v in inside})
+        if len(used) > 1:
+            names = [one.name for one in graph.parameters if one.state]
+            here = [name for name in names if set(users[name]) <= {*inside}]
+            yield (
+                f"forward changes {', '.join(here)}, and the operators from the first that reads it"
+                f" to {graph.operators[inside[-1]].name} are in stages"
+                f" {', '.join(map(str, used))}: put them into one stage"
+            )
 
 
 def most_in_flight(strategy: Strategy, s: int) -> float:

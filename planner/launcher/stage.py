@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from planner.artefacts.graph import Graph, tensors_by_name
+from planner.artefacts.graph import Graph, tensors_by_name, unread_tensors
 from planner.launcher.mesh.gather_again import function_of
 from planner.operators.losses import Criterion
-from planner.operators.normalization import batch_normalization, updating
+from planner.operators.normalization import batch_normalization
 from planner.operators.running import evaluating
+from planner.operators.state import next_state, reading, updating, value_of
 
 Tensors = dict[str, Tensor]
 
@@ -34,10 +35,15 @@ class _ForwardPass:
 
 @dataclass(frozen=True, slots=True)
 class _SavedForward:
-    """Tensors that a stage keeps from forward to backward; without the pass where it recomputes."""
+    """Tensors that a stage keeps from forward to backward; without the pass where it recomputes.
+
+    Attributes:
+        states: values of the state that operators read, by the id of the tensor that is updated.
+    """
 
     leaves: Tensors
     targets: Mapping[str, Tensor]
+    states: Mapping[int, Tensor]
     forward_pass: _ForwardPass | None
 
 
@@ -46,9 +52,10 @@ class StageModule:
 
     Attributes:
         module: its operators and their parameters.
-        running: the running statistics of its batch normalizations in training, by the target of
-            the buffer in the module that holds them. Each forward pass updates them once, by the
-            microbatch of this replica; running it again for its backward pass does not.
+        states: the running statistics of its batch normalizations in training, and state of the
+            module's own, by the target of the buffer in the module that holds them. Each forward
+            pass updates them once, by the microbatch of this replica; running it again for its
+            backward pass does not, and reads what the first one has read.
 
     Args:
         module: with `input_names` and `output_names`.
@@ -75,13 +82,17 @@ class StageModule:
         self._unreported = unreported
         self.input_names = cast(tuple[str, ...], module.input_names)
         self.output_names = cast(tuple[str, ...], module.output_names)
+        self._next_states = unread_tensors(graph)
         self._trained = {name for name in self.input_names if tensors[name].gradient}
         self.module = module
         self._recompute = recompute
         self._criteria = criteria
         self._precision = precision
         self._scale = scale
-        self.running = running_statistics(module)
+        self._read = _read_states(module)
+        self.states = running_statistics(module) | {
+            target: module.get_buffer(target) for target in self._read
+        }
         self._stash: dict[int, _SavedForward] = {}
 
     def forward(
@@ -99,9 +110,15 @@ class StageModule:
             name: tensors[name].detach().requires_grad_(name in self._trained)
             for name in self.input_names
         }
-        with torch.set_grad_enabled(not self._recompute), updating(self.running.values()):
-            done = self._run(leaves, targets)
-        self._stash[microbatch] = _SavedForward(leaves, targets, None if self._recompute else done)
+        # Copies, because autograd may keep what operators read until the backward pass.
+        before = {id(self.states[name]): self.states[name].clone() for name in self._read}
+        with torch.set_grad_enabled(not self._recompute), updating(self.states.values()):
+            done = self._run(leaves, targets, before)
+        self._stash[microbatch] = (
+            _SavedForward(leaves, targets, before, None)
+            if self._recompute
+            else _SavedForward(leaves, targets, {}, done)
+        )
         loss = 0.0 if done.reported_loss is None else done.reported_loss.item()
         return {name: tensor.detach() for name, tensor in done.outputs.items()}, loss
 
@@ -115,7 +132,7 @@ class StageModule:
             The gradients of the inputs that carry one.
         """
         stashed = self._stash.pop(microbatch)
-        done = stashed.forward_pass or self._run(stashed.leaves, stashed.targets)
+        done = stashed.forward_pass or self._run(stashed.leaves, stashed.targets, stashed.states)
         roots: list[tuple[Tensor, Tensor | None]] = [
             (done.outputs[name], gradient) for name, gradient in gradients.items()
         ]
@@ -140,10 +157,16 @@ class StageModule:
             results = self.module(*(tensors[name] for name in self.input_names))
         return dict(zip(self.output_names, results, strict=True))
 
-    def _run(self, leaves: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> _ForwardPass:
-        with self._precision():
+    def _run(
+        self,
+        leaves: Mapping[str, Tensor],
+        targets: Mapping[str, Tensor],
+        states: Mapping[int, Tensor],
+    ) -> _ForwardPass:
+        with self._precision(), reading(states):
             results = self.module(*(leaves[name] for name in self.input_names))
-        outputs = dict(zip(self.output_names, results, strict=True))
+        made = zip(self.output_names, results, strict=True)
+        outputs = {name: one for name, one in made if name not in self._next_states}
         losses = {n: of(outputs[n], targets.get(n)) for n, of in self._criteria.items()}
         reported = [one for name, one in losses.items() if name not in self._unreported]
         return _ForwardPass(outputs, _sum([*losses.values()]), _sum(reported))
@@ -160,12 +183,33 @@ def running_statistics(module: GraphModule) -> dict[str, Tensor]:
     """
     found = {}
     for node in module.graph.nodes:
-        if function_of(module, node) is batch_normalization and node.kwargs.get("training_mode"):
+        trains = node.kwargs.get("training_mode") and not node.kwargs.get("always")
+        if trains and function_of(module, node) is batch_normalization:
             for name in ("mean", "var"):
                 held = cast(Node, node.kwargs[name])
                 if held.op == "get_attr" and (str(held.target) in dict(module.named_buffers())):
                     found[str(held.target)] = module.get_buffer(str(held.target))
     return found
+
+
+def _read_states(module: GraphModule) -> tuple[str, ...]:
+    """Targets of the buffers that operators give new values. All that read one of them get a node
+    before them that gives its value of the microbatch.
+    """
+    written = {
+        cast(Node, node.kwargs["state"]): node
+        for node in module.graph.nodes
+        if function_of(module, node) is next_state
+    }
+    for held, writer in written.items():
+        readers = [user for user in held.users if user is not writer]
+        with module.graph.inserting_after(held):
+            value = module.graph.call_function(value_of, (held,))
+        for reader in readers:
+            reader.replace_input_with(held, value)
+    if written:
+        module.recompile()
+    return tuple(str(held.target) for held in written)
 
 
 class LocalHandover:

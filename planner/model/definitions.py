@@ -13,6 +13,7 @@ import onnx
 from onnx import AttributeProto, NodeProto, defs, helper
 
 from planner.model.foreign import ShapeFunction
+from planner.model.marks import BY_MODE, NEXT_STATE, OWN_DOMAIN, like_the_first
 from planner.model.microsoft import SHAPES
 from planner.support.errors import ModelError
 
@@ -36,7 +37,9 @@ class Foreign:
 _TABLES = {"com.microsoft.RotaryEmbedding": (2, 3), "com.microsoft.GroupQueryAttention": (7, 8)}
 
 FOREIGN: dict[str, Foreign] = {
-    kind: Foreign(shapes, _TABLES.get(kind, ())) for kind, shapes in SHAPES.items()
+    **{kind: Foreign(shapes, _TABLES.get(kind, ())) for kind, shapes in SHAPES.items()},
+    f"{OWN_DOMAIN}.{NEXT_STATE}": Foreign(like_the_first, (0, 1)),
+    f"{OWN_DOMAIN}.{BY_MODE}": Foreign(like_the_first, (1,)),
 }
 """Operator that ONNX does not define, with its domain in front -> what a model needs of it."""
 

@@ -37,11 +37,12 @@ from planner.model.expansion.expand import fold
 from planner.model.expansion.inlining import inlined
 from planner.model.expansion.nested import names_read_by
 from planner.model.folding import operator_type
+from planner.model.marks import ALWAYS, explicit, is_next_state, mark_of, states_in
 from planner.model.modes import evaluation_notes, is_batch_norm, trains
 from planner.model.origins import Origin, OriginKind
 from planner.model.record import Checked, ModuleRecord, read_record
 from planner.model.repair import Repaired, Ties, repaired
-from planner.model.scopes import scope_of, stops_gradient
+from planner.model.scopes import MODE_MARK, OPEN_MARK, STATE_MARK, scope_of, stops_gradient
 from planner.model.sound import check
 from planner.model.trainable import Choice, doubts
 from planner.model.values import Values, dtype_of, is_float, shape_of
@@ -254,10 +255,13 @@ def _model(
     train, freeze = chosen
     record = read_record(proto)
     module = repaired(proto, values, ties, record is not None)
-    folded = fold(module.proto, inputs, values, {*train, *_scalars(module, record)})
+    states = states_in(proto.graph.node)
+    _check_states(states, train, values)
+    module = replace(module, proto=explicit(module.proto))
+    folded = fold(module.proto, inputs, values, {*train, *states, *_scalars(module, record)})
     trainable.check_choices(train, freeze, values)
     kept = _live(folded.nodes, module.proto.graph)
-    flow = _Dataflow(module, kept, folded.types, values)
+    flow = _Dataflow(module, kept, folded.types, values, states)
     flow.choose_losses(list(inputs), loss)
     _check_stopped(flow.losses, record)
     choices = flow.choices(record, train, freeze)
@@ -299,6 +303,18 @@ def _unchecked(record: ModuleRecord | None) -> tuple[str, ...]:
     )
 
 
+def _check_states(states: Collection[str], train: Collection[str], values: Collection[str]) -> None:
+    """Refuses to train what forward changes, and marks that name no initializer."""
+    problems = [f"--train {name}: forward changes it" for name in sorted({*states} & {*train})]
+    problems += [
+        f"metadata {STATE_MARK}: expected an initializer, got {name!r}; export the model again"
+        for name in sorted(states)
+        if name not in values
+    ]
+    if problems:
+        raise ModelError("\n".join(problems))
+
+
 def _check_stopped(losses: Sequence[LossChoice], record: ModuleRecord | None) -> None:
     """Refuses a loss that the module could not train by."""
     stopped = record.stopped if record is not None else ()
@@ -338,11 +354,13 @@ def _check_decisive(decisive: Mapping[str, str], trained: Collection[str]) -> No
 
 
 def _live(nodes: Sequence[NodeProto], graph: GraphProto) -> list[NodeProto]:
-    """Copies of the nodes that the outputs of the graph need, without outputs that nobody reads."""
+    """Copies of the nodes that the outputs of the graph and new values of its state need, without
+    outputs that nobody reads.
+    """
     needed = {output.name for output in graph.output}
     kept = []
     for node in reversed(nodes):
-        outputs = [name if name in needed else "" for name in node.output]
+        outputs = [name if name in needed or is_next_state(node) else "" for name in node.output]
         if any(outputs):
             live = NodeProto()
             live.CopyFrom(node)
@@ -371,10 +389,15 @@ def _nodes(kept: Iterable[NodeProto], proto: ModelProto) -> tuple[Node, ...]:
 
 
 def _marks(node: NodeProto) -> dict[str, object]:
-    """What ONNX cannot say of a gradient: the row of an embedding that gets none, and a stop."""
+    """What ONNX cannot say: the row of an embedding that gets no gradient, a stop, bounds whose
+    gradient is zero, and that a node computes as in training in evaluation, too.
+    """
     row = scope_of(node).padding if node.op_type == "Gather" else None
     padding: dict[str, object] = {} if row is None else {"padding_idx": row}
-    return padding | ({"stop_gradient": 1} if stops_gradient(node) else {})
+    stop: dict[str, object] = {"stop_gradient": 1} if stops_gradient(node) else {}
+    bounds: dict[str, object] = {"open_bounds": 1} if mark_of(node, OPEN_MARK) else {}
+    always: dict[str, object] = {ALWAYS: 1} if mark_of(node, MODE_MARK) == ALWAYS else {}
+    return padding | stop | bounds | always
 
 
 def _in_mode(model: Model, batch_norm: BatchNorm | None) -> Model:
@@ -405,11 +428,13 @@ class _Dataflow:
         nodes: Sequence[NodeProto],
         types: Mapping[str, TypeProto],
         values: Values,
+        states: Collection[str],
     ) -> None:
         self.module = module
         self.nodes = nodes
         self.types = types
         self.values = values
+        self.states = states
         self.floats = {name for name, type_ in types.items() if is_float(type_)}
         names = dict.fromkeys(output.name for output in module.proto.graph.output)
         self.outputs = [name for name in names if name not in values]
@@ -485,7 +510,9 @@ class _Dataflow:
         return Graph(
             operators=operators,
             tensors=tuple(Tensor(n, *self.described(n), n in carrying) for n in tensors),
-            parameters=tuple(Parameter(n, *self.described(n), n in trained) for n in parameters),
+            parameters=tuple(
+                Parameter(n, *self.described(n), n in trained, n in self.states) for n in parameters
+            ),
             inputs=tuple(inputs),
             outputs=tuple(self.outputs),
             losses=self.losses,
@@ -495,7 +522,8 @@ class _Dataflow:
         held = [
             name
             for i, name in enumerate(node.input)
-            if name in self.values and (name in trained or not self.is_static(node, i))
+            if name in self.values
+            and (name in trained or name in self.states or not self.is_static(node, i))
         ]
         return Operator(
             name=node.name,

@@ -87,6 +87,8 @@ class ModuleRecord:
         versions: of the software that exported it.
         checked: what was compared with the module; None in files of before it was recorded.
         stopped: outputs of the file through which the module lets no gradient flow.
+        unlike: why the file does not say what the module computes in evaluation; empty where it
+            does, and in files of before it was recorded.
     """
 
     module: str
@@ -96,6 +98,7 @@ class ModuleRecord:
     versions: dict[str, str]
     checked: Checked | None = None
     stopped: tuple[str, ...] = ()
+    unlike: str = ""
 
     @property
     def trained(self) -> tuple[TensorRecord, ...]:
@@ -156,6 +159,7 @@ def read_record(proto: "ModelProto") -> ModuleRecord | None:
             versions=content["versions"],
             checked=Checked(content["checked"]) if content.get("checked") else None,
             stopped=tuple(str(name) for name in content.get("stopped", ())),
+            unlike=str(content.get("unlike", "")),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(

@@ -26,8 +26,14 @@ PADDING_MARK = "planner.padding_idx"
 """Key of a mark of `planner export` at a Gather: the row of the table that gets no gradient."""
 STOP_MARK = "planner.stop_gradient"
 """Key of a mark of `planner export` at an Identity: no gradient flows back through it."""
-MARKS = frozenset({PADDING_MARK, STOP_MARK})
-"""Keys of the marks that say what a gradient is. They are part of what a model computes."""
+OPEN_MARK = "planner.open_bounds"
+"""Key of a mark of `planner export` at a Clip: the gradient at its bounds is zero."""
+STATE_MARK, EVALUATION_MARK, MODE_MARK = "planner.state", "planner.evaluation", "planner.mode"
+"""Keys of marks of `planner export` for state and modes; see `marks.py`."""
+MARKS = frozenset({
+    PADDING_MARK, STOP_MARK, OPEN_MARK, STATE_MARK, EVALUATION_MARK, MODE_MARK,
+})  # fmt: skip
+"""Keys of the marks that say what ONNX cannot. They are part of what a model computes."""
 _RULES = "pkg.onnxscript.rewriter.rule_name"
 _CALL = re.compile(r"target=torch\.ops\.\w+\.(\w+)")
 # embedding(table, indices, row): a row from 0 on.

@@ -41,14 +41,16 @@ def input_names(graph: Graph, operators: Iterable[int]) -> tuple[str, ...]:
 
 
 def output_names(graph: Graph, operators: Iterable[int]) -> tuple[str, ...]:
-    """Tensors that the operators make and others read, or the graph returns, in that order."""
+    """Tensors that the operators make and others read, the graph returns, or the next microbatch
+    reads as state, in that order.
+    """
     chosen = set(operators)
     read_by, returned = consumers(graph), set(graph.outputs)
     leaving = [
         name
         for i in chosen
         for name in graph.operators[i].outputs
-        if name in returned or not chosen.issuperset(read_by[name])
+        if name in returned or not read_by[name] or not chosen.issuperset(read_by[name])
     ]
     return tuple(sorted(leaving, key=_position(graph).__getitem__))
 

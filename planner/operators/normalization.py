@@ -1,8 +1,5 @@
 """Normalizations and softmax."""
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from math import prod
 
 import torch
@@ -11,25 +8,8 @@ from torch.nn import functional
 
 from planner.operators.running import evaluates
 from planner.operators.shape import Integers
+from planner.operators.state import is_updated
 from planner.support.errors import OperatorError
-
-_updated: ContextVar[frozenset[int]] = ContextVar("updated", default=frozenset())
-
-
-@contextmanager
-def updating(statistics: Iterable[Tensor]) -> Iterator[None]:
-    """A context in which BatchNormalization in training updates these running statistics.
-
-    Elsewhere it changes none of its inputs, so that running a model again leaves no trace.
-
-    Args:
-        statistics: the tensors that hold means and variances.
-    """
-    token = _updated.set(frozenset(map(id, statistics)))
-    try:
-        yield
-    finally:
-        _updated.reset(token)
 
 
 def batch_normalization(
@@ -43,6 +23,7 @@ def batch_normalization(
     spatial: int = 1,
     is_test: int = 1,
     training_mode: int = 0,
+    always: int = 0,
     *,
     num_outputs: int,
     read_outputs: tuple[bool, ...],
@@ -61,6 +42,7 @@ def batch_normalization(
         var: (C,) running variances.
         training_mode: whether it trains, in all versions: `planner.model.load` has looked at
             `is_test` and the number of outputs.
+        always: whether it trains in evaluation, too.
 
     Raises:
         OperatorError: if it trains on one number per channel.
@@ -70,7 +52,7 @@ def batch_normalization(
     # torch takes all of one type, or halves with everything else in float32, as under autocast.
     kind = torch.float32 if x.itemsize == 2 and mean.dtype == torch.float32 else x.dtype
     scale, b = scale.to(kind), b.to(kind)
-    if not training_mode or evaluates():
+    if not training_mode or (evaluates() and not always):
         means, variances = mean.to(kind), var.to(kind)
         y = functional.batch_norm(x, means, variances, scale, b, training=False, eps=epsilon)
         return (y, mean, var, mean, var)[:num_outputs] if num_outputs > 1 else y
@@ -81,7 +63,7 @@ def batch_normalization(
         )
     # The attribute has 7 digits: 0.9 is read as 0.89999998, which would be seen in float64.
     new = round(1 - momentum, 7)
-    if id(mean) in _updated.get():
+    if is_updated(mean):
         means, variances = mean.to(kind), var.to(kind)
         y = functional.batch_norm(x, means, variances, scale, b, True, new, epsilon)
         if kind != mean.dtype:
@@ -147,9 +129,8 @@ def instance_normalization(input: Tensor, scale: Tensor, b: Tensor, epsilon: flo
 
 def mean_variance_normalization(x: Tensor, axes: Integers) -> Tensor:
     """(x - mean) / (deviation + 1e-9)."""
-    centred = x - torch.mean(x, axes, keepdim=True)
-    deviation = torch.sqrt(torch.mean(centred * centred, axes, keepdim=True))
-    return centred / (deviation + 1e-9)
+    deviation, mean = torch.std_mean(x, axes, correction=0, keepdim=True)
+    return (x - mean) / (deviation + 1e-9)
 
 
 def lp_normalization(input: Tensor, axis: int, p: int) -> Tensor:

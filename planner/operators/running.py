@@ -106,8 +106,9 @@ _evaluates: ContextVar[bool] = ContextVar("evaluates", default=False)
 
 @contextmanager
 def evaluating() -> Iterator[None]:
-    """A context in which operators compute as in evaluation: BatchNormalization normalizes by its
-    running statistics and leaves them as they are, Dropout keeps everything; the file may say else.
+    """A context in which operators compute as in evaluation, whatever mode the file says:
+    BatchNormalization normalizes by its running statistics and leaves them as they are, Dropout
+    keeps everything. Marks of the export are obeyed (`model/marks.py`).
     """
     token = _evaluates.set(True)
     try:

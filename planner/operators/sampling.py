@@ -14,6 +14,7 @@ def dropout(
     training_mode: float = 0,
     is_test: int = 1,
     seed: int | None = None,
+    always: int = 0,
     *,
     node: str,
     version: int,
@@ -24,7 +25,7 @@ def dropout(
 
     It trains where the input `training_mode` says so (from version 12 on), or where `is_test` is 0
     (before version 7). All other versions have no training mode. A Dropout that does not train
-    keeps everything.
+    keeps everything. With `always`, it drops in evaluation, too.
 
     Raises:
         OperatorError: if the ratio is not in [0, 1].
@@ -33,7 +34,7 @@ def dropout(
         raise OperatorError(f"ratio: expected a number from 0 to 1, got {ratio}")
     training = bool(training_mode) if version >= 12 else version < 7 and not is_test
     kind = torch.bool if version >= 10 else data.dtype
-    if not training or ratio == 0 or evaluates():
+    if not training or ratio == 0 or (evaluates() and not always):
         keeping = num_outputs > 1 and read_outputs[1]
         mask = torch.ones_like(data, dtype=kind) if keeping else None
         return (data, mask) if num_outputs > 1 else data

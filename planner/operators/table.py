@@ -26,6 +26,7 @@ from planner.operators import (
     sampling,
     shape,
     spectral,
+    state,
 )
 
 OPERATORS: dict[str, Callable[..., Any]] = {
@@ -229,6 +230,8 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "com.microsoft.SkipSimplifiedLayerNormalization": microsoft.skip_simplified_layer_normalization,
     "com.microsoft.TransposeMatMul": microsoft.fused_mat_mul,
     "com.microsoft.Trilu": shape.trilu,
+    "planner.ByMode": state.by_mode,
+    "planner.NextState": state.next_state,
 }
 
 _DATA = "the shape of its output depends on data; it is supported where its inputs are constants"

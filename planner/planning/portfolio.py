@@ -16,6 +16,7 @@ from planner.artefacts.profile import Source, has_rules
 from planner.artefacts.strategy import Strategy
 from planner.costs.bounds import lower_bound_s, memory_shortage, unreplicated_s
 from planner.planning.beside import beside
+from planner.planning.joint import Joined, joined
 from planner.planning.judge import (
     Verdict,
     as_plan,
@@ -284,7 +285,8 @@ class _Case:
     Attributes:
         problem: without pins. The bound and the judge need none: a bound over all strategies holds
             for those that keep the pins, too.
-        asked: as solvers see it, pins as types of devices (`planning/pins.py`).
+        asked: as solvers see it, pins as types of devices (`planning/pins.py`), and operators that
+            have to be in one stage as one (`planning/joint.py`).
         names: of the solvers, in the order of the asking.
         answers: theirs, by name.
         results: of solvers, from which others start.
@@ -292,7 +294,7 @@ class _Case:
     """
 
     problem: Problem
-    asked: Problem
+    asked: Joined
     names: tuple[str, ...]
     lower_bound_s: float
     shortage: str | None
@@ -304,7 +306,7 @@ class _Case:
     def known(self) -> tuple[Strategy, ...]:
         """The strategies that fit, in the order of the asking."""
         fitting = [self.answers[name].fitting for name in self.names if name in self.answers]
-        return tuple(one.strategy for one in fitting if one is not None)
+        return tuple(self.asked.joined(one.strategy) for one in fitting if one is not None)
 
     @property
     def work_s(self) -> float:
@@ -335,7 +337,8 @@ class _Case:
 
 
 def _case(problem: Problem, names: Sequence[str] | None) -> _Case:
-    checked, asked = _checked(problem, names), with_pinned_types(problem)
+    checked, joint = _checked(problem, names), joined(problem)
+    asked = replace(joint, problem=with_pinned_types(joint.problem))
     if problem.search.pins:
         problem = replace(problem, search=replace(problem.search, pins=()))
     return _Case(problem, asked, checked, lower_bound_s(problem), memory_shortage(problem))
@@ -473,14 +476,14 @@ def _asked(case: _Case, name: str, limit_s: float, judged_s: float) -> Answer:
     took_s = stopwatch()
     # A solver that another one starts from may have answered already.
     if name not in case.results:
-        case.results[name] = SOLVERS[name](case.asked, limit_s, case.known, case.results)
+        case.results[name] = SOLVERS[name](case.asked.problem, limit_s, case.known, case.results)
     return _judged(case, name, case.results[name], took_s, judged_s)
 
 
 def _improved(case: _Case, name: str, limit_s: float) -> Answer:
     """A solver's answer with more work, or its first one if that is better."""
     took_s, before = stopwatch(), case.answers[name]
-    result = SOLVERS[name](case.asked, limit_s, case.known, dict(case.results))
+    result = SOLVERS[name](case.asked.problem, limit_s, case.known, dict(case.results))
     judged_s = max(FIRST_JUDGED_S, limit_s - result.work_s)
     after = _judged(case, name, result, took_s, judged_s)
     objective, size = case.problem.training.objective, case.problem.profile.microbatch_size
@@ -546,7 +549,7 @@ def _judged(
     """
     verdict, work_s = None, result.work_s
     if result.strategy is not None:
-        result = _without_broken(case.asked, result)
+        result = case.asked.parted(_without_broken(case.asked.problem, result))
     if result.strategy is not None:
         verdict, shortage = judge(case.problem, name, result, judged_s)
         if verdict is None and result.unfit:

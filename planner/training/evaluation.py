@@ -2,9 +2,10 @@
 
 Modules, parameters and the order of actions are those of the training. Operators compute as in
 evaluation (`planner.operators.running`), whatever the file says of its training. Each replica has
-running statistics of its own microbatches; all take those of the first one, which are those of the
-model, as in DistributedDataParallel. Every sample counts once: the last microbatch is filled up
-with its last sample, and the rows of that are cut off before anything is computed from them.
+running statistics, and other state, of its own microbatches; all take those of the first one, which
+are those of the model, as in DistributedDataParallel. Every sample counts once: the last microbatch
+is filled up with its last sample, and the rows of that are cut off before anything is computed from
+them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +15,6 @@ from torch import Tensor
 
 from planner.artefacts.graph import Graph
 from planner.artefacts.losses import Loss
-from planner.artefacts.profile import BatchNorm
 from planner.launcher.batch import Batch
 from planner.launcher.device_part import DevicePart
 from planner.launcher.executor import Executor
@@ -63,13 +63,18 @@ class Evaluator:
         names: functions of the user, besides loss and accuracy.
 
     Raises:
-        LaunchError: if ranks have different data.
+        LaunchError: if ranks have different data, or the file trains only.
     """
 
     def __init__(
         self, job: TrainingJob, part: DevicePart, graph: Graph, groups: Groups, data: EvalData,
         layout: BatchLayout, names: Sequence[str] = (),
     ) -> None:  # fmt: skip
+        record = job.model.record
+        if record is not None and record.unlike:
+            raise LaunchError(
+                f"{data.where}: the file cannot be evaluated as the module: {record.unlike}"
+            )
         self._job, self._part, self._groups, self._data = job, part, groups, data
         self._layout, self._metrics = layout, metrics_of(job.losses, names)
         boxes = boxes_of(job.plan.strategy, graph, groups.device)
@@ -104,7 +109,7 @@ class Evaluator:
 
     def __call__(self) -> dict[str, float]:
         """The figures, on all ranks."""
-        share_statistics(self._job, self._part, self._groups)
+        share_states(self._part, self._groups)
         self._meter = Meter(self._metrics)
         self._coming = self._data.microbatches(self._num_samples)
         total = -(-self._num_samples // self._layout.size)
@@ -175,13 +180,11 @@ def _cut(tensors: Mapping[str, Tensor], rows: int, size: int) -> Tensors:
     }
 
 
-def share_statistics(job: TrainingJob, part: DevicePart, groups: Groups) -> None:
-    """Gives all replicas of a stage the running statistics of the first one; all ranks call it."""
-    if job.plan.batch_norm is BatchNorm.FROZEN:
-        return
+def share_states(part: DevicePart, groups: Groups) -> None:
+    """Gives all replicas of a stage the state of the first one; all ranks call it."""
     for s, place in sorted(part.places.items()):
         alike = [group[place.mesh.index] for group in place.stage.groups]
-        for _, one in sorted(part.stages[s].running.items()):
-            statistic = one.cpu().contiguous()
-            groups.share(statistic, alike)
-            one.copy_(statistic)
+        for _, one in sorted(part.stages[s].states.items()):
+            state = one.cpu().contiguous()
+            groups.share(state, alike)
+            one.copy_(state)

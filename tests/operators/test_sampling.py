@@ -10,13 +10,14 @@ from torch.nn import functional
 
 from planner.model.load import load
 from planner.operators import to_torch
-from planner.operators.normalization import batch_normalization, updating
+from planner.operators.normalization import batch_normalization
 from planner.operators.randomness import (
     dropout_mask,
     random_operators,
     standard_normal,
     standard_uniform,
 )
+from planner.operators.state import updating
 from planner.profilers.facts import facts
 from planner.support.errors import OperatorError
 

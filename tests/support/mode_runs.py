@@ -167,7 +167,7 @@ def launched(path, steps, learning_rate=0.1, **how):
         return report, {}, []
     (part,) = parts
     held = {name: value.detach().clone() for name, value in part.values.items()}
-    running = [name for stage in part.stages.values() for name in stage.running]
+    running = [name for stage in part.stages.values() for name in stage.states]
     return report, held, running
 
 

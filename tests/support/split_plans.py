@@ -87,10 +87,16 @@ def random_spec(shape, mesh, random, without=()):
 
 
 def statistics(model, operator, rule):
-    """The specs of running statistics, which have to lie as their normalization reads them."""
-    if operator.type != "BatchNormalization":
-        return {}
+    """The specs of running statistics, which have to lie as their normalization reads them, and of
+    other state, which is whole.
+    """
     node = next(one for one in model.nodes if one.name == operator.name)
+    if operator.type == "planner.NextState":
+        return {node.inputs[1]: ("R",) * len(rule.outputs[0])}
+    if operator.type != "BatchNormalization" or not node.attributes.get("training_mode"):
+        return {}
+    if node.attributes.get("always"):
+        return {}
     read = dict(zip(reads(operator), rule.inputs, strict=True))
     return {name: read[name] for name in node.inputs[3:] if name in read}
 

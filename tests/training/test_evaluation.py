@@ -14,7 +14,7 @@ from planner.artefacts.strategy import Stage
 from planner.reports.launch import launch_json, loss_lines
 from planner.support.errors import LaunchError
 from planner.training.data.datasets import EvalData
-from planner.training.evaluation import share_statistics
+from planner.training.evaluation import share_states
 from tests.support import datasets
 from tests.support.mode_runs import launched, net, profile_of, run_all, write_strategy
 from tests.training.test_datasets import by_torch
@@ -226,12 +226,11 @@ class Shared:
 def test_statistics_go_to_the_replicas_of_their_stage_alone(device, kept):
     """One small tensor each, to the device at the same place of each mesh, and no other stage's."""
     stages = Stage.whole(("a",), (0, 1), 1, False), Stage.whole(("b",), (2,), 1, False)
-    job = SimpleNamespace(plan=SimpleNamespace(batch_norm=None))
     running = {"mean": torch.tensor([1.0, 1.0])}
     place = SimpleNamespace(stage=stages[0], mesh=SimpleNamespace(index=0))
-    part = SimpleNamespace(stages={0: SimpleNamespace(running=running)}, places={0: place})
+    part = SimpleNamespace(stages={0: SimpleNamespace(states=running)}, places={0: place})
     groups = Shared(device)
-    share_statistics(job, part, groups)
+    share_states(part, groups)
     assert groups.given == [([1.0, 1.0], [0, 1])]
     assert running["mean"].tolist() == [kept, kept]
 

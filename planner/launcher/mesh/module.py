@@ -35,6 +35,7 @@ from planner.operators.parts.calls import (
     values_of,
 )
 from planner.operators.running import REFUSALS
+from planner.operators.state import next_state
 from planner.resharding.reshardings import Resharding, has_gradient, reshardings
 from planner.support.errors import LaunchError, words_of
 
@@ -155,12 +156,18 @@ def _gather_again(
 
 def _refuse_lost_statistics(module: fx.GraphModule, stage: Stage, graph: Graph) -> None:
     """A normalization in training updates its running statistics. A copy would lose them, and they
-    are cut as the channels are.
+    are cut as the channels are. Other state is whole.
     """
     assert stage.sharding is not None
     operators = {one.name: one for one in graph.operators}
     for node in module.graph.nodes:
-        if node.target is not batch_normalization or not node.kwargs.get("training_mode"):
+        if node.target is next_state and "converts" in node.kwargs["state"].meta:
+            raise LaunchError(
+                f"operator {node.meta['onnx_name']}: expected the state that forward changes whole"
+                " on every device"
+            )
+        trains = node.kwargs.get("training_mode") and not node.kwargs.get("always")
+        if node.target is not batch_normalization or not trains:
             continue
         operator = operators[node.meta["onnx_name"]]
         rule = rule_by(stage.sharding, operator)

@@ -20,6 +20,7 @@ from planner.model.canonical import unique_names
 from planner.model.definitions import modules_of
 from planner.model.expansion.inlining import inherit_metadata, metadata_of, subgraphs
 from planner.model.folding import Pass, operator_type, some
+from planner.model.marks import is_next_state
 from planner.model.values import shape_of
 from planner.support.errors import ModelError
 
@@ -99,10 +100,14 @@ def body_of(graph: GraphProto) -> Body:
 
 
 def names_read(graph: GraphProto) -> set[str]:
-    """Names that the graph, or a graph inside it, reads or returns."""
+    """Names that the graph, or a graph inside it, reads or returns; the next microbatch reads new
+    values of its state.
+    """
     names = {output.name for output in graph.output}
     for node in graph.node:
         names |= names_read_by(node)
+        if is_next_state(node):
+            names.update(node.output)
     return names
 
 

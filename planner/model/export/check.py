@@ -6,7 +6,7 @@ with other random operators is not compared. ONNX Runtime has no training form o
 BatchNormalization; it gets the same in simple operators.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from planner.model.export.eager import Eagerly, UnseenError
+from planner.model.export.forms import normalized_by_batch, ranks_in
 from planner.model.export.inputs import Inputs
 from planner.support.errors import ExportError, words_of
 from planner.support.units import format_bytes
@@ -156,8 +157,7 @@ def _make_runnable(graph: GraphProto, around: Mapping[str, int]) -> None:
     Args:
         around: ranks of the tensors of the graphs that it is in.
     """
-    values = (*graph.value_info, *graph.input)
-    ranks = {**around, **{one.name: len(one.type.tensor_type.shape.dim) for one in values}}
+    ranks = {**around, **ranks_in(graph)}
     nodes: list[NodeProto] = []
     for node in graph.node:
         for attribute in node.attribute:
@@ -167,7 +167,7 @@ def _make_runnable(graph: GraphProto, around: Mapping[str, int]) -> None:
         if node.op_type == "Dropout":
             nodes += _nothing_dropped(node)
         elif node.op_type == "BatchNormalization" and attributes.get("training_mode"):
-            nodes += _batch_norm(node, ranks[node.input[0]], attributes.get("epsilon", 1e-5))
+            nodes += normalized_by_batch(node, ranks[node.input[0]])
         else:
             nodes.append(node)
     del graph.node[:]
@@ -187,38 +187,6 @@ def _nothing_dropped(node: NodeProto) -> Sequence[NodeProto]:
         helper.make_node("Shape", [x], [shape]),
         helper.make_node("ConstantOfShape", [shape], [mask], value=true),
     ]
-
-
-def _batch_norm(node: NodeProto, rank: int, epsilon: float) -> Sequence[NodeProto]:
-    """BatchNormalization in training form, without the running statistics:
-
-        (x - mean) / sqrt(variance + epsilon) * scale + bias
-
-    with the mean and the variance of the batch over all dimensions but the channels.
-    """
-    x, scale, bias = node.input[:3]
-    prefix = node.output[0]
-    nodes: list[NodeProto] = []
-
-    def then(kind: str, *inputs: str, out: str = "", **attributes: Any) -> str:
-        name = out or f"{prefix}/{len(nodes)}"
-        nodes.append(helper.make_node(kind, inputs, [name], **attributes))
-        return name
-
-    def constant(value: list[int] | float) -> str:
-        if isinstance(value, list):
-            return then("Constant", value_ints=value)
-        return then("Constant", value_float=value)
-
-    others = constant([dim for dim in range(rank) if dim != 1])
-    behind = constant(list(range(1, rank - 1))) if rank > 2 else ""
-    centred = then("Sub", x, then("ReduceMean", x, others))
-    variance = then("ReduceMean", then("Mul", centred, centred), others)
-    small = then("CastLike", constant(epsilon), x)
-    normal = then("Div", centred, then("Sqrt", then("Add", variance, small)))
-    wide: Callable[[str], str] = lambda one: then("Unsqueeze", one, behind) if behind else one  # noqa: E731
-    then("Add", then("Mul", normal, wide(scale)), wide(bias), out=node.output[0])
-    return nodes
 
 
 def _difference(name: str, expected: Tensor, made: np.ndarray) -> float:
@@ -271,6 +239,8 @@ class GradientCheck:
         notes: what the module does to its backward pass without another result, and what else is
             to be known.
         stopped: outputs of floats through which the module lets no gradient flow.
+        unlike: an output that the file computes otherwise than the module in evaluation, in words;
+            empty without any, and where that was not compared.
     """
 
     difference: float | None
@@ -279,3 +249,4 @@ class GradientCheck:
     reason: str = ""
     notes: tuple[str, ...] = ()
     stopped: tuple[str, ...] = ()
+    unlike: str = ""

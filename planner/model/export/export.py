@@ -2,7 +2,7 @@
 
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, OutputKind
+from torch.nn.modules.batchnorm import _NormBase
 from torch.utils import _pytree as pytree
 
 from planner.artefacts.graph import ITEM_BYTES
@@ -18,11 +19,14 @@ from planner.model.export import recording
 from planner.model.export.check import Check, GradientCheck
 from planner.model.export.check import check as compared
 from planner.model.export.inputs import Inputs, dynamic_shapes_of, inputs_of
+from planner.model.export.modes import mark_dropout, mark_modes, mark_norms
 from planner.model.export.quiet import quiet
 from planner.model.export.settings import settings_for_export
+from planner.model.export.state import mark_state, returning_state
 from planner.model.export.tidy import tidy
 from planner.model.export.trace import scalars_of, traced, translated
 from planner.model.export.write import write_model
+from planner.model.folding import some
 from planner.model.record import METADATA_KEY, Checked, ModuleRecord, record_text
 from planner.support.errors import ExportError
 
@@ -100,23 +104,21 @@ def export_module(
         FileError: if the file cannot be written.
     """
     _check_tensors(module)
-    _check_batch_norms(module)
     examples = inputs_of(inputs, "inputs").without_cache()
     shapes = dynamic_shapes_of(module, examples, dynamic_shapes)
     with settings_for_export(module) as settings, torch.random.fork_rng(), quiet(not verbose):
-        program, assumed = traced(module, examples, shapes)
-        model, program = translated(program, shapes, type(module).__name__)
+        model, changed, assumed = _graph_of(module, examples, shapes)
         graph = model.graph
-        recording.tie(graph, module)
-        tidy(model, recording.held_names(module), scalars_of(program))
-        _name_outputs(graph, program)
-        record = recording.record_of(module, graph)
+        unlike = _mark_evaluation(module, examples, shapes, graph, changed)
+        record = replace(recording.record_of(module, graph), unlike=unlike)
         outputs = gradients = None
         if check is not None:
             outputs = compared(module, examples, model)
             gradients = _gradients(check, module, examples, model, record)
     stopped = () if gradients is None else gradients.stopped
-    record = replace(record, checked=_checked(outputs, gradients), stopped=stopped)
+    unlike = unlike or ("" if gradients is None else gradients.unlike)
+    checked = _checked(outputs, gradients)
+    record = replace(record, checked=checked, stopped=stopped, unlike=unlike)
     model.metadata_props[METADATA_KEY] = record_text(record)
     return Exported(
         path=path,
@@ -130,7 +132,7 @@ def export_module(
         settings=settings,
         notes=(
             *(f"assumed that {one}" for one in assumed),
-            *_notes(module, program, graph),
+            *_notes(module, changed, unlike),
             *(() if gradients is None else gradients.notes),
         ),
         check=outputs,
@@ -169,61 +171,83 @@ def _check_tensors(module: nn.Module) -> None:
             )
 
 
-def _check_batch_norms(module: nn.Module) -> None:
-    """Refuses normalizations in training mode whose running statistics ONNX cannot express."""
-    for name, one in module.named_modules():
-        if (
-            isinstance(one, nn.modules.batchnorm._BatchNorm)
-            and one.training
-            and one.track_running_stats
-            and one.momentum is None
-        ):
-            raise ExportError(
-                f"{type(module).__name__}: {name or 'the module'} averages its statistics over all"
-                " batches (momentum=None), which ONNX cannot express; give it a momentum, or call"
-                " eval() on it"
-            )
+def _graph_of(
+    module: nn.Module, inputs: Inputs, shapes: object
+) -> tuple[ir.Model, tuple[str, ...], tuple[str, ...]]:
+    """The module as ONNX in the mode in which it is, the buffers that forward changes, and what was
+    assumed about values.
+    """
+    with returning_state(module):
+        program, assumed = traced(module, inputs, shapes)
+    model, program = translated(program, shapes, type(module).__name__)
+    recording.tie(model.graph, module)
+    changed = mark_state(model.graph, module)
+    tidy(model, recording.held_names(module), scalars_of(program))
+    mark_norms(model.graph, recording.held_names(module))
+    _name_outputs(model.graph, program)
+    return model, changed, assumed
 
 
-def _notes(module: nn.Module, program: ExportedProgram, graph: ir.Graph) -> tuple[str, ...]:
-    """Buffers that the module changes in every step and the file does not."""
-    changed = program.graph_signature.buffers_to_mutate.values()
-    running = {
-        value.name
-        for node in graph.all_nodes()
-        if node.op_type == "BatchNormalization"
-        for value in node.inputs[3:]
-        if value is not None
-    }
-    lost = [
-        name for name in changed if name not in running and not name.endswith("num_batches_tracked")
+def _mark_evaluation(
+    module: nn.Module, inputs: Inputs, shapes: object, graph: ir.Graph, changed: Sequence[str]
+) -> str:
+    """Marks what the module computes in evaluation in the graph of its own mode; gives why that
+    cannot be said, else "".
+
+    Args:
+        changed: buffers that forward changes in its own mode.
+    """
+    modes = {one: one.training for one in module.modules()}
+    if not any(modes.values()):
+        mark_dropout(graph.all_nodes())
+        return _of_changed(changed)
+    module.eval()
+    try:
+        model, changed, _ = _graph_of(module, inputs, shapes)
+    except ExportError as error:
+        return str(error)
+    finally:
+        for one, training in modes.items():
+            one.training = training
+    return _of_changed(changed) or mark_modes(graph, model.graph, recording.held_names(module))
+
+
+def _of_changed(changed: Sequence[str]) -> str:
+    return f"forward changes {', '.join(changed)} in evaluation, too" if changed else ""
+
+
+def _notes(module: nn.Module, changed: Sequence[str], unlike: str) -> Iterator[str]:
+    """State, what the file cannot evaluate, and what its training leaves out."""
+    own = [
+        name
+        for name in changed
+        if not isinstance(module.get_submodule(name.rpartition(".")[0]), _NormBase)
     ]
-    lost += [
-        f"{name}.running_mean"
-        for name, one in module.named_modules()
-        if isinstance(one, nn.modules.instancenorm._InstanceNorm)
-        and one.training
-        and one.track_running_stats
-    ]
-    if not lost:
-        return ()
-    return (
-        f"forward changes {', '.join(lost)}, which ONNX cannot express; in the file they stay as"
-        " they are",
-    )
+    if own:
+        yield (
+            f"forward changes {some(own)}: a launch updates them with every microbatch, and each"
+            " replica has its own"
+        )
+    if unlike:
+        yield f"the file trains, and cannot be evaluated as the module: {unlike}"
+    if any(isinstance(one, nn.SyncBatchNorm) and one.training for one in module.modules()):
+        yield (
+            "SyncBatchNorm is written as BatchNormalization: a launch normalizes by the statistics"
+            " of each microbatch, and replicas do not synchronize them"
+        )
 
 
 def _name_outputs(graph: ir.Graph, program: ExportedProgram) -> None:
     """Names outputs after the fields of the object that the module returns, such as "logits"."""
     spec = program.call_spec.out_spec
     assert spec is not None
-    tree = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
-    fields = [_dotted(path) for path, _ in pytree.tree_flatten_with_path(tree)[0]]
+    own, _ = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)  # and state
+    fields = [_dotted(path) for path, _ in pytree.tree_flatten_with_path(own)[0]]
     made = [
         one.arg
         for one in program.graph_signature.output_specs
         if one.kind is OutputKind.USER_OUTPUT
-    ]
+    ][: len(fields)]
     tensors = [
         field
         for field, arg in zip(fields, made, strict=True)

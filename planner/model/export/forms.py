@@ -1,19 +1,22 @@
 """The evaluation form of an ONNX model: BatchNormalization by its running statistics, Dropout off,
-and no initializer or node that nobody reads, such as the mode of a Dropout.
+everywhere else what the marks of `planner export` say (`model/marks.py`), and no initializer or
+node that nobody reads, such as the mode of a Dropout.
 
 `model/modes.py` says how each version of the two operators writes its mode. Graphs within nodes,
 the bodies of loops and branches, are changed as the outermost one.
 """
 
-from collections.abc import Iterator, MutableSequence
+from collections.abc import Callable, Collection, Iterator, MutableSequence, Sequence
+from typing import Any
 
 from onnx import GraphProto, ModelProto, NodeProto, StringStringEntryProto, helper
 
 from planner.model.canonical import domain_of, own_domain
 from planner.model.expansion.inlining import subgraphs
 from planner.model.expansion.nested import names_read
+from planner.model.marks import ALWAYS, mark_of
 from planner.model.record import METADATA_KEY
-from planner.model.scopes import MARKS
+from planner.model.scopes import EVALUATION_MARK, MARKS, MODE_MARK, STATE_MARK
 from planner.support.errors import ModelError
 
 _KEPT = {METADATA_KEY, *MARKS}
@@ -36,8 +39,27 @@ def to_evaluation(proto: ModelProto) -> int:
     """
     versions = {own_domain(one.domain): one.version for one in proto.opset_import}
     changed = sum(_evaluate(graph, versions.get("", 1)) for graph in _graphs(proto.graph))
+    changed += _obey_marks(proto.graph)
     for graph in reversed([*_graphs(proto.graph)]):  # inner ones read values of outer ones
         _remove_unread(graph)
+    return changed
+
+
+def _obey_marks(graph: GraphProto) -> int:
+    """Gives marked nodes what they have in evaluation, and takes away those that make new state.
+    Gives the number of both.
+    """
+    changed = 0
+    for at in reversed(range(len(graph.node))):
+        node = graph.node[at]
+        if mark_of(node, STATE_MARK):
+            del graph.node[at]
+        elif evaluation := mark_of(node, EVALUATION_MARK):
+            node.input[:] = [evaluation]
+            _remove_notes(node.metadata_props, {EVALUATION_MARK})
+        else:
+            continue
+        changed += 1
     return changed
 
 
@@ -46,16 +68,22 @@ def remove_annotations(proto: ModelProto) -> None:
     the module and the marks of its export stay.
     """
     del proto.configuration[:]
-    _remove_notes(proto.metadata_props)
+    _remove_old_notes(proto.metadata_props)
     for graph in _graphs(proto.graph):
         for node in graph.node:
             del node.device_configurations[:]
-            _remove_notes(node.metadata_props)
+            _remove_old_notes(node.metadata_props)
 
 
-def _remove_notes(entries: MutableSequence[StringStringEntryProto]) -> None:
+def _remove_old_notes(entries: MutableSequence[StringStringEntryProto]) -> None:
+    own = {entry.key for entry in entries if entry.key.startswith("planner.")}
+    _remove_notes(entries, own - _KEPT)
+
+
+def _remove_notes(entries: MutableSequence[StringStringEntryProto], keys: Collection[str]) -> None:
+    """Removes some entries of metadata."""
     for at in reversed(range(len(entries))):
-        if entries[at].key.startswith("planner.") and entries[at].key not in _KEPT:
+        if entries[at].key in keys:
             del entries[at]
 
 
@@ -91,7 +119,9 @@ def _evaluate(graph: GraphProto, version: int) -> int:
     for node in graph.node:
         before = node.SerializeToString()
         nodes.append(node)
-        if node.op_type == "BatchNormalization" and not domain_of(node):
+        if mark_of(node, MODE_MARK) == ALWAYS:
+            nodes[-1:] = _as_always(node, graph)
+        elif node.op_type == "BatchNormalization" and not domain_of(node):
             nodes += _batch_norm(node, version, read)
         elif node.op_type == "Dropout" and not domain_of(node):
             _drop_nothing(node, version)
@@ -120,6 +150,61 @@ def _batch_norm(node: NodeProto, version: int, read: set[str]) -> list[NodeProto
         others.append(helper.make_node("Identity", [source], [name], f"{node.name}/{name}"))
     del node.output[1:]
     return others
+
+
+def normalized_by_batch(node: NodeProto, rank: int) -> Sequence[NodeProto]:
+    """BatchNormalization in training form, without the running statistics:
+
+        (x - mean) / sqrt(variance + epsilon) * scale + bias
+
+    with the mean and the variance of the batch over all dimensions but the channels.
+
+    Args:
+        rank: of x.
+    """
+    attributes = {one.name: helper.get_attribute_value(one) for one in node.attribute}
+    x, scale, bias = node.input[:3]
+    prefix = node.output[0]
+    nodes: list[NodeProto] = []
+
+    def then(kind: str, *inputs: str, out: str = "", **attributes: Any) -> str:
+        name = out or f"{prefix}/{len(nodes)}"
+        nodes.append(helper.make_node(kind, inputs, [name], **attributes))
+        return name
+
+    def constant(value: list[int] | float) -> str:
+        if isinstance(value, list):
+            return then("Constant", value_ints=value)
+        return then("Constant", value_float=value)
+
+    others = constant([dim for dim in range(rank) if dim != 1])
+    behind = constant(list(range(1, rank - 1))) if rank > 2 else ""
+    centred = then("Sub", x, then("ReduceMean", x, others))
+    variance = then("ReduceMean", then("Mul", centred, centred), others)
+    small = then("CastLike", constant(attributes.get("epsilon", 1e-5)), x)
+    normal = then("Div", centred, then("Sqrt", then("Add", variance, small)))
+    wide: Callable[[str], str] = lambda one: then("Unsqueeze", one, behind) if behind else one  # noqa: E731
+    then("Add", then("Mul", normal, wide(scale)), wide(bias), out=node.output[0])
+    return nodes
+
+
+def ranks_in(graph: GraphProto) -> dict[str, int]:
+    """Ranks of the tensors that a graph describes."""
+    values = (*graph.value_info, *graph.input)
+    return {one.name: len(one.type.tensor_type.shape.dim) for one in values}
+
+
+def _as_always(node: NodeProto, graph: GraphProto) -> Sequence[NodeProto]:
+    """A node that computes as in training, for programs that have no training form of it."""
+    if node.op_type != "BatchNormalization":
+        return [node]
+    rank = ranks_in(graph).get(node.input[0])
+    if rank is None:
+        raise ModelError(
+            f"{node.name}: it normalizes by the batch in evaluation, too, and the file does not say"
+            f" which shape {node.input[0]!r} has: write the weights with --form training"
+        )
+    return normalized_by_batch(node, rank)
 
 
 def _drop_nothing(node: NodeProto, version: int) -> None:

@@ -174,7 +174,12 @@ def _mark(module: GraphModule, given: Sequence[bool], *, recorded: bool = True) 
                 if isinstance(held := _held(module, inner), GraphModule):
                     inputs = sum(one.op == "placeholder" for one in held.graph.nodes)
                     _mark(held, [bool(sources)] * inputs, recorded=recorded)
-            if flow and not recorded and _writes(node) and _root(node).op == "placeholder":
+            if (
+                not recorded
+                and _writes(node)
+                and _root(node) in flows
+                and _root(node).op == "placeholder"
+            ):
                 raise _WriteError(
                     f"{_named(node)} writes under torch.no_grad() into a tensor with a gradient,"
                     " which a graph cannot have; compute a new tensor"

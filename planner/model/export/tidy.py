@@ -13,11 +13,13 @@ from onnx_ir.passes.common import InlinePass, RemoveUnusedFunctionsPass
 from onnxscript.optimizer import fold_constants_ir
 
 from planner.model.folding import RANDOM_OPERATORS
-from planner.model.scopes import PADDING_MARK, STOP_MARK, padding_in
+from planner.model.scopes import MARKS, PADDING_MARK, STATE_MARK, STOP_MARK, padding_in
 
 # Metadata of nodes that is kept: the modules that a node comes from, and their classes. The
 # exporter also writes stack traces, with the paths of files on this machine.
-KEPT_METADATA = frozenset({"pkg.torch.onnx.name_scopes", "pkg.torch.onnx.class_hierarchy"})
+KEPT_METADATA = frozenset({
+    "pkg.torch.onnx.name_scopes", "pkg.torch.onnx.class_hierarchy", *MARKS,
+})  # fmt: skip
 
 
 def tidy(model: ir.Model, held: frozenset[str], scalars: Collection[float] = ()) -> None:
@@ -78,24 +80,30 @@ def _remove_identities(graph: ir.Graph) -> None:
     value from outside, which cannot be an output itself.
     """
     for node in tuple(graph):
-        if node.op_type == "Identity" and not node.domain:
+        if node.op_type == "Identity" and not node.domain and not _is_marked(node):
             (source,), (copy,) = node.inputs, node.outputs
             if source is not None and not copy.is_graph_output():
                 ir.convenience.replace_all_uses_with(copy, source)
                 graph.remove(node, safe=True)
 
 
+def _is_marked(node: ir.Node) -> bool:
+    return not node.metadata_props.keys().isdisjoint(MARKS)
+
+
 def _remove_dead(graph: ir.Graph) -> None:
-    """Removes nodes, and initializers, that no output depends on.
+    """Removes nodes, and initializers, that no output and no state depends on.
 
     All outputs of a node that is kept stay: those of a BatchNormalization in training form are its
     running statistics.
     """
+    states = {node.metadata_props.get(STATE_MARK) for node in graph}
     for node in reversed(tuple(graph)):
-        if not any(value.uses() or value.is_graph_output() for value in node.outputs):
+        is_read = any(value.uses() or value.is_graph_output() for value in node.outputs)
+        if not is_read and STATE_MARK not in node.metadata_props:
             graph.remove(node, safe=True)
     for name, value in tuple(graph.initializers.items()):
-        if not value.uses() and not value.is_graph_output():
+        if not value.uses() and not value.is_graph_output() and name not in states:
             del graph.initializers[name]
 
 

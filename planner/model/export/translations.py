@@ -9,6 +9,7 @@
 - EmbeddingBag: the exporter writes a loop over the bags. Here rows are added up by ScatterND.
 - The cross-entropy: the exporter leaves smoothed labels out, and takes probabilities of classes for
   classes.
+- The matrix exponential and products of reflections, of orthogonal weights: the exporter has none.
 - An operator of a library of the user's own, such as `torch.library.custom_op` makes, becomes one
   node: its type is the operator's name, its domain the library's, its attributes the arguments that
   are no tensors.
@@ -24,6 +25,8 @@ import onnx_ir as ir
 import torch
 from onnxscript import evaluator, opset18
 from torch._ops import OpOverload
+
+from planner.model.export.special_points import AT_SPECIAL_POINTS
 
 op: Any = opset18  # its types are those of its own front end
 aten = torch.ops.aten
@@ -159,8 +162,7 @@ def embedding_bag(
         rows = op.Where(op.Unsqueeze(padding, one), nothing, rows)
         counts = op.CastLike(op.Not(padding), weight)
     if mode == MAX:
-        largest = op.ScatterND(of(-inf, shape), bag, rows, reduction="max")
-        made = op.Where(op.IsInf(largest), of(0.0, shape), largest)  # a bag without rows
+        made = _largest(rows, bag, positions, number, of(-inf, shape))
     else:
         made = op.ScatterND(of(0.0, shape), bag, rows, reduction="add")
     if mode == MEAN:
@@ -175,6 +177,26 @@ def embedding_bag_counted_back(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
     if (given["padding_idx"] or 0) < 0:
         given["padding_idx"] += given["weight"].shape[0]
     return embedding_bag(**given)
+
+
+def _largest(rows: Any, bag: Any, positions: Any, number: Any, nothing: Any) -> Any:
+    """The largest numbers of each bag; the first of equals gets the gradient. Zero without rows.
+
+    Args:
+        rows: (N, columns).
+        bag: (N, 1) of each row.
+        positions: (N,) from zero on.
+        number: N.
+        nothing: (B, columns) of minus infinity.
+    """
+    largest = op.ScatterND(nothing, bag, rows, reduction="max")
+    is_largest = op.Equal(rows, op.GatherND(largest, bag))
+    candidates = op.Where(is_largest, op.Unsqueeze(positions, op.Constant(value_ints=[1])), number)
+    behind = op.Expand(number, op.Shape(nothing))
+    first = op.ScatterND(behind, bag, candidates, reduction="min")
+    last = op.Sub(number, op.Constant(value_int=1))
+    made = op.GatherElements(rows, op.Min(first, last), axis=0)
+    return op.Where(op.IsInf(largest), _like(0.0, rows), made)
 
 
 NONE, AVERAGE = range(2)  # torch's reductions of a loss; 2 is the sum
@@ -208,7 +230,8 @@ def cross_entropy(
         return usual
     ignored = op.Equal(target, op.CastLike(op.Constant(value_int=ignore_index), target))
     counted = op.CastLike(op.Not(ignored), input)
-    over_classes = op.Mul(_over_classes(input, None, weight), counted)
+    # A choice, not a product: without any sample the mean is no number, and its gradient zero.
+    over_classes = op.Where(ignored, _like(0.0, input), _over_classes(input, None, weight))
     if reduction == AVERAGE:
         if weight is not None:
             zero = op.CastLike(op.Constant(value_int=0), target)
@@ -280,6 +303,70 @@ def grouped_mm(input: Any, weight: Any, offs: Any, *others: Any, **options: Any)
     return op.MatMul(wide, tall)
 
 
+TERMS, SQUARINGS = 18, 8
+
+
+def matrix_exp(input: Any) -> Any:
+    """`linalg_matrix_exp`: a Taylor polynomial of input / 256, squared eight times. Its error is
+    that of rounding in float64 up to a norm of 256.
+
+    Args:
+        input: (..., n, n).
+    """
+    n = op.Shape(input, start=-1)
+    eye = _eye(n, n, input)
+    small = op.Div(input, _like(2.0**SQUARINGS, input))
+    made = eye
+    for k in range(TERMS, 0, -1):
+        made = op.Add(eye, op.Div(op.MatMul(small, made), _like(float(k), input)))
+    for _ in range(SQUARINGS):
+        made = op.MatMul(made, made)
+    return made
+
+
+def householder_product(input: Any, tau: Any) -> Any:
+    """`linalg_householder_product`: the first columns of the product of reflections
+    I - tau v v^T, in one matrix (the UT transform):
+
+        I - V T V^T    with T = (I + diag(tau) striu(V^T V))^-1 diag(tau)
+
+    What is inverted is I + N with N^n = 0, so (I + N)^-1 = (I - N) (I + N^2) (I + N^4) ..
+
+    Args:
+        input: (..., m, n), below its diagonal the vectors v, which are 1 on it.
+        tau: (..., n).
+
+    Source: Joffrain et al., ACM TOMS 2006.
+    """
+    n = input.shape[-1]
+    if not isinstance(n, int) or tau.shape[-1] != n:
+        raise NotImplementedError("householder_product of fewer reflections than columns")
+    rank = len(input.shape)
+    perm = [*range(rank - 2), rank - 1, rank - 2]
+    rows, columns = op.Shape(input, start=-2, end=-1), op.Shape(input, start=-1)
+    vectors = op.Add(
+        op.Trilu(input, op.Constant(value_int=-1), upper=0), _eye(rows, columns, input)
+    )
+    products = op.MatMul(op.Transpose(vectors, perm=perm), vectors)
+    above = op.Trilu(products, op.Constant(value_int=1), upper=1)
+    eye = _eye(columns, columns, input)
+    power = op.Mul(op.Unsqueeze(tau, op.Constant(value_ints=[-1])), above)
+    inverse = op.Sub(eye, power)
+    for _ in range(1, max(n - 1, 1).bit_length()):
+        power = op.MatMul(power, power)
+        inverse = op.MatMul(inverse, op.Add(eye, power))
+    middle = op.Mul(inverse, op.Unsqueeze(tau, op.Constant(value_ints=[-2])))
+    zero, axis = op.Constant(value_ints=[0]), op.Constant(value_ints=[rank - 2])
+    top = op.Transpose(op.Slice(vectors, zero, columns, axis), perm=perm)
+    taken = op.MatMul(op.MatMul(vectors, middle), top)
+    return op.Sub(_eye(rows, columns, input), taken)
+
+
+def _eye(rows: Any, columns: Any, tensor: Any) -> Any:
+    """An identity matrix in the type of a tensor."""
+    return op.CastLike(op.EyeLike(op.ConstantOfShape(op.Concat(rows, columns, axis=0))), tensor)
+
+
 TRANSLATED = frozenset({"aten", "onnx", "onnx_symbolic", "prim", "prims", "torchvision"})
 """Libraries whose operators torch's exporter translates."""
 
@@ -340,6 +427,7 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
 
 
 TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
+    **AT_SPECIAL_POINTS,
     aten._native_batch_norm_legit_functional.default: batch_norm_with_statistics,
     aten._native_batch_norm_legit.no_stats: batch_norm_without_statistics,
     aten.normal.float_Tensor: normal,
@@ -347,6 +435,8 @@ TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     aten.normal.Tensor_Tensor: normal,
     aten.cross_entropy_loss.default: cross_entropy,
     aten.embedding_bag.padding_idx: embedding_bag_counted_back,
+    aten.linalg_householder_product.default: householder_product,
+    aten.linalg_matrix_exp.default: matrix_exp,
     aten._embedding_bag.default: embedding_bag,
     aten._embedding_bag_forward_only.default: embedding_bag,
 }

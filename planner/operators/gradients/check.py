@@ -1,7 +1,7 @@
 """Whether a file trains as its module does: the comparison of their gradients."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -19,11 +19,12 @@ from planner.model.load import Model, load, read_proto
 from planner.model.record import TensorRecord
 from planner.operators.gradients.distance import FLOOR, TOLERANCE, apart, largest
 from planner.operators.gradients.events import Suspect
-from planner.operators.gradients.graph_run import Value, run_graph
+from planner.operators.gradients.graph_run import Value, run_graph, run_graph_in_evaluation
 from planner.operators.gradients.module_run import (
     ELSEWHERE,
     Gradients,
     ModuleRun,
+    run_evaluation,
     run_module,
 )
 from planner.operators.gradients.places import Between, between
@@ -36,6 +37,9 @@ these types, and PyTorch computes with longer ones."""
 SMALL, ROUNDINGS = 1e-2, 10
 """A difference up to the first is rounding, too, if it is at most the second times what another
 rounding of the file's constants to float32 makes: tables of sines multiply it by positions."""
+EVALUATION = 1e-4
+"""The largest difference of an output in evaluation that rounding explains: constants in float32
+add up, and what computes something else is much further off."""
 NATIVE_TOLERANCE = 1e-2
 """The same where the module does not run in float64: rounding adds up."""
 MAX_BYTES = 1_000_000_000
@@ -204,7 +208,7 @@ class _Named(NamedTuple):
     """What a module and its file have in common.
 
     Attributes:
-        outputs: by their names in the file.
+        outputs: by their names in the file, and new values of state by those of the buffers.
         gradients: of the parameters that the module trains, by their names in the module.
     """
 
@@ -231,15 +235,16 @@ class _Named(NamedTuple):
         return outputs, gradients
 
 
-def _module_named(case: _Case, module: Gradients) -> _Named:
+def _module_named(case: _Case, module: Gradients, states: Collection[str]) -> _Named:
     outputs = {_output_name(case, at): module.outputs[at] for at in case.outputs}
+    outputs |= {name: module.states[name] for name in states}
     return _Named(outputs, {one.name: module.parameters[one.name] for one in _trained(case.model)})
 
 
 def _graph_named(case: _Case, graph: Gradients) -> _Named:
     names = [_output_name(case, at) for at in case.outputs]
     return _Named(
-        dict(zip(names, graph.outputs, strict=True)),
+        {**dict(zip(names, graph.outputs, strict=True)), **graph.states},
         {one.name: graph.parameters.get(one.initializer or "") for one in _trained(case.model)},
     )
 
@@ -251,7 +256,8 @@ def _compared(case: _Case, run: ModuleRun, graph: Gradients, double: bool) -> Gr
         ExportError: if they differ.
     """
     tolerance = _tolerance(case.module, double)
-    own, made = _module_named(case, run.gradients), _graph_named(case, graph)
+    own = _module_named(case, run.gradients, graph.states)
+    made = _graph_named(case, graph)
     floor = FLOOR * max(map(largest, own.gradients.values()), default=0.0)
     outputs, gradients = own.apart_from(made, floor)
     outputs_limit, gradients_limit = (dict.fromkeys(one, tolerance) for one in (outputs, gradients))
@@ -281,7 +287,33 @@ def _compared(case: _Case, run: ModuleRun, graph: Gradients, double: bool) -> Gr
         num_parameters=len(gradients),
         notes=tuple(_notes(case, run, graph, floor)),
         stopped=_stopped(case, run),
+        unlike=_unlike(case, double, tolerance),
     )
+
+
+def _unlike(case: _Case, double: bool, tolerance: float) -> str:
+    """Which output the file computes otherwise than the module in evaluation, in words; empty if
+    there is none, or nothing was compared.
+    """
+    assert case.model.record is not None
+    if case.model.record.unlike or not any(one.training for one in case.module.modules()):
+        return ""
+    try:
+        outputs, draws = run_evaluation(case.module, case.positional, case.named, double=double)
+        made = run_graph_in_evaluation(case.model, case.inputs, draws, double=double)
+    except OperatorError:  # random numbers that the module does not draw
+        return ""
+    except Exception as error:  # the module is the user's: its code raises what it likes
+        return f"in evaluation it fails: {type(error).__name__}: {words_of(error)}"
+    for at, one in zip(case.outputs, made, strict=True):
+        if at < len(outputs) and outputs[at].shape == one.shape and one.is_floating_point():
+            distance = apart(outputs[at], one.to(outputs[at].dtype), 0.0)
+            if not distance <= max(EVALUATION, tolerance):
+                return (
+                    f"its output {_output_name(case, at)} differs by {distance:.1e} of its largest"
+                    " magnitude in evaluation"
+                )
+    return ""
 
 
 def _output_name(case: _Case, position: int) -> str:

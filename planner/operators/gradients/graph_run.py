@@ -7,12 +7,13 @@ from functools import partial
 import torch
 from torch import Tensor, fx, nn
 
-from planner.model.load import Model
+from planner.model.load import Model, Node
+from planner.model.marks import NEXT_STATE, OWN_DOMAIN
 from planner.operators.convert import parameters, to_torch
 from planner.operators.gradients.module_run import Gradients, dense, leaf, loss_of
 from planner.operators.gradients.precision import Recording, widened
-from planner.operators.randomness import Draw, fed
-from planner.operators.running import told_whole
+from planner.operators.randomness import Draw, fed, random_operators
+from planner.operators.running import evaluating, told_whole
 
 
 @dataclass(slots=True)
@@ -99,8 +100,43 @@ def run_graph(
         [one.detach() for one in outputs],
         {name: dense(one.grad) for name, one in held.items()},
         [dense(one.grad) for one in leaves],
+        {node.inputs[1]: by_output[node.outputs[0]].detach() for node in _next_states(model)},
     )
     return gradients, runner.values if runner is not None else ()
+
+
+def run_graph_in_evaluation(
+    model: Model, inputs: Sequence[Tensor], draws: Sequence[Draw], *, double: bool
+) -> list[Tensor]:
+    """The outputs of the graph in evaluation; arguments as of `run_graph`.
+
+    Raises:
+        OperatorError: if an operator cannot be converted, or finds no random numbers.
+    """
+    names = dict.fromkeys(name for node in model.nodes for name in node.inputs)
+    held = parameters(model, [name for name in names if name in model.values])
+    module = to_torch(model, values={n: _leaf(one, double, False) for n, one in held.items()})
+    by_name = {
+        name: leaf(one, double, False) for name, one in zip(model.graph.inputs, inputs, strict=True)
+    }
+    given = [by_name[name] for name in module.input_names]  # type: ignore[union-attr]
+    # Operators of the training draw, too; what follows of it is not in the outputs.
+    drawing = fed(draws) if draws else random_operators(0, 0, 0)
+    with (
+        torch.no_grad(),
+        Recording(double=double),
+        drawing,
+        evaluating(),
+        told_whole(model, module),
+    ):
+        made = module(*given)
+    by_output = dict(zip(module.output_names, made, strict=True))  # type: ignore[arg-type]
+    return [by_output[name].detach() for name in model.graph.outputs]
+
+
+def _next_states(model: Model) -> list[Node]:
+    """The nodes that make new values of state."""
+    return [one for one in model.nodes if one.type == NEXT_STATE and one.domain == OWN_DOMAIN]
 
 
 def _leaf(held: Tensor, double: bool, trained: bool) -> Tensor:

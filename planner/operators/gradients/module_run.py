@@ -29,11 +29,13 @@ class Gradients:
         outputs: its tensors, in order.
         parameters: gradient of each by name; None where none flows to it.
         inputs: the same of the tensors among the inputs, in order.
+        states: what buffers hold afterwards, by name; of a graph, those that it gives new values.
     """
 
     outputs: Sequence[Tensor]
     parameters: Mapping[str, Tensor | None]
     inputs: Sequence[Tensor | None]
+    states: Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +135,7 @@ def run_module(
         if _drawn_elsewhere() != before:
             standing.append(Suspect(ELSEWHERE))
         outputs = [one for one in pytree.tree_leaves(made) if isinstance(one, Tensor)]
+        states = {name: one.detach().cpu().clone() for name, one in module.named_buffers()}
         suspects = _all_suspects(events, outputs, standing)
         floats = [i for i, one in enumerate(outputs) if one.is_floating_point()]
         flowing = [i for i in floats if outputs[i].requires_grad]
@@ -145,11 +148,35 @@ def run_module(
             [one.detach().cpu() for one in outputs],
             {name: dense(one.grad) for name, one in module.named_parameters()},
             [dense(one.grad) for one in inputs if isinstance(one, Tensor)],
+            states,
         )
     return ModuleRun(
         gradients, of_inputs, counted, flowing, recording.draws, sorted(recording.strange),
         suspects, [*events.seen.values()], frozenset(recording.rounding),
     )  # fmt: skip
+
+
+def run_evaluation(
+    module: nn.Module, positional: Sequence[object], named: Mapping[str, object], *, double: bool
+) -> tuple[list[Tensor], list[Draw]]:
+    """The tensors that a module returns in evaluation, and the numbers that it draws; it is left as
+    it was. Arguments as of `run_module`.
+    """
+    leaves, spec = pytree.tree_flatten((tuple(positional), dict(named)))
+    given = [leaf(one, double, False) if isinstance(one, Tensor) else one for one in leaves]
+    args, kwargs = pytree.tree_unflatten(given, spec)
+    recording = _recording(module, leaves, double)
+    # With gradients: what forward does without them may be something else.
+    with (
+        own_tensors(module, double=double),
+        torch.random.fork_rng(devices=[]),
+        torch.enable_grad(),
+        recording,
+    ):
+        module.eval()
+        made = module(*args, **kwargs)
+    outputs = [one.detach() for one in pytree.tree_leaves(made) if isinstance(one, Tensor)]
+    return outputs, list(recording.draws)
 
 
 def _recording(module: nn.Module, inputs: Sequence[object], double: bool) -> Recording:

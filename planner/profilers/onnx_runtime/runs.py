@@ -28,6 +28,7 @@ from onnx.defs import OpSchema, SchemaError
 from planner.artefacts.graph import Graph, Parameter, Tensor, producers, tensors_by_name
 from planner.model.folding import operator_type
 from planner.model.load import Model, Node
+from planner.model.marks import ALWAYS, OWN_DOMAIN
 from planner.support.errors import OperatorError, OptionError
 
 if TYPE_CHECKING:
@@ -167,11 +168,14 @@ def _node(node: Node) -> NodeProto:
     while not outputs[-1]:  # absent ones at the end count for ONNX Runtime's checks
         outputs.pop()
     inputs = node.inputs[:2] if node.type == "Dropout" else node.inputs
-    made = helper.make_node(node.type, inputs, outputs, node.name, domain=node.domain)
+    kind, domain = node.type, node.domain
+    if domain == OWN_DOMAIN:  # in the file, it is an Identity with a mark
+        kind, domain, inputs = "Identity", "", inputs[:1]
+    made = helper.make_node(kind, inputs, outputs, node.name, domain=domain)
     made.attribute.extend(
         _attribute(name, value, schema)
         for name, value in node.attributes.items()
-        if name not in ("training_mode", "padding_idx", "stop_gradient")
+        if name not in ("training_mode", "padding_idx", "stop_gradient", "open_bounds", ALWAYS)
     )
     return made
 

@@ -8,6 +8,7 @@ are listed here, and run by the functions of `planner.operators.parts`.
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
+from planner.model.marks import NEXT_STATE, OWN_DOMAIN
 from planner.operators.binding import Call, Read
 from planner.operators.parts import HALO, MARKED, ROWS
 from planner.operators.parts.halo import fits, window
@@ -44,14 +45,14 @@ def by_hand(
 def with_statistics(kind: str, call: Call, rules: Iterable[Rule]) -> Iterator[Rule]:
     """The rules of an operator, those of a batch normalization in training with its running
     statistics cut as its scale is: it updates them, so each device has those of its channels. Its
-    output does not depend on them, so running it does not tell.
+    output does not depend on them, so running it does not tell. New values of state are made whole.
 
     Args:
         kind: its ONNX type.
         call: of its function.
         rules: found by running it.
     """
-    for rule, sizes in rules:
+    for rule, sizes in () if kind == f"{OWN_DOMAIN}.{NEXT_STATE}" else rules:
         given = dict(zip(call.reads, rule.given, strict=True))
         if kind == "BatchNormalization" and call.kwargs.get("training_mode"):
             scale, *kept = (call.kwargs[name] for name in ("scale", "mean", "var"))

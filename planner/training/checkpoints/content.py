@@ -88,9 +88,7 @@ class Content:
 
     def learned(self) -> dict[str, Held]:
         """The trained parameters, and the running statistics that training changes."""
-        running = {
-            id(one) for stage in self._part.stages.values() for one in stage.running.values()
-        }
+        running = {id(one) for stage in self._part.stages.values() for one in stage.states.values()}
         return self._parameters() | {
             f"{STATISTICS}{replica}/{name}": self._held(name, value, replica=replica)
             for name, value in self._part.values.items()

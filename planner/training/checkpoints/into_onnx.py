@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 from planner.model.export.forms import remove_annotations, to_evaluation
 from planner.model.export.write import MAX_FILE_BYTES, check_data
 from planner.model.record import WEIGHTS_FILE, WEIGHTS_KEY, evaluated, write_record
-from planner.support.errors import FileError
+from planner.support.errors import FileError, ModelError
 from planner.support.outputs import FileKind
 from planner.support.writing import file_error, writing
 from planner.training.checkpoints.folder import Checkpoint
@@ -114,6 +114,11 @@ def _formed(model: LearnedModel, start: Checkpoint, form: WeightsForm) -> int:
     model.place_all()
     changed = 0
     if form is WeightsForm.EVALUATION:
+        if model.record is not None and model.record.unlike:
+            raise ModelError(
+                f"{start.path}: the file cannot be evaluated as the module: {model.record.unlike};"
+                " write the weights with --form training, or --state-dict alone"
+            )
         before = _initializers(model)
         changed = to_evaluation(model.proto)
         if model.record is not None:

@@ -196,7 +196,7 @@ def test_running_statistics_follow_where_parameters_are_gathered_again(tmp_path)
         runner = StageModule(module, model.graph, False, {})
         for m, (inputs, _) in enumerate(batches):
             runner.forward(m, inputs, {})
-        return runner.running.keys(), [values[name].clone() for name in names]
+        return runner.states.keys(), [values[name].clone() for name in names]
 
     weights = parameters(model, ["k"])["k"].detach()
     expected = nn.BatchNorm2d(8, dtype=torch.float64)

@@ -17,6 +17,7 @@ import torch
 
 import planner
 from planner.artefacts.files import write_plan
+from planner.artefacts.graph import joint_operators
 from planner.artefacts.options import Optimizer
 from planner.artefacts.problem import Problem
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy
@@ -93,7 +94,7 @@ def _prepared(name, kind, folder):
 def _strategies(name, model):
     """A pipeline that is cut in the middle, and all operators by random rules on two devices."""
     names = tuple(operator.name for operator in model.graph.operators)
-    half = ceil(len(names) / 2)
+    half = middle(model.graph)
     warmups = default_warmups([1, 1], NUM_MICROBATCHES)
     stages = tuple(
         Stage.whole(some, (s,), warmups[s], False)
@@ -104,6 +105,15 @@ def _strategies(name, model):
     sharding = random_sharding(model, (2,), chance, rules=split_rules(model))
     stage = Stage(names, ((0, 1),), 1, False, sharding)
     return made | {"tensor": Strategy((stage,), ScheduleName.ONE_F_ONE_B, NUM_MICROBATCHES)}
+
+
+def middle(graph):
+    """How many operators come before the cut that is nearest to the middle: none is within those
+    that share state.
+    """
+    num = len(graph.operators)
+    inside = {v for one in joint_operators(graph) for v in range(one[0] + 1, one[-1] + 1)}
+    return min({*range(1, num)} - inside, key=lambda v: abs(v - ceil(num / 2)))
 
 
 def _outcomes(name, kind, folder):
