@@ -10,7 +10,7 @@ WORKERS := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 READY := $(VENV)/.ready
 
 BENCHMARKS := accuracy bottleneck convergence demo gpu gradients launch memory mutants netsplit overhead \
-	periodic pipedream placements profile simulate solve solvers split start strategies zoo
+	periodic pipedream placements points profile simulate solve solvers split start strategies zoo
 
 .PHONY: help setup demo test test-all fuzz lint type fmt golden conformance bench docs check clean
 
@@ -67,7 +67,8 @@ bench: bench-placements bench-profile bench-solve bench-solvers ## all benchmark
 
 # A benchmark is a module of tests/bench with the name of its target. RUNS are the modules and
 # arguments of those that need more; `make bench-NAME ARGS=..` gives other arguments.
-bench-accuracy bench-convergence bench-memory bench-periodic bench-placements bench-profile: \
+bench-accuracy bench-convergence bench-memory bench-periodic bench-placements bench-points \
+	bench-profile: \
 	RUNS = "$* --write"
 bench-demo: RUNS = "$* --repeat 3"
 bench-mutants: RUNS = "$* --seed 1"

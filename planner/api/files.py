@@ -508,15 +508,17 @@ def given_topology(
 
     Raises:
         FileError: if there is no such topology, or its file is malformed.
-        TopologyError: if it has fewer devices.
+        TopologyError: if it has fewer devices, or one that comes from no file is not sound.
     """
-    from planner.artefacts.topology import take
+    from planner.artefacts.topology import problems, take
     from planner.clusters.yaml import read
 
     path = None
     if isinstance(given, str | os.PathLike):
         path = read.find_topology(os.fspath(given))
         given = read.read_topology(path, gpus)
+    elif wrong := problems(given):
+        raise TopologyError("\n".join(wrong))
     return given if gpus is None else take(given, gpus), path
 
 

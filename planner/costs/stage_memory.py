@@ -96,7 +96,7 @@ def stage_memory(profile: Profile, stage: Stage, before: Iterable[Stage] = ()) -
             read or make, are there already.
     """
     shared = _touched(profile.graph, (v for one in before for v in indices_of(one, profile.graph)))
-    static = stage_static_bytes(stage, profile.graph, shared)
+    static = _stage_static_bytes(stage, profile.graph, shared)
     if stage.sharding is None:
         return _memory(profile, indices_of(stage, profile.graph), shared, static)
     local = local_stage(profile, stage)
@@ -114,10 +114,10 @@ def memory_of(
     inside, shared = tuple(operators), _touched(profile.graph, before)
     names = tuple(profile.graph.operators[v].name for v in inside)
     stage = Stage.whole(names, (0,), warmup=1, recompute=False)
-    return _memory(profile, inside, shared, stage_static_bytes(stage, profile.graph, shared))
+    return _memory(profile, inside, shared, _stage_static_bytes(stage, profile.graph, shared))
 
 
-def stage_static_bytes(stage: Stage, graph: Graph, shared: Collection[str] = ()) -> StaticBytes:
+def _stage_static_bytes(stage: Stage, graph: Graph, shared: Collection[str] = ()) -> StaticBytes:
     """The bytes of the parameters of a stage, as `lies_in` places them.
 
     Args:

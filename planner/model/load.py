@@ -44,6 +44,7 @@ from planner.model.repair import Repaired, Ties, repaired
 from planner.model.scopes import (
     ALWAYS,
     MODE_MARK,
+    OPEN_MARK,
     STATE_MARK,
     explicit,
     is_next_state,
@@ -398,14 +399,15 @@ def _nodes(kept: Iterable[NodeProto], proto: ModelProto) -> tuple[Node, ...]:
 
 
 def _marks(node: NodeProto) -> dict[str, object]:
-    """What ONNX cannot say: the row of an embedding that gets no gradient, a stop, and that a node
-    computes as in training in evaluation, too.
+    """What ONNX cannot say: the row of an embedding that gets no gradient, a stop, bounds whose
+    gradient is zero, and that a node computes as in training in evaluation, too.
     """
     row = scope_of(node).padding if node.op_type == "Gather" else None
     padding: dict[str, object] = {} if row is None else {"padding_idx": row}
     stop: dict[str, object] = {"stop_gradient": 1} if stops_gradient(node) else {}
+    bounds: dict[str, object] = {"open_bounds": 1} if mark_of(node, OPEN_MARK) else {}
     always: dict[str, object] = {ALWAYS: 1} if mark_of(node, MODE_MARK) == ALWAYS else {}
-    return padding | stop | always
+    return padding | stop | bounds | always
 
 
 def _in_mode(model: Model, batch_norm: BatchNorm | None) -> Model:

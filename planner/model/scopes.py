@@ -12,12 +12,13 @@ are metadata of nodes that ONNX has, so that other programs read the file as if 
 
     planner.padding_idx    at a Gather: the row of the table that gets no gradient
     planner.stop_gradient  at an Identity: no gradient flows back through it
+    planner.open_bounds    at a Clip: the gradient at its bounds is zero
     planner.state          at an Identity: a buffer; the node makes its value after the microbatch
     planner.evaluation     at an Identity: a tensor, which the node gives in evaluation
     planner.mode           at a BatchNormalization or Dropout: "always", it computes as in training
                            in evaluation, too
 
-While a model is read, Identities with one of the third and fourth become operators of the planner's
+While a model is read, Identities with a state or an evaluation become operators of the planner's
 own domain, with all that they read among their inputs.
 
 The older exporter writes the path into the node's name: "/h.0/ln/LayerNormalization".
@@ -37,8 +38,11 @@ _NAME_SCOPES = "pkg.torch.onnx.name_scopes"
 _CLASSES = "pkg.torch.onnx.class_hierarchy"
 FX_NODE = "pkg.torch.onnx.fx_node"
 PADDING_MARK, STOP_MARK = "planner.padding_idx", "planner.stop_gradient"
+OPEN_MARK = "planner.open_bounds"
 STATE_MARK, EVALUATION_MARK, MODE_MARK = "planner.state", "planner.evaluation", "planner.mode"
-MARKS = frozenset({PADDING_MARK, STOP_MARK, STATE_MARK, EVALUATION_MARK, MODE_MARK})
+MARKS = frozenset({
+    PADDING_MARK, STOP_MARK, OPEN_MARK, STATE_MARK, EVALUATION_MARK, MODE_MARK,
+})  # fmt: skip
 """Keys of the marks that say what ONNX cannot. They are part of what a model computes."""
 ALWAYS = "always"
 OWN_DOMAIN = "planner"

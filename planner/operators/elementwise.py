@@ -46,9 +46,21 @@ def minimum(*data: Tensor) -> Tensor:
 
 
 def clip(
-    input: Tensor, min: Tensor | float | None = None, max: Tensor | float | None = None
+    input: Tensor,
+    min: Tensor | float | None = None,
+    max: Tensor | float | None = None,
+    open_bounds: int = 0,
 ) -> Tensor:
-    """The number held between min and max; max wins where min is above it."""
+    """The number held between min and max; max wins where min is above it. The gradient at a bound
+    is one or, if `planner export` has marked the bounds as open, zero.
+
+    Raises:
+        OperatorError: if open bounds are no numbers.
+    """
+    if open_bounds:
+        if not isinstance(min, float | int) or not isinstance(max, float | int):
+            raise OperatorError("min, max: expected numbers beside a mark of open bounds")
+        return functional.hardtanh(input, min, max)
     if isinstance(min, Tensor) == isinstance(max, Tensor) and not (min is None and max is None):
         return torch.clamp(input, min, max)  # type: ignore[arg-type]  # both of one kind
     input = input if min is None else torch.clamp(input, min=min)
@@ -107,7 +119,7 @@ def p_relu(x: Tensor, slope: Tensor, *, version: int) -> Tensor:
     """LeakyRelu with a slope that is broadcast to x; up to version 6 it is per channel."""
     if version < 7 and x.dim() > 2 and slope.numel() > 1:
         slope = slope.reshape(-1, *(1,) * (x.dim() - 2))
-    return torch.where(x < 0, x * slope, x)
+    return torch.where(x > 0, x, x * slope)
 
 
 def elu(x: Tensor, alpha: float) -> Tensor:
@@ -136,8 +148,8 @@ def softsign(input: Tensor) -> Tensor:
 
 
 def hard_sigmoid(x: Tensor, alpha: float, beta: float) -> Tensor:
-    """Computes alpha x + beta, held between 0 and 1."""
-    return torch.clamp(alpha * x + beta, 0, 1)
+    """Computes alpha x + beta, held between 0 and 1, where its gradient is zero."""
+    return functional.hardtanh(alpha * x + beta, 0, 1)
 
 
 def hard_swish(x: Tensor) -> Tensor:

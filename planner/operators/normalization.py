@@ -128,9 +128,8 @@ def instance_normalization(input: Tensor, scale: Tensor, b: Tensor, epsilon: flo
 
 def mean_variance_normalization(x: Tensor, axes: Integers) -> Tensor:
     """(x - mean) / (deviation + 1e-9)."""
-    centred = x - torch.mean(x, axes, keepdim=True)
-    deviation = torch.sqrt(torch.mean(centred * centred, axes, keepdim=True))
-    return centred / (deviation + 1e-9)
+    deviation, mean = torch.std_mean(x, axes, correction=0, keepdim=True)
+    return (x - mean) / (deviation + 1e-9)
 
 
 def lp_normalization(input: Tensor, axis: int, p: int) -> Tensor:

@@ -149,13 +149,15 @@ def lp_pool(
     pads: Integers | None = None,
     strides: Integers | None = None,
 ) -> Tensor:
-    """p-norm of each window."""
+    """p-norm of each window; the gradient of zeros is zero."""
     rank, sizes = spatial_rank(x), tuple(x.shape[2:])
     strides, dilations = strides or (1,) * rank, dilations or (1,) * rank
     sides = pairs(auto_pad, pads, sizes, kernel_shape, strides, dilations)
     wide = grown(sizes, sides, kernel_shape, strides, dilations, ceil_mode)
     powers = padded(x.abs() ** p, wide)
-    return window_sum(powers, kernel_shape, strides, dilations) ** (1 / p)
+    sums = window_sum(powers, kernel_shape, strides, dilations)
+    zero = sums == 0
+    return torch.where(zero, 0.0, torch.where(zero, 1.0, sums) ** (1 / p))
 
 
 def _spatial(x: Tensor) -> Integers:
@@ -168,8 +170,8 @@ def global_average_pool(x: Tensor) -> Tensor:
 
 
 def global_max_pool(x: Tensor) -> Tensor:
-    """Largest number of each plane."""
-    return torch.amax(x, _spatial(x), keepdim=True)
+    """Largest number of each plane; the first of equals gets the gradient, as in MaxPool."""
+    return x.flatten(2).max(-1).values.reshape(*x.shape[:2], *(1,) * (x.dim() - 2))
 
 
 def global_lp_pool(x: Tensor, p: float) -> Tensor:

@@ -18,7 +18,7 @@ from planner import api
 from planner.artefacts.calibration import Calibration, CalibrationFile
 from planner.artefacts.files import artefact_hash, calibration_path, write_calibration
 from planner.clusters.yaml.read import read_topology
-from planner.support.errors import FileError, OptionError
+from planner.support.errors import FileError, OptionError, TopologyError
 from planner.support.units import format_seconds
 from tests.support.builders import cluster, graph_of, profile_of, unit_type
 from tests.support.commands import chain_on_two_hosts, run
@@ -362,3 +362,15 @@ def test_a_model_that_is_another_one_is_refused(folder):
     strategy, annotated = planner.write_strategy(plan, "sub/strategy.json", model="three.onnx")
     assert annotated.is_file()
     assert json.loads(strategy.read_text())["model_path"] == "../three.onnx"
+
+
+def test_a_topology_that_is_not_sound_is_refused_as_its_file_would_be():
+    profile, sound = profile_of(graph_of([[], [0]]), [1.0] * 2), cluster([unit_type()] * 2)
+    unknown = replace(sound.devices[1], type="T1000")
+    wrong = replace(sound, devices=(sound.devices[0], unknown), hosts=sound.hosts * 2)
+    with pytest.raises(TopologyError) as error:
+        planner.solve(profile, topology=wrong)
+    assert str(error.value).splitlines() == [
+        "host: the name is used twice",
+        "devices[1].type: unknown device type 'T1000'; known: unit",
+    ]

@@ -160,3 +160,34 @@ def test_a_stop_is_a_fact_of_the_tensor(models):
     made = [n for i in branch(graph) for n in graph.operators[i].outputs]
     assert not any(tensors[name].gradient for name in made)
     assert all(readers[name] for name in made)
+
+
+def test_what_is_written_of_a_model_keeps_its_stops(models, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path, _ = models[True]
+    before = load(path)
+    *_, plan, _ = plan_of(models, True)
+    planner.write_strategy(plan, "s.json", model=path)
+    planner.launch("s.json", steps=1, learning_rate=0.1, checkpoint="kept")
+    planner.write_weights("kept", "trained.onnx")
+    assert load(Path("s.onnx")).hash == before.hash
+    for file in ("s.onnx", "trained.onnx"):
+        after = load(Path(file))
+        assert stops_of(after) == stops_of(before) != []
+        assert after.graph == before.graph
+    profile = analytic(load(Path("trained.onnx")), model_path="trained.onnx", kind=unit_type("cpu"))
+    assert planner.solve(profile, gpus=2).plan is not None
+
+
+def stops_of(model):
+    return [node.name for node in model.nodes if node.attributes.get("stop_gradient")]
+
+
+def test_another_engine_runs_a_stop_as_a_copy(models):
+    profile = planner.profile(
+        models[True][0], engine="onnxruntime", repetitions=1, budget_s=0.0, cache=False,
+        contention=False,
+    )  # fmt: skip
+    inside = branch(profile.graph)
+    assert sum(profile.operators[i].backward_s for i in inside) == 0
+    assert sum(profile.operators[i].forward_s for i in inside) > 0

@@ -1,5 +1,6 @@
 """Profiles by ONNX Runtime: what is measured, what is estimated, and how they compare."""
 
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -20,7 +21,7 @@ from planner.profilers.backward import BackwardRatios, estimates, ratios, shippe
 from planner.profilers.compare import compare_engines
 from planner.profilers.facts import facts
 from planner.profilers.measured import measure
-from planner.profilers.onnx_runtime import runs
+from planner.profilers.onnx_runtime import engine, runs
 from planner.profilers.onnx_runtime.engine import _run_warnings, _who_ran, measure_onnxruntime
 from planner.reports.profile import compare_lines, compare_table
 from planner.support.errors import OperatorError, OptionError
@@ -365,6 +366,30 @@ def test_cuda_must_not_have_started_because_launches_must_block(tmp_path, monkey
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     with pytest.raises(OptionError, match="expected to run before PyTorch uses CUDA"):
         profiled(attention(tmp_path), provider="cuda")
+
+
+@pytest.mark.parametrize("before", [None, "0"])
+def test_blocking_launches_are_for_the_measurement_alone(tmp_path, monkeypatch, before):
+    """Child processes inherit the environment. CUDA, once started so, may be measured again."""
+    if before is None:
+        monkeypatch.delenv("CUDA_LAUNCH_BLOCKING", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", before)
+    monkeypatch.setattr(engine, "_is_blocking", False)
+    starts, during = [False], []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: starts[0])
+
+    def started(*_):
+        starts[0] = True
+        during.append(os.environ["CUDA_LAUNCH_BLOCKING"])
+        raise OptionError("no such device")
+
+    monkeypatch.setattr(engine, "check_measuring", started)
+    for _ in range(2):
+        with pytest.raises(OptionError, match="no such device"):
+            profiled(attention(tmp_path), provider="cuda")
+        assert os.environ.get("CUDA_LAUNCH_BLOCKING") == before
+    assert during == ["1", "1"]
 
 
 def event(name, category="Node"):

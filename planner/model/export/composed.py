@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn._reduction import legacy_get_string
 from torch.overrides import TorchFunctionMode
 
 _SHORT = (torch.float16, torch.bfloat16)
@@ -164,9 +165,66 @@ class _Quantized:
         return self.value.detach() + torch.where(self.inside, self.x - self.x.detach(), zero)
 
 
+# ---- losses
+
+
+def _binary_cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    """`binary_cross_entropy`: the gradient at the probabilities zero and one is finite. That of a
+    target that is trained is zero there; torch's is infinite.
+
+    Source: torch's aten/src/ATen/native/Loss.cpp.
+    """
+    value = functional.binary_cross_entropy(input.detach(), target.detach(), reduction="none")
+    slope = (input - target) / ((1 - input) * input).clamp(min=1e-12)
+    made = value + (input - input.detach()) * slope.detach()
+    if target.requires_grad:
+        slope = (1 - input).log() - input.log()
+        slope = torch.where(slope.isfinite(), slope, torch.zeros_like(slope))
+        made = made + (target - target.detach()) * slope.detach()
+    return _reduced(made if weight is None else made * weight, size_average, reduce, reduction)
+
+
+def _multi_margin_loss(
+    input: Tensor,
+    target: Tensor,
+    p: int = 1,
+    margin: float = 1.0,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    """`multi_margin_loss`: the gradient at the margin is zero."""
+    scores, target = (input, target) if input.dim() > 1 else (input[None], target.reshape(1))
+    target = target.unsqueeze(1)
+    short = functional.relu(margin - scores.gather(1, target) + scores) ** p
+    short = short if weight is None else short * weight[target]
+    loss = short.scatter(1, target, 0.0).sum(1) / scores.shape[1]
+    loss = loss if input.dim() > 1 else loss.squeeze(0)
+    return _reduced(loss, size_average, reduce, reduction)
+
+
+def _reduced(
+    loss: Tensor, size_average: bool | None, reduce: bool | None, reduction: str
+) -> Tensor:
+    """A loss of samples reduced by torch's three options, the first two of which are old."""
+    if size_average is not None or reduce is not None:
+        reduction = legacy_get_string(size_average, reduce)
+    return loss if reduction == "none" else loss.mean() if reduction == "mean" else loss.sum()
+
+
 COMPOSED: dict[Any, Callable[..., Any]] = {
     functional.embedding: _embedding,
     torch.embedding: _torch_embedding,
+    functional.binary_cross_entropy: _binary_cross_entropy,
+    functional.multi_margin_loss: _multi_margin_loss,
     torch.fake_quantize_per_tensor_affine: _fake_quantize_per_tensor,
     torch.fake_quantize_per_channel_affine: _fake_quantize_per_channel,
     torch._fake_quantize_learnable_per_tensor_affine: _learnable_per_tensor,

@@ -26,6 +26,8 @@ import torch
 from onnxscript import evaluator, opset18
 from torch._ops import OpOverload
 
+from planner.model.export.special_points import AT_SPECIAL_POINTS
+
 op: Any = opset18  # its types are those of its own front end
 aten = torch.ops.aten
 INT64 = ir.DataType.INT64.value
@@ -160,8 +162,7 @@ def embedding_bag(
         rows = op.Where(op.Unsqueeze(padding, one), nothing, rows)
         counts = op.CastLike(op.Not(padding), weight)
     if mode == MAX:
-        largest = op.ScatterND(of(-inf, shape), bag, rows, reduction="max")
-        made = op.Where(op.IsInf(largest), of(0.0, shape), largest)  # a bag without rows
+        made = _largest(rows, bag, positions, number, of(-inf, shape))
     else:
         made = op.ScatterND(of(0.0, shape), bag, rows, reduction="add")
     if mode == MEAN:
@@ -176,6 +177,26 @@ def embedding_bag_counted_back(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
     if (given["padding_idx"] or 0) < 0:
         given["padding_idx"] += given["weight"].shape[0]
     return embedding_bag(**given)
+
+
+def _largest(rows: Any, bag: Any, positions: Any, number: Any, nothing: Any) -> Any:
+    """The largest numbers of each bag; the first of equals gets the gradient. Zero without rows.
+
+    Args:
+        rows: (N, columns).
+        bag: (N, 1) of each row.
+        positions: (N,) from zero on.
+        number: N.
+        nothing: (B, columns) of minus infinity.
+    """
+    largest = op.ScatterND(nothing, bag, rows, reduction="max")
+    is_largest = op.Equal(rows, op.GatherND(largest, bag))
+    candidates = op.Where(is_largest, op.Unsqueeze(positions, op.Constant(value_ints=[1])), number)
+    behind = op.Expand(number, op.Shape(nothing))
+    first = op.ScatterND(behind, bag, candidates, reduction="min")
+    last = op.Sub(number, op.Constant(value_int=1))
+    made = op.GatherElements(rows, op.Min(first, last), axis=0)
+    return op.Where(op.IsInf(largest), _like(0.0, rows), made)
 
 
 NONE, AVERAGE = range(2)  # torch's reductions of a loss; 2 is the sum
@@ -209,7 +230,8 @@ def cross_entropy(
         return usual
     ignored = op.Equal(target, op.CastLike(op.Constant(value_int=ignore_index), target))
     counted = op.CastLike(op.Not(ignored), input)
-    over_classes = op.Mul(_over_classes(input, None, weight), counted)
+    # A choice, not a product: without any sample the mean is no number, and its gradient zero.
+    over_classes = op.Where(ignored, _like(0.0, input), _over_classes(input, None, weight))
     if reduction == AVERAGE:
         if weight is not None:
             zero = op.CastLike(op.Constant(value_int=0), target)
@@ -405,6 +427,7 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
 
 
 TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
+    **AT_SPECIAL_POINTS,
     aten._native_batch_norm_legit_functional.default: batch_norm_with_statistics,
     aten._native_batch_norm_legit.no_stats: batch_norm_without_statistics,
     aten.normal.float_Tensor: normal,

@@ -7,6 +7,7 @@ PyTorch trains.
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,9 @@ LARGE_DIFFERENCE = 0.15
 BLOCKING = "CUDA_LAUNCH_BLOCKING"
 """An environment variable of CUDA; with 1, a launch lasts until its kernel is done."""
 
+_is_blocking = False
+"""Whether PyTorch has started CUDA within `_blocking_launches`."""
+
 _MAX_TYPES = 6
 
 
@@ -47,7 +51,7 @@ def measure_onnxruntime(
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Profile:
     """The profile of a model: forward times of operators within runs of the whole model, backward
-    times estimated.
+    times estimated. On a GPU, this process waits for each of its kernels from then on.
 
     Args:
         model: the model, with the batch of one microbatch.
@@ -66,26 +70,27 @@ def measure_onnxruntime(
     from planner.profilers.facts import facts
     from planner.profilers.losses import measured_losses
 
-    on_cpu = provider == "cpu"
-    if not on_cpu:
-        _check_cuda_unused(provider)
-    check_measuring(
-        provider, threads, repetitions, "install PyTorch and onnxruntime-gpu for your CUDA driver"
-    )
-    known = facts(model)
-    inputs = synthetic.inputs(model, seed=seed, microbatch=0)
-    runs = run(
-        model,
-        {name: _array(value) for name, value in inputs.items()},
-        device=provider,
-        threads=threads,
-        repetitions=repetitions,
-        progress=progress,
-    )
-    graph = model.graph
-    loss_costs, unknown = measured_losses(
-        graph, device=provider, threads=threads if on_cpu else None, seed=seed
-    )
+    graph, on_cpu = model.graph, provider == "cpu"
+    with nullcontext() if on_cpu else _blocking_launches(provider):
+        check_measuring(
+            provider,
+            threads,
+            repetitions,
+            "install PyTorch and onnxruntime-gpu for your CUDA driver",
+        )
+        known = facts(model)
+        inputs = synthetic.inputs(model, seed=seed, microbatch=0)
+        runs = run(
+            model,
+            {name: _array(value) for name, value in inputs.items()},
+            device=provider,
+            threads=threads,
+            repetitions=repetitions,
+            progress=progress,
+        )
+        loss_costs, unknown = measured_losses(
+            graph, device=provider, threads=threads if on_cpu else None, seed=seed
+        )
     estimated = estimates(graph, known, shipped_ratios(on_cpu))
     return Profile(
         graph=graph,
@@ -135,20 +140,33 @@ def _cost(
     )
 
 
-def _check_cuda_unused(device: str) -> None:
-    """Makes CUDA wait for every kernel: the profiler reads the host's clock, so a launch has to
-    last until its kernel is done.
+@contextmanager
+def _blocking_launches(device: str) -> Iterator[None]:
+    """Within it, CUDA starts so that it waits for every kernel: the profiler reads the host's
+    clock, so a launch has to last until its kernel is done. Afterwards the environment is as
+    before, since child processes inherit it; CUDA, once started, goes on to wait in this process.
     """
     import torch
 
+    global _is_blocking
+    before = os.environ.get(BLOCKING)
     started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    if started and os.environ.get(BLOCKING) != "1":
+    if started and before != "1" and not _is_blocking:
         raise OptionError(
             f"--engine onnxruntime --device {device}: expected to run before PyTorch uses CUDA,"
             f" because CUDA reads {BLOCKING} only when it starts; use a command of its own, or set"
             f" {BLOCKING}=1"
         )
     os.environ[BLOCKING] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[BLOCKING]
+        else:
+            os.environ[BLOCKING] = before
+        if not started:
+            _is_blocking = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
 
 
 def _array(value: "Tensor") -> "np.ndarray":

@@ -175,7 +175,7 @@ def _node(node: Node) -> NodeProto:
     made.attribute.extend(
         _attribute(name, value, schema)
         for name, value in node.attributes.items()
-        if name not in ("training_mode", "padding_idx", "stop_gradient", ALWAYS)
+        if name not in ("training_mode", "padding_idx", "stop_gradient", "open_bounds", ALWAYS)
     )
     return made
 

@@ -217,14 +217,18 @@ class Trial:
         return tuple(parts)
 
     def makes(self, given: Given, local: Sequence[str], made: Sequence[str]) -> bool:
-        """Whether each rank makes its parts of the outputs, which are cut or whole."""
-        due = [
-            [whole] * self.parts if part == "R" else cut(whole, self.parts, part)
-            for part, whole in zip(made, self.whole, strict=True)
-        ]
+        """Whether each rank makes its parts of the outputs: cut, whole, or summands."""
+        ranks = []
         for rank in range(self.parts):
             own = self.made_by(given, local, rank)
-            if own is None or not all(_alike(a, b[rank]) for a, b in zip(own, due, strict=True)):
+            if own is None:
+                return False
+            ranks.append(own)
+        for part, whole, parts in zip(made, self.whole, zip(*ranks, strict=True), strict=True):
+            if dim_of(part) is None:
+                if joined(parts, whole) != part:
+                    return False
+            elif not all(map(_alike, parts, cut(whole, self.parts, part))):
                 return False
         return True
 

@@ -102,6 +102,21 @@ def test_two_blocks_are_not_three(tmp_path):
     assert not any("/3" in line for rules in found.values() for line in rules)
 
 
+def test_rows_of_all_samples_are_summed_up_from_blocks(tmp_path):
+    flat = numpy_helper.from_array(np.array([20, WIDTH]), "flat")
+    nodes = [
+        helper.make_node("Reshape", ["x", "flat"], ["rows"], "flatten"),
+        helper.make_node("MatMul", ["rows", "w"], ["h"], "product"),
+        helper.make_node("ReduceSum", ["h"], ["loss"], "total", keepdims=0),
+    ]
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4, 5, WIDTH])]
+    outputs = [helper.make_tensor_value_info("loss", TensorProto.FLOAT, [])]
+    graph = helper.make_graph(nodes, "net", inputs, outputs, [flat, weight("w", WIDTH, 3)])
+    path = tmp_path / "sum.onnx"
+    path.write_bytes(helper.make_model(graph, ir_version=10).SerializeToString())
+    assert "S0/4->P" in lines(load(path), cached=False)["total"]
+
+
 # ---- numbers of devices
 
 

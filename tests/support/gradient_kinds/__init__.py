@@ -13,6 +13,7 @@ cause named. What is never right is a training to something else in silence.
     embeddings.py  padding_idx, scale_grad_by_freq, max_norm, sparse
     noise.py       dropout and other draws
     edges.py       bounds, ties, zeros
+    points.py      the same in every step
     precision.py   float64
     networks.py    recurrent layers, attention, normalizations of weights, transformers
     states.py      state that forward changes, modes
@@ -32,6 +33,7 @@ from tests.support.gradient_kinds import (
     hooks,
     networks,
     noise,
+    points,
     precision,
     states,
     stops,
@@ -45,6 +47,7 @@ KINDS = {
     **embeddings.KINDS,
     **noise.KINDS,
     **edges.KINDS,
+    **points.KINDS,
     **precision.KINDS,
     **networks.KINDS,
     **states.KINDS,
