@@ -309,7 +309,7 @@ def _unchecked(record: ModuleRecord | None) -> tuple[str, ...]:
         return ()
     return (
         "exported without a comparison with the module (--no-check): gradients that the module"
-        " stops or changes are those of its operators",
+        " changes are those of its operators",
     )
 
 
