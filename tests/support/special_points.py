@@ -1,7 +1,7 @@
 """Operators at points where they have no derivative, or several possible ones.
 
 Zeros, bounds, equal numbers, infinities, rows that a mask hides. PyTorch has chosen a gradient
-there, which tests/bench/special_points.py compares with the launcher's.
+there, which tests/bench/points.py compares with the launcher's.
 """
 
 from collections.abc import Callable

@@ -136,6 +136,20 @@ def test_elsewhere_they_are_torch_s_too(name, tmp_path):
     assert made.gradients.difference is not None, made.gradients.reason
 
 
+def test_a_mask_that_is_known_to_hide_no_row_costs_nothing(tmp_path):
+    def operators(diagonal):
+        def attend(x):
+            heads, seen = x.view(2, 1, 3, 4), torch.ones(3, 3).tril(diagonal) > 0
+            made = functional.scaled_dot_product_attention(heads, heads, heads, attn_mask=seen)
+            return made.flatten(1)
+
+        module = Each(attend, 2, 3, 4)
+        return planner.export(module, (torch.randn(2, 3, 4),), tmp_path / "net.onnx").operators
+
+    assert "Where" not in operators(0)
+    assert operators(-1)["Where"] == 1  # the first query sees nothing
+
+
 def test_an_image_without_samples_is_pooled(tmp_path):
     module = Each(lambda x: functional.adaptive_max_pool2d(x, 2), 1, 4, 4)
     assert (
