@@ -45,10 +45,9 @@ def test_the_table_is_that_of_these_points():
 
 @pytest.mark.slow
 def test_float32_has_the_same_gradients():
-    """But for rounding: torch's mean of equals is none of them."""
-    assert misjudged(POINTS, points.by_module, torch.float32).keys() <= {
-        ("instance_norm", "equals")
-    }
+    rounded = {("instance_norm", "equals"), ("logaddexp", "large")}
+    zero_there = {("binary_cross_entropy", "near its ends")}  # 1e-60
+    assert misjudged(POINTS, points.by_module, torch.float32).keys() <= rounded | zero_there
 
 
 def closed_relu(x: torch.Tensor) -> torch.Tensor:
