@@ -7,7 +7,7 @@ import pytest
 from tests.support.gradient_kinds import KINDS
 from tests.support.gradient_kinds.two_ranks import PLANS, trials
 
-QUICK = ("plain", "in-place", "lstm", "attention")
+QUICK = ("plain", "in-place", "lstm", "points-masked-attention")
 """Kinds that `make test` runs."""
 
 

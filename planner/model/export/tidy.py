@@ -37,6 +37,7 @@ def tidy(model: ir.Model, held: frozenset[str], scalars: Collection[float] = ())
         model, onnx_shape_inference=True, should_fold=lambda node: _foldable(node, held)
     )
     _remove_identities(model.graph)
+    _remove_decided(model.graph)
     _remove_dead(model.graph)
     _lengthen_scalars(model.graph, held, scalars)
     _keep_module_names(model)
@@ -85,6 +86,20 @@ def _remove_identities(graph: ir.Graph) -> None:
             if source is not None and not copy.is_graph_output():
                 ir.convenience.replace_all_uses_with(copy, source)
                 graph.remove(node, safe=True)
+
+
+def _remove_decided(graph: ir.Graph) -> None:
+    """Removes choices whose condition always holds, such as whether a query sees any key."""
+    for node in tuple(graph):
+        if node.op_type != "Where" or node.domain:
+            continue
+        (condition, taken, _), (made,) = node.inputs, node.outputs
+        if condition is None or taken is None or taken.shape is None or made.is_graph_output():
+            continue
+        holds = ir.convenience.get_const_tensor(condition)
+        if holds is not None and holds.numpy().all() and taken.shape == made.shape:
+            ir.convenience.replace_all_uses_with(made, taken)
+            graph.remove(node, safe=True)
 
 
 def _is_marked(node: ir.Node) -> bool:

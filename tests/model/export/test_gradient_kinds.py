@@ -14,6 +14,7 @@ from tests.support.gradient_kinds.trial import build, trials
 QUICK = (
     "detach", "function-loss", "tensor-hook-logs", "embedding-padding", "noise", "scalar-factor",
     "checkpoint-reentrant", "frozen-block-under-no-grad",
+    "points-levels", "points-certain",
 )  # fmt: skip
 """Kinds that `make test` runs; the others take more than ten minutes together. Those that an export
 has to refuse are in tests/operators/gradients/test_check.py, too.

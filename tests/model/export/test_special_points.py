@@ -45,10 +45,9 @@ def test_the_table_is_that_of_these_points():
 
 @pytest.mark.slow
 def test_float32_has_the_same_gradients():
-    """But for rounding: torch's mean of equals is none of them."""
-    assert misjudged(POINTS, points.by_module, torch.float32).keys() <= {
-        ("instance_norm", "equals")
-    }
+    rounded = {("instance_norm", "equals"), ("logaddexp", "large")}
+    zero_there = {("binary_cross_entropy", "near its ends")}  # 1e-60
+    assert misjudged(POINTS, points.by_module, torch.float32).keys() <= rounded | zero_there
 
 
 def closed_relu(x: torch.Tensor) -> torch.Tensor:
@@ -134,6 +133,20 @@ def test_elsewhere_they_are_torch_s_too(name, tmp_path):
     made = planner.export(module, (torch.randn(2, 3, 4),), tmp_path / "net.onnx")
     assert made.check.difference is not None, made.check.reason
     assert made.gradients.difference is not None, made.gradients.reason
+
+
+def test_a_mask_that_is_known_to_hide_no_row_costs_nothing(tmp_path):
+    def operators(diagonal):
+        def attend(x):
+            heads, seen = x.view(2, 1, 3, 4), torch.ones(3, 3).tril(diagonal) > 0
+            made = functional.scaled_dot_product_attention(heads, heads, heads, attn_mask=seen)
+            return made.flatten(1)
+
+        module = Each(attend, 2, 3, 4)
+        return planner.export(module, (torch.randn(2, 3, 4),), tmp_path / "net.onnx").operators
+
+    assert "Where" not in operators(0)
+    assert operators(-1)["Where"] == 1  # the first query sees nothing
 
 
 def test_an_image_without_samples_is_pooled(tmp_path):
