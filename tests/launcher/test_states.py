@@ -27,7 +27,7 @@ from tests.support.gradient_kinds.trial import (
 )
 from tests.support.gradient_kinds.two_ranks import PLANS, trials
 
-QUICK = ("moving-statistics", "counter", "spectral-state", "instance-norm-tracked")
+QUICK = ("moving-statistics", "counter", "memory", "spectral-state", "instance-norm-tracked")
 """Kinds that `make test` runs."""
 NO_EVALUATION = {"batch-norm-hard", "unread-state"}
 """Kinds whose forward changes state in evaluation, too."""
