@@ -1,7 +1,7 @@
 """Networks that meet special points in every step: ties, zeros, bounds, rows that a mask hides.
 
 The kinds of edges.py meet them in the first step alone, before their weights have moved. Here it is
-the data that has equal rows, blank images or nothing at all.
+the data that has equal or empty rows, or the activations are integers.
 """
 
 import torch
@@ -13,15 +13,20 @@ from tests.support.gradient_kinds.kind import DOUBLE, EQUAL, Kind
 ROWS, WIDTH, POINTS = 4, 6, 5
 
 
+def rounded(h):
+    """Integers, many of which are equal, with the gradients of the numbers before."""
+    return h + (h.round() - h).detach()
+
+
 class Set(nn.Module):
-    """The largest of each feature over points that occur several times, as a PointNet has it."""
+    """The largest of each feature over points, as a PointNet has it."""
 
     def __init__(self):
         super().__init__()
         self.first, self.second = nn.Linear(WIDTH, 8), nn.Linear(16, 4)
 
     def forward(self, x):
-        h = torch.tanh(self.first(x))
+        h = rounded(2 * self.first(x))
         return self.second(torch.cat([h.max(1).values, h.amin(1)], -1))
 
 
@@ -75,8 +80,7 @@ class Levels(nn.Module):
         self.first, self.second = nn.Linear(WIDTH, 8), nn.Linear(24, 4)
 
     def forward(self, x):
-        h = 4 * self.first(x)
-        h = h + (h.round() - h).detach()
+        h = rounded(4 * self.first(x))
         bounded = (functional.relu6(h), functional.hardtanh(h, -1.0, 2.0), h.clamp(-2.0, 1.0))
         return self.second(torch.cat(bounded, -1))
 
@@ -141,29 +145,30 @@ class Messages(nn.Module):
         return self.second(torch.cat([most, mean], -1))
 
 
-class Blank(nn.Module):
-    """Images with blank parts, pooled by their largest numbers."""
+class Images(nn.Module):
+    """Images of few grey levels, pooled by their largest numbers."""
 
     def __init__(self):
         super().__init__()
         self.conv, self.head = nn.Conv2d(1, 4, 1), nn.Linear(8, 4)
 
     def forward(self, x):
-        h = self.conv(x)
+        h = rounded(2 * self.conv(x))
         pooled = functional.max_pool2d(torch.relu(h), 3, 2, 1)
         whole = (functional.adaptive_max_pool2d(one, 1).flatten(1) for one in (h, pooled))
         return self.head(torch.cat([*whole], -1))
 
 
 class Bags(nn.Module):
-    """The largest numbers of bags of words, in which words occur twice; one bag is empty."""
+    """The largest numbers of bags of words with integer vectors; one bag is empty."""
 
     def __init__(self):
         super().__init__()
-        self.words, self.head = nn.EmbeddingBag(8, 6, mode="max"), nn.Linear(6, 4)
+        self.words, self.head = nn.Parameter(torch.randn(8, 6)), nn.Linear(6, 4)
 
-    def forward(self, words, begins):
-        return self.head(self.words(words.flatten(), begins))
+    def forward(self, tokens, begins):
+        bags = functional.embedding_bag(tokens, rounded(self.words), begins, mode="max")
+        return self.head(bags)
 
 
 class Ignored(nn.Module):
@@ -184,12 +189,6 @@ class Ignored(nn.Module):
 
 def floats(generator, *shape):
     return torch.randn(*shape, generator=generator)
-
-
-def twice(generator):
-    """Sets of points, the last of which are the first ones again."""
-    x = floats(generator, ROWS, POINTS, WIDTH)
-    return (torch.cat([x, x[:, :3]], 1),)
 
 
 def copies(generator):
@@ -222,18 +221,9 @@ def graphs(generator):
     return floats(generator, ROWS, 4, WIDTH), source, target
 
 
-def blank(generator):
-    """Images, half of each blank."""
-    x = floats(generator, ROWS, 1, 6, 6)
-    x[:, :, :, 3:] = 1.0
-    x[0] = 0.0
-    return (x,)
-
-
 def bags(generator):
     """Words, and where each bag begins."""
-    words = torch.randint(8, (4,), generator=generator)
-    return torch.stack([words, words], 1), torch.tensor([0, 4, 4, 5])
+    return torch.randint(8, (12,), generator=generator), torch.tensor([0, 6, 6, 8])
 
 
 def targets(generator):
@@ -253,7 +243,8 @@ def kind(module, data, does, loss="mse", **how):
 
 
 KINDS = {
-    "points-set": kind(Set, twice, "the first of equal points gets the gradient of the largest"),
+    "points-set": kind(Set, lambda g: (floats(g, ROWS, 8, WIDTH),),
+        "the first of equal points gets the gradient of the largest"),
     "points-distances": kind(Distances, copies, "a distance of zero has no gradient", "own"),
     "points-distances-of-ones": kind(lambda: Distances(1.0), copies, "the same by sums", "own"),
     "points-masked-attention": kind(lambda: Masked(False), lengths, "zeros where no key is seen"),
@@ -267,7 +258,8 @@ KINDS = {
     "points-rays": kind(Rays, lambda g: (floats(g, ROWS, POINTS, WIDTH),),
         "products with zeros, which are not divided by"),
     "points-messages": kind(Messages, graphs, "equal messages share the gradient"),
-    "points-blank": kind(Blank, blank, "the first of equal pixels gets the gradient"),
-    "points-bags": kind(Bags, bags, "the first of equal words gets the gradient"),
+    "points-images": kind(Images, lambda g: (floats(g, ROWS, 1, 6, 6),),
+        "the first of equal pixels gets the gradient"),
+    "points-bags": kind(Bags, bags, "the first of equal numbers gets the gradient"),
     "points-ignored": kind(Ignored, targets, "classes that are ignored have no gradient", "own"),
 }  # fmt: skip
