@@ -23,7 +23,7 @@ import planner
 from tests.support.gradient_kinds.kind import Inputs, Kind, Outcome
 from tests.support.zoo import draws
 
-STEPS, NUM_MICROBATCHES = 4, 2
+STEPS, NUM_MICROBATCHES = 5, 2
 NOISE = 64
 """Gradients up to this many roundings of the model's largest one are nothing but rounding. AdamW
 steps by a gradient's sign, so elements that have no other gradients, such as the bias of
