@@ -42,7 +42,7 @@ def axes(*dims: int) -> Any:
     return op.Constant(value_ints=list(dims))
 
 
-def safe_root(squares: Any, exponent: float = 0.5) -> Any:
+def _safe_root(squares: Any, exponent: float = 0.5) -> Any:
     """A power below one of numbers from zero on, with the gradient zero at zero."""
     zero = op.Equal(squares, number(0.0, squares))
     root = op.Where(zero, number(1.0, squares), squares)
@@ -53,7 +53,7 @@ def safe_root(squares: Any, exponent: float = 0.5) -> Any:
 # ---- bounds
 
 
-def clamp(self: Any, min: float | None = None, max: float | None = None) -> Any:
+def _clamp(self: Any, min: float | None = None, max: float | None = None) -> Any:
     """`clamp` between numbers: Clip, whose gradient is one at the bounds."""
     if not self.dtype.is_floating_point() and isinstance(min or max, float):
         raise NotImplementedError("clamp of integers between floats")
@@ -64,24 +64,24 @@ def _clip(x: Any, low: float | None, high: float | None) -> Any:
     return op.Clip(x, *(None if one is None else number(one, x) for one in (low, high)))
 
 
-def clamp_max(self: Any, max: float) -> Any:
+def _clamp_max(self: Any, max: float) -> Any:
     """`clamp_max` with a number."""
-    return clamp(self, None, max)
+    return _clamp(self, None, max)
 
 
-def hardtanh(self: Any, min_val: float = -1.0, max_val: float = 1.0) -> Any:
+def _hardtanh(self: Any, min_val: float = -1.0, max_val: float = 1.0) -> Any:
     """`hardtanh`: Clip with a mark, as its gradient is zero at the bounds."""
     made = _clip(self, min_val, max_val)
     made.producer().metadata_props[OPEN_MARK] = "1"
     return made
 
 
-def relu6(self: Any) -> Any:
+def _relu6(self: Any) -> Any:
     """`relu6`, likewise."""
-    return hardtanh(self, 0.0, 6.0)
+    return _hardtanh(self, 0.0, 6.0)
 
 
-def clamp_tensor(self: Any, min: Any = None, max: Any = None) -> Any:
+def _clamp_tensor(self: Any, min: Any = None, max: Any = None) -> Any:
     """`clamp` between tensors, which get the gradient only where they are the result.
 
     The exporter's Max and Min share it among equals. Numbers are tensors here, too, if the module
@@ -98,12 +98,12 @@ def clamp_tensor(self: Any, min: Any = None, max: Any = None) -> Any:
     return made
 
 
-def clamp_max_tensor(self: Any, max: Any) -> Any:
+def _clamp_max_tensor(self: Any, max: Any) -> Any:
     """`clamp_max` with a tensor."""
-    return clamp_tensor(self, None, max)
+    return _clamp_tensor(self, None, max)
 
 
-def celu(self: Any, alpha: float = 1.0) -> Any:
+def _celu(self: Any, alpha: float = 1.0) -> Any:
     """`celu`, in float64 by Elu: ONNX's Celu is of float32 alone."""
     if self.dtype != ir.DataType.DOUBLE:
         return celu_in_float32(self, alpha)
@@ -112,7 +112,7 @@ def celu(self: Any, alpha: float = 1.0) -> Any:
     return op.Where(op.Greater(self, number(0.0, self)), self, below)
 
 
-def nan_to_num(
+def _nan_to_num(
     self: Any, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
 ) -> Any:
     """`nan_to_num`: without a number, zero and the largest and smallest of the type."""
@@ -128,12 +128,12 @@ def nan_to_num(
 # ---- the largest of equals
 
 
-def max_dim(self: Any, dim: int, keepdim: bool = False) -> tuple[Any, Any]:
+def _max_dim(self: Any, dim: int, keepdim: bool = False) -> tuple[Any, Any]:
     """`max` along a dimension, and its index: the first of equals gets the whole gradient."""
     return _extreme(self, op.ArgMax, dim, keepdim)
 
 
-def min_dim(self: Any, dim: int, keepdim: bool = False) -> tuple[Any, Any]:
+def _min_dim(self: Any, dim: int, keepdim: bool = False) -> tuple[Any, Any]:
     """`min` along a dimension, likewise."""
     return _extreme(self, op.ArgMin, dim, keepdim)
 
@@ -153,7 +153,7 @@ def _picked(x: Any, index_of: Callable[..., Any], dim: int) -> tuple[Any, Any]:
     return op.GatherElements(x, index, axis=dim), index
 
 
-def adaptive_max_pool(self: Any, output_size: Sequence[int]) -> tuple[Any, Any]:
+def _adaptive_max_pool(self: Any, output_size: Sequence[int]) -> tuple[Any, Any]:
     """`adaptive_max_pool1d`, `2d` and `3d`, and the indices: the first of equals gets the gradient.
 
     Args:
@@ -183,47 +183,49 @@ def adaptive_max_pool(self: Any, output_size: Sequence[int]) -> tuple[Any, Any]:
 # ---- deviations and norms
 
 
-def std_correction(
+def _std_correction(
     self: Any, dim: Sequence[int] | None = None, correction: float | None = None,
     keepdim: bool = False,
 ) -> Any:  # fmt: skip
     """`std`: the norm of what is centred, whose gradient is zero where all numbers are equal."""
-    return _std(self, dim, 1 if correction is None else correction, keepdim)[0]
+    return _deviation_and_mean(self, dim, 1 if correction is None else correction, keepdim)[0]
 
 
-def std_dim(
+def _std_dim(
     self: Any, dim: Sequence[int] | None = None, unbiased: bool = True, keepdim: bool = False
 ) -> Any:
     """`std` along dimensions."""
-    return _std(self, dim, int(unbiased), keepdim)[0]
+    return _deviation_and_mean(self, dim, int(unbiased), keepdim)[0]
 
 
-def std(self: Any, unbiased: bool = True) -> Any:
+def _std(self: Any, unbiased: bool = True) -> Any:
     """`std` of all numbers."""
-    return _std(self, None, int(unbiased), False)[0]
+    return _deviation_and_mean(self, None, int(unbiased), False)[0]
 
 
-def std_mean_correction(
+def _std_mean_correction(
     self: Any, dim: Sequence[int] | None = None, correction: float | None = None,
     keepdim: bool = False,
 ) -> tuple[Any, Any]:  # fmt: skip
     """`std_mean`."""
-    return _std(self, dim, 1 if correction is None else correction, keepdim)
+    return _deviation_and_mean(self, dim, 1 if correction is None else correction, keepdim)
 
 
-def std_mean_dim(
+def _std_mean_dim(
     self: Any, dim: Sequence[int] | None = None, unbiased: bool = True, keepdim: bool = False
 ) -> tuple[Any, Any]:
     """`std_mean` along dimensions."""
-    return _std(self, dim, int(unbiased), keepdim)
+    return _deviation_and_mean(self, dim, int(unbiased), keepdim)
 
 
-def std_mean(self: Any, unbiased: bool = True) -> tuple[Any, Any]:
+def _std_mean(self: Any, unbiased: bool = True) -> tuple[Any, Any]:
     """`std_mean` of all numbers."""
-    return _std(self, None, int(unbiased), False)
+    return _deviation_and_mean(self, None, int(unbiased), False)
 
 
-def _std(self: Any, dim: Sequence[int] | None, correction: float, keepdim: bool) -> tuple[Any, Any]:
+def _deviation_and_mean(
+    self: Any, dim: Sequence[int] | None, correction: float, keepdim: bool
+) -> tuple[Any, Any]:
     """The deviation and the mean."""
     rank = len(self.shape)
     dims = [one % rank for one in dim] if dim else list(range(rank))
@@ -235,7 +237,7 @@ def _std(self: Any, dim: Sequence[int] | None, correction: float, keepdim: bool)
     return deviation, mean if keepdim else op.Squeeze(mean, axes(*dims))
 
 
-def vector_norm(
+def _vector_norm(
     self: Any, ord: float = 2.0, dim: Sequence[int] | None = None, keepdim: bool = False,
     dtype: int = -1,
 ) -> Any:  # fmt: skip
@@ -252,16 +254,16 @@ def vector_norm(
         return (op.ReduceL1 if ord == 1 else op.ReduceL2)(x, dims, keepdims=keepdims)
     size = op.Abs(x)
     if ord < 1:  # the derivative of the power itself is infinite at zero
-        return safe_root(op.ReduceSum(safe_root(size, ord), dims, keepdims=keepdims), 1 / ord)
+        return _safe_root(op.ReduceSum(_safe_root(size, ord), dims, keepdims=keepdims), 1 / ord)
     powers = op.Pow(size, number(ord, x))
-    return safe_root(op.ReduceSum(powers, dims, keepdims=keepdims), 1 / ord)
+    return _safe_root(op.ReduceSum(powers, dims, keepdims=keepdims), 1 / ord)
 
 
 MANY = 25
 """Rows from which on torch computes distances by products, if it is free to choose."""
 
 
-def cdist(x1: Any, x2: Any, p: float = 2.0, compute_mode: int | None = None) -> Any:
+def _cdist(x1: Any, x2: Any, p: float = 2.0, compute_mode: int | None = None) -> Any:
     """`cdist`: distances of all pairs of rows; the gradient of equal rows is zero.
 
     Args:
@@ -275,7 +277,7 @@ def cdist(x1: Any, x2: Any, p: float = 2.0, compute_mode: int | None = None) -> 
         return _distance_by_products(x1, x2)
     if isinf(p) or p == 0:
         raise NotImplementedError(f"cdist with p={p}")
-    return vector_norm(op.Sub(op.Unsqueeze(x1, axes(-2)), op.Unsqueeze(x2, axes(-3))), p, [-1])
+    return _vector_norm(op.Sub(op.Unsqueeze(x1, axes(-2)), op.Unsqueeze(x2, axes(-3))), p, [-1])
 
 
 def _distance_by_products(x1: Any, x2: Any) -> Any:
@@ -291,13 +293,13 @@ def _distance_by_products(x1: Any, x2: Any) -> Any:
     left = op.Concat(op.Mul(x1, number(-2.0, x1)), squares(x1), ones(x1), axis=-1)
     right = op.Concat(x2, ones(x2), squares(x2), axis=-1)
     swapped = [*range(rank - 2), rank - 1, rank - 2]
-    return safe_root(_clip(op.MatMul(left, op.Transpose(right, perm=swapped)), 0.0, None))
+    return _safe_root(_clip(op.MatMul(left, op.Transpose(right, perm=swapped)), 0.0, None))
 
 
 # ---- logarithms
 
 
-def log_sigmoid(self: Any) -> Any:
+def _log_sigmoid(self: Any) -> Any:
     """`log_sigmoid`; the exporter's logarithm of a sigmoid is minus infinity below -700."""
     return op.Neg(op.Softplus(op.Neg(self)))
 
@@ -311,7 +313,7 @@ def _reduced(loss: Any, reduction: int) -> Any:
     return (op.ReduceMean if reduction == AVERAGE else op.ReduceSum)(loss, keepdims=0)
 
 
-def binary_cross_entropy_with_logits(
+def _binary_cross_entropy_with_logits(
     self: Any, target: Any, weight: Any = None, pos_weight: Any = None, reduction: int = AVERAGE
 ) -> Any:
     """`binary_cross_entropy_with_logits`, as torch computes it: finite for large scores.
@@ -319,7 +321,7 @@ def binary_cross_entropy_with_logits(
     Source: torch's aten/src/ATen/native/Loss.cpp.
     """
     one = number(1.0, self)
-    positive = log_sigmoid(self)
+    positive = _log_sigmoid(self)
     if pos_weight is not None:
         factor = op.Add(op.Mul(op.Sub(pos_weight, one), target), one)
         positive = op.Mul(factor, positive)
@@ -327,13 +329,13 @@ def binary_cross_entropy_with_logits(
     return _reduced(loss if weight is None else op.Mul(loss, weight), reduction)
 
 
-def logit(self: Any, eps: float | None = None) -> Any:
+def _logit(self: Any, eps: float | None = None) -> Any:
     """`logit`: infinite gradients at zero and one."""
     x = self if eps is None else _clip(self, eps, 1 - eps)
     return op.Sub(op.Log(x), op.Log(op.Sub(number(1.0, x), x)))
 
 
-def xlogy(self: Any, other: Any) -> Any:
+def _xlogy(self: Any, other: Any) -> Any:
     """`xlogy`: zero times a logarithm is zero; the logarithm is no gradient of that zero."""
     x, y = (one if isinstance(one, ir.Value) else None for one in (self, other))
     x = number(self, other) if x is None else x
@@ -344,12 +346,12 @@ def xlogy(self: Any, other: Any) -> Any:
     return op.Where(nothing, zero, op.Mul(op.Where(nothing, zero, x), op.Log(y)))
 
 
-def xlog1py(self: Any, other: Any) -> Any:
+def _xlog1py(self: Any, other: Any) -> Any:
     """`special.xlog1py`, likewise."""
-    return xlogy(self, op.Add(other, number(1.0, other)))
+    return _xlogy(self, op.Add(other, number(1.0, other)))
 
 
-def logaddexp(self: Any, other: Any) -> Any:
+def _logaddexp(self: Any, other: Any) -> Any:
     """`logaddexp`; the exporter's sum of exponentials is infinite above 709."""
     left = op.Expand(self, op.Shape(other))
     both = (left, op.Expand(other, op.Shape(left)))
@@ -357,28 +359,28 @@ def logaddexp(self: Any, other: Any) -> Any:
     return op.ReduceLogSumExp(pairs, axes(-1), keepdims=0)
 
 
-def logaddexp2(self: Any, other: Any) -> Any:
+def _logaddexp2(self: Any, other: Any) -> Any:
     """`logaddexp2`, likewise."""
     unit = number(log(2), self)
-    return op.Div(logaddexp(op.Mul(self, unit), op.Mul(other, unit)), unit)
+    return op.Div(_logaddexp(op.Mul(self, unit), op.Mul(other, unit)), unit)
 
 
-def logcumsumexp(self: Any, dim: int) -> Any:
+def _logcumsumexp(self: Any, dim: int) -> Any:
     """`logcumsumexp`, as `cumprod`."""
-    return _doubled(self, dim, logaddexp)
+    return _doubled(self, dim, _logaddexp)
 
 
 # ---- angles
 
 
-def sinc(self: Any) -> Any:
+def _sinc(self: Any) -> Any:
     """`sinc`: one at zero, where its gradient is zero."""
     zero = op.Equal(self, number(0.0, self))
     turned = op.Mul(op.Where(zero, number(1.0, self), self), number(pi, self))
     return op.Where(zero, number(1.0, self), op.Div(op.Sin(turned), turned))
 
 
-def atan2(self: Any, other: Any) -> Any:
+def _atan2(self: Any, other: Any) -> Any:
     """`atan2`: the angle of (other, self); its gradient is zero at the origin.
 
     The arc tangent is taken of the quotient of the smaller by the larger coordinate, so that
@@ -405,7 +407,7 @@ def _negative(x: Any) -> Any:
 # ---- products and scatters
 
 
-def cumprod(self: Any, dim: int, dtype: int = -1) -> Any:
+def _cumprod(self: Any, dim: int, dtype: int = -1) -> Any:
     """`cumprod`: nothing is divided, so zeros do no harm."""
     return _doubled(self if dtype in (-1, None) else op.Cast(self, to=dtype), dim, op.Mul)
 
@@ -429,7 +431,7 @@ def _doubled(x: Any, dim: int, combined: Callable[[Any, Any], Any]) -> Any:
     return x
 
 
-def scatter_reduce(
+def _scatter_reduce(
     self: Any, dim: int, index: Any, src: Any, reduce: str, include_self: bool = True
 ) -> Any:
     """`scatter_reduce`; the exporter takes the reduction "mean" for no reduction."""
@@ -450,7 +452,7 @@ def scatter_reduce(
 # ---- attention
 
 
-def attention(
+def _attention(
     query: Any,
     key: Any,
     value: Any,
@@ -480,45 +482,45 @@ def attention(
 
 
 AT_SPECIAL_POINTS: dict[Callable[..., Any], Callable[..., Any]] = {
-    aten.clamp.default: clamp,
-    aten.clamp.Tensor: clamp_tensor,
-    aten.clamp_min.default: clamp,
-    aten.clamp_min.Tensor: clamp_tensor,
-    aten.clamp_max.default: clamp_max,
-    aten.clamp_max.Tensor: clamp_max_tensor,
-    aten.hardtanh.default: hardtanh,
-    aten.relu6.default: relu6,
-    aten.celu.default: celu,
-    aten.nan_to_num.default: nan_to_num,
-    aten.max.dim: max_dim,
-    aten.min.dim: min_dim,
-    aten.adaptive_max_pool1d.default: adaptive_max_pool,
-    aten.adaptive_max_pool2d.default: adaptive_max_pool,
-    aten.adaptive_max_pool3d.default: adaptive_max_pool,
-    aten.std.default: std,
-    aten.std.dim: std_dim,
-    aten.std.correction: std_correction,
-    aten.std_mean.default: std_mean,
-    aten.std_mean.dim: std_mean_dim,
-    aten.std_mean.correction: std_mean_correction,
-    aten.linalg_vector_norm.default: vector_norm,
-    aten.cdist.default: cdist,
-    aten.log_sigmoid.default: log_sigmoid,
-    aten.binary_cross_entropy_with_logits.default: binary_cross_entropy_with_logits,
-    aten.logaddexp.default: logaddexp,
-    aten.logaddexp2.default: logaddexp2,
-    aten.logcumsumexp.default: logcumsumexp,
-    aten.logit.default: logit,
-    aten.xlogy.Tensor: xlogy,
-    aten.xlogy.Scalar_Self: xlogy,
-    aten.xlogy.Scalar_Other: xlogy,
-    aten.special_xlogy.default: xlogy,
-    aten.special_xlogy.self_scalar: xlogy,
-    aten.special_xlogy.other_scalar: xlogy,
-    aten.special_xlog1py.default: xlog1py,
-    aten.sinc.default: sinc,
-    aten.atan2.default: atan2,
-    aten.cumprod.default: cumprod,
-    aten.scatter_reduce.two: scatter_reduce,
-    aten.scaled_dot_product_attention.default: attention,
+    aten.clamp.default: _clamp,
+    aten.clamp.Tensor: _clamp_tensor,
+    aten.clamp_min.default: _clamp,
+    aten.clamp_min.Tensor: _clamp_tensor,
+    aten.clamp_max.default: _clamp_max,
+    aten.clamp_max.Tensor: _clamp_max_tensor,
+    aten.hardtanh.default: _hardtanh,
+    aten.relu6.default: _relu6,
+    aten.celu.default: _celu,
+    aten.nan_to_num.default: _nan_to_num,
+    aten.max.dim: _max_dim,
+    aten.min.dim: _min_dim,
+    aten.adaptive_max_pool1d.default: _adaptive_max_pool,
+    aten.adaptive_max_pool2d.default: _adaptive_max_pool,
+    aten.adaptive_max_pool3d.default: _adaptive_max_pool,
+    aten.std.default: _std,
+    aten.std.dim: _std_dim,
+    aten.std.correction: _std_correction,
+    aten.std_mean.default: _std_mean,
+    aten.std_mean.dim: _std_mean_dim,
+    aten.std_mean.correction: _std_mean_correction,
+    aten.linalg_vector_norm.default: _vector_norm,
+    aten.cdist.default: _cdist,
+    aten.log_sigmoid.default: _log_sigmoid,
+    aten.binary_cross_entropy_with_logits.default: _binary_cross_entropy_with_logits,
+    aten.logaddexp.default: _logaddexp,
+    aten.logaddexp2.default: _logaddexp2,
+    aten.logcumsumexp.default: _logcumsumexp,
+    aten.logit.default: _logit,
+    aten.xlogy.Tensor: _xlogy,
+    aten.xlogy.Scalar_Self: _xlogy,
+    aten.xlogy.Scalar_Other: _xlogy,
+    aten.special_xlogy.default: _xlogy,
+    aten.special_xlogy.self_scalar: _xlogy,
+    aten.special_xlogy.other_scalar: _xlogy,
+    aten.special_xlog1py.default: _xlog1py,
+    aten.sinc.default: _sinc,
+    aten.atan2.default: _atan2,
+    aten.cumprod.default: _cumprod,
+    aten.scatter_reduce.two: _scatter_reduce,
+    aten.scaled_dot_product_attention.default: _attention,
 }

@@ -171,7 +171,7 @@ def embedding_bag(
     return made, op.Identity(offsets), op.Identity(offsets), op.Identity(offsets)
 
 
-def embedding_bag_counted_back(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
+def _embedding_bag_counted_back(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
     """`embedding_bag.padding_idx`, in which a negative row counts back from the last one."""
     given = signature(embedding_bag).bind(*args, **kwargs).arguments
     if (given["padding_idx"] or 0) < 0:
@@ -306,7 +306,7 @@ def grouped_mm(input: Any, weight: Any, offs: Any, *others: Any, **options: Any)
 TERMS, SQUARINGS = 18, 8
 
 
-def matrix_exp(input: Any) -> Any:
+def _matrix_exp(input: Any) -> Any:
     """`linalg_matrix_exp`: a Taylor polynomial of input / 256, squared eight times. Its error is
     that of rounding in float64 up to a norm of 256.
 
@@ -324,7 +324,7 @@ def matrix_exp(input: Any) -> Any:
     return made
 
 
-def householder_product(input: Any, tau: Any) -> Any:
+def _householder_product(input: Any, tau: Any) -> Any:
     """`linalg_householder_product`: the first columns of the product of reflections
     I - tau v v^T, in one matrix (the UT transform):
 
@@ -434,9 +434,9 @@ TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     aten.normal.Tensor_float: normal,
     aten.normal.Tensor_Tensor: normal,
     aten.cross_entropy_loss.default: cross_entropy,
-    aten.embedding_bag.padding_idx: embedding_bag_counted_back,
-    aten.linalg_householder_product.default: householder_product,
-    aten.linalg_matrix_exp.default: matrix_exp,
+    aten.embedding_bag.padding_idx: _embedding_bag_counted_back,
+    aten.linalg_householder_product.default: _householder_product,
+    aten.linalg_matrix_exp.default: _matrix_exp,
     aten._embedding_bag.default: embedding_bag,
     aten._embedding_bag_forward_only.default: embedding_bag,
 }

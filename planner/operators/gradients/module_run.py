@@ -2,7 +2,8 @@
 
 import pickle
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -121,13 +122,7 @@ def run_module(
     inputs = [leaf(one, double, of_inputs) if isinstance(one, Tensor) else one for one in leaves]
     given = [one.clone() if isinstance(one, Tensor) else one for one in inputs]
     args, kwargs = pytree.tree_unflatten(given, spec)
-    recording = _recording(module, leaves, double)
-    with (
-        own_tensors(module, double=double),
-        torch.random.fork_rng(devices=[]),
-        torch.enable_grad(),
-        recording,
-    ):
+    with _recorded(module, leaves, double) as recording:
         torch.manual_seed(0)
         before = _drawn_elsewhere()
         with events.watching():
@@ -165,29 +160,32 @@ def run_evaluation(
     leaves, spec = pytree.tree_flatten((tuple(positional), dict(named)))
     given = [leaf(one, double, False) if isinstance(one, Tensor) else one for one in leaves]
     args, kwargs = pytree.tree_unflatten(given, spec)
-    recording = _recording(module, leaves, double)
-    # With gradients: what forward does without them may be something else.
-    with (
-        own_tensors(module, double=double),
-        torch.random.fork_rng(devices=[]),
-        torch.enable_grad(),
-        recording,
-    ):
+    with _recorded(module, leaves, double) as recording:
         module.eval()
         made = module(*args, **kwargs)
     outputs = [one.detach() for one in pytree.tree_leaves(made) if isinstance(one, Tensor)]
     return outputs, list(recording.draws)
 
 
-def _recording(module: nn.Module, inputs: Sequence[object], double: bool) -> Recording:
-    """The mode that a module runs in, by the types that it has."""
+@contextmanager
+def _recorded(module: nn.Module, inputs: Sequence[object], double: bool) -> Iterator[Recording]:
+    """The mode that a module runs in, by the types that it has. With gradients: what forward does
+    without them may be something else.
+    """
     held = (*module.parameters(), *module.buffers(), *inputs)
     types = {one.dtype for one in held if isinstance(one, Tensor)}
-    return Recording(
+    recording = Recording(
         double=double,
         short_scalars=double and torch.float64 not in types,
         rounding={torch.float16, torch.bfloat16} - types,
     )
+    with (
+        own_tensors(module, double=double),
+        torch.random.fork_rng(devices=[]),
+        torch.enable_grad(),
+        recording,
+    ):
+        yield recording
 
 
 def _all_suspects(
