@@ -143,6 +143,7 @@ class Flow:
             optimizer, gradients, tuple(part.trained.values()), part.shards, self.weights,
             rules=replace(rules, reports_loss=False), mean_over=self._num_replicas,
         )  # fmt: skip
+        self._groups = groups
         self._pending_sums = groups.pending_sums() if rules.reports_loss else None
         self._status = current_status()
         self._coming: Iterator[Batch] = iter(())
@@ -241,6 +242,10 @@ class Flow:
             program = flow(self.strategy, self._graph, num_minibatches)
             self._known[num_minibatches] = device_actions(program, self._device)
         return self._known[num_minibatches]
+
+    def meet(self) -> None:
+        """As `Work.meet`."""
+        self._groups.barrier()
 
     def place(self, microbatch: int) -> tuple[int, int]:
         """As `Work.place`."""

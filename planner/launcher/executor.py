@@ -1,7 +1,7 @@
 """`Executor`: the only loop over the actions of a device, and what it records."""
 
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Protocol
@@ -65,6 +65,9 @@ class IterationRecord:
 class Work(Protocol):
     """The meaning of the actions of a list: a step of a training, an evaluation, or a flow."""
 
+    def meet(self) -> None:
+        """Before the first action of a step of the training: meets all other ranks."""
+
     def place(self, microbatch: int) -> tuple[int, int]:
         """The step that a microbatch of the list belongs to, and its number there; random numbers
         and messages go by these.
@@ -96,16 +99,28 @@ class TrainingStep:
 
     Attributes:
         loss: this device's share of the step's loss, as far as its forward passes have run.
+        sums: over all ranks, of what they have told, once they have met.
 
     Args:
         index: of the step.
         batches: the data of this device's microbatches.
         optimizer: makes the step.
+        together: adds up numbers over all ranks.
+        told: numbers of this rank that all ranks add up before the first action.
     """
 
-    def __init__(self, index: int, batches: Mapping[int, Batch], optimizer: OptimizerStep) -> None:
+    def __init__(
+        self, index: int, batches: Mapping[int, Batch], optimizer: OptimizerStep,
+        together: Callable[[Sequence[float]], list[float]], told: Sequence[float] = (),
+    ) -> None:  # fmt: skip
         self._index, self._batches, self._optimizer = index, batches, optimizer
+        self._together, self._told = together, told
+        self.sums: list[float] = []
         self.loss = 0.0
+
+    def meet(self) -> None:
+        """As `Work.meet`; adds up what the ranks tell each other, which is a barrier, too."""
+        self.sums = self._together(self._told)
 
     def place(self, microbatch: int) -> tuple[int, int]:
         """As `Work.place`."""
@@ -187,7 +202,7 @@ class Executor:
         self.record, self._watch = IterationRecord(), watch
         if step is not None:
             self._status.begin_step(step)
-            self._groups.barrier()
+            work.meet()
         self._start_s = self.record.begun_s = clocks.now_s()
         for action in actions:
             match action:

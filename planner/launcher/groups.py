@@ -176,9 +176,14 @@ class Groups:
         return PendingSums(self._rank, group)
 
     def add_up(self, values: Sequence[float]) -> list[float]:
-        """Sums of a few numbers over all ranks; every rank calls it and gets the same."""
+        """Sums of a few numbers over all ranks; every rank calls it and gets the same. It is a
+        barrier, also for no numbers.
+        """
         if self._size == 1:
             return [*values]
+        if not values:
+            self.barrier()
+            return []
         sums = torch.tensor(values, dtype=torch.float64)
         with peer_errors(self._rank):
             dist.all_reduce(sums)

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib import import_module
 
 from planner.artefacts.options import Objective
 from planner.artefacts.plan import Plan, Prediction
@@ -388,6 +389,8 @@ class Search:
             some, left_s = cases[k : k + PROCESSES], self.left_s
             large = all(len(one.problem.profile.operators) > FEW_OPERATORS for one in some)
             asking = [partial(self._first_answers, one, left_s) for one in some]
+            if large and any(len(one.problem.topology.devices) > 1 for one in some):
+                import_module("planner.schedules.rules_kernels")  # once, not in both processes
             for case, answered in zip(some, beside(asking, large), strict=True):
                 if answered is None:
                     raise KeyboardInterrupt

@@ -121,6 +121,10 @@ class Evaluator:
         self._status.enter(Phase.BETWEEN)
         return self._meter.figures(sums)
 
+    def meet(self) -> None:
+        """Never: an evaluation is no step."""
+        raise NotImplementedError
+
     def place(self, microbatch: int) -> tuple[int, int]:
         """As `Work.place`; every pass draws the same numbers."""
         return 0, microbatch

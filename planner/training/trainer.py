@@ -311,7 +311,7 @@ class Trainer:
             coming = _again_and_again(batches)
             (record,) = self.flow.run(coming, self.next_step, 1, watch)
         else:
-            work = TrainingStep(self.next_step, batches, self.optimizer_step)
+            work = TrainingStep(self.next_step, batches, self.optimizer_step, self.groups.add_up)
             record = self.executor.run(self._actions, work, step=self.next_step, watch=watch)
             record.loss = work.loss
         self.next_step += 1

@@ -320,7 +320,7 @@ def run_case(case, folder, rank):
     mine, loop = range(case.num_microbatches), Loop()
     feed = make_feed(job, part, loop, mine)
     batches = dict(zip(mine, feed.microbatches(0, layout_of(job, loop).history), strict=False))
-    works = [TrainingStep(0, batches, capture) for _ in range(2)]
+    works = [TrainingStep(0, batches, capture, groups.add_up) for _ in range(2)]
     records = [executor.run(lists.lists[groups.device], work, step=0) for work in works]
     values = [work.loss for work in works]
     check_overlap(case, records[-1].events)
