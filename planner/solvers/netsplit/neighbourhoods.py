@@ -190,7 +190,7 @@ def _begun(
     open_to = _open_to(instance, known, groups)
     for g, row in x.items():
         cp.add_exactly_one(row[p] for p in open_to)
-        for p in set(devices) - open_to:
+        for p in sorted(set(devices) - open_to):
             cp.add(row[p] == 0)
         here = known.device_of[instance.groups[g][0]]
         one.hints += [(literal, int(p == here)) for p, literal in enumerate(row)]
