@@ -115,7 +115,9 @@ def _trained(
     before, evaluations = trainer.groups.read_clocks(), list[Evaluation]()
     records: deque[IterationRecord] = deque(maxlen=KEPT_STEPS)
     times: list[tuple[float, float, float]] = []  # loss, start and length of each step
-    log = Log(loop.log, trainer.next_step) if loop.log is not None and trainer.rank == 0 else None
+    log = None
+    if loop.log_file is not None and trainer.rank == 0:
+        log = Log(loop.log_file, trainer.next_step)
     every = loop.eval_every, checkpoints.checkpoint_every
     for record in trainer.steps(total - trainer.next_step, every):
         done, last = trainer.next_step, trainer.optimizer_step.last

@@ -33,8 +33,8 @@ from planner.training.options import TrainingRequest, check_folder
 from planner.training.trainer import Trainer
 
 WITHOUT = frozenset({
-    "steps", "epochs", "data", "shuffle", "eval_data", "eval_every", "metrics", "log", "config",
-    "trace", "track_memory", "checkpoint_every",
+    "steps", "epochs", "data", "shuffle", "eval_data", "eval_every", "metrics", "log_file",
+    "config", "trace", "track_memory", "checkpoint_every",
 })  # fmt: skip
 """Options of the planner's own loop alone."""
 EVALUATE = "evaluate"

@@ -420,5 +420,5 @@ def _rules(job: TrainingJob, loop: Loop, num_steps: int, groups: Groups) -> Upda
     if rate is None:
         rate = DEFAULT_LEARNING_RATES[OptimizerName(job.plan.optimizer)]
     factor = rate_factor(loop.lr_schedule, num_steps)
-    reports = any(groups.gather(loop.reports_loss or loop.log is not None))
+    reports = any(groups.gather(loop.reports_loss or loop.log_file is not None))
     return UpdateRules(rate, factor, loop.clip, loop.nan, reports)
