@@ -28,7 +28,7 @@ FLOORS = (
 )
 FLOOR = {room: height for height, rooms in enumerate(FLOORS) for room in rooms}
 MAX_ARROWS = 95
-MAX_FILES_AT_THE_ROOT, MAX_FILES_IN_A_FOLDER = 1, 24
+MAX_FILES_AT_THE_ROOT, MAX_FILES_IN_A_FOLDER = 2, 24
 MAX_LINES_OF_A_COMMAND = 60
 
 # Rooms that find and open no file, and what they do not call.
