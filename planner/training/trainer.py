@@ -112,7 +112,8 @@ class Trainer:
         self.part = make_part(job, self.groups, lambda: scale.value)
         self.layout, self.reader = layout_of(job, loop), reader_of(job, self.part)
         self.history, self.next_step = self.layout.history, 0
-        self._feed = make_feed(job, self.part, loop, self.microbatches)
+        with current_status().during(Phase.DATA):
+            self._feed = make_feed(job, self.part, loop, self.microbatches)
         self._coming: Iterator[Batch] | None = None  # from the next step on
         self.evaluator: Evaluator | None = None
         if loop.eval_data is not None:
@@ -340,7 +341,8 @@ class Trainer:
     def batches(self) -> dict[int, Batch]:
         """The data of this device in the next step, by microbatch."""
         coming = self._data()
-        return {m: self.local(next(coming)) for m in self.microbatches}
+        with current_status().during(Phase.DATA):
+            return {m: self.local(next(coming)) for m in self.microbatches}
 
     def local(self, batch: Batch) -> Batch:
         """The part of a microbatch that this device needs, of the data that it is given."""
@@ -364,7 +366,8 @@ class Trainer:
         return self._evaluator(data, option, metrics)()
 
     def _evaluator(self, data: object, option: str, metrics: Sequence[str]) -> Evaluator:
-        samples = EvalData(data, option, self.layout, self.microbatches, self.reader)
+        with current_status().during(Phase.EVALUATION):
+            samples = EvalData(data, option, self.layout, self.microbatches, self.reader)
         crossing = as_it_crosses(self.job.model.graph, self.job.plan)
         return Evaluator(self.job, self.part, crossing, self.groups, samples, self.layout, metrics)
 

@@ -35,9 +35,12 @@ from planner.launcher.failures.rank import (
     TERMINATED,
 )
 from planner.launcher.failures.status import (
+    Phase,
     Status,
     StatusFile,
     claim_report,
+    ended_by_itself,
+    is_reported,
     memory_words,
     status_paths,
     where,
@@ -110,6 +113,11 @@ class Monitor:
         self.find()
         return self.files[rank].look() if rank in self.files else None
 
+    def has_finished(self, rank: int) -> bool:
+        """Whether a rank that has ended had done its work, as far as is known."""
+        status = self.status(rank)
+        return status is None or status.action.phase is Phase.ENDED
+
 
 # -------------------------------------------------------------------------- beside torchrun's ranks
 
@@ -159,7 +167,7 @@ def start_ranks(command: Sequence[str], nproc: int, streams: Streams = INHERITED
         The exit code: 0, or 1 if a rank has failed and printed the reason.
 
     Raises:
-        LaunchError: if a rank was killed.
+        LaunchError: if a rank was killed, or ended by itself.
     """
     sys.stdout.flush()
     # Not by torchrun's agent: of several failed ranks it reports the one with the smallest time in
@@ -169,7 +177,7 @@ def start_ranks(command: Sequence[str], nproc: int, streams: Streams = INHERITED
         monitor = Monitor(folder, nproc)
         with _running([sys.executable, "-u", str(CLI), *command], nproc, streams, folder) as ranks:
             codes, hang = _wait(ranks, monitor)
-            message = _ended_by_signal(codes, monitor) if hang is None else hang.message
+            message = _message(codes, monitor, folder) if hang is None else hang.message
             if message is not None:
                 claim_report(folder)  # before ranks that are ended now do
                 raise LaunchError(message)
@@ -178,15 +186,24 @@ def start_ranks(command: Sequence[str], nproc: int, streams: Streams = INHERITED
     return 1 if codes else 0
 
 
-def _ended_by_signal(codes: Mapping[int, int], monitor: Monitor) -> str | None:
-    """The message of the first rank that a signal has ended; None if there is none.
+def _message(codes: Mapping[int, int], monitor: Monitor, folder: Path) -> str | None:
+    """Why the first rank has ended that a signal has ended, or that ended by itself; None if a rank
+    has said it.
 
     Args:
         codes: exit codes of the ranks that have failed, negative for signals.
+        folder: of the ranks.
     """
     for rank, code in codes.items():
         if code < 0 or code in SIGNAL_OF:
             return _signal_message(rank, SIGNAL_OF.get(code, -code), monitor.status(rank))
+    if is_reported(folder):
+        return None
+    for rank, code in codes.items():
+        if code != LEFT:
+            status = monitor.status(rank)
+            said = ended_by_itself(who(rank, status), code, status)
+            return f"{said}: code that it ran has ended the process, by os._exit for example"
     return None
 
 
@@ -237,12 +254,16 @@ def _wait(
     """Waits until all have succeeded, or until the cause of a failure is known.
 
     Returns:
-        Exit codes of the ranks that have failed, negative for signals; and the ranks that hang.
+        Exit codes of the ranks that have failed, negative for signals, and 0 of those that ended
+        before they had done their work; and the ranks that hang.
     """
     failed_s, looked_s = math.inf, 0.0
     while True:
         codes = {rank: _exit_code(process) for rank, process in enumerate(ranks)}
-        failed = {rank: code for rank, code in codes.items() if code}
+        failed = {
+            rank: code for rank, code in codes.items()
+            if code or (code == 0 and not monitor.has_finished(rank))
+        }  # fmt: skip
         now_s = time.monotonic()
         if failed:
             failed_s = min(failed_s, now_s)

@@ -151,11 +151,14 @@ class RankProcess:
             return f"rank {self.rank} stops because another rank has ended"
         if len(lost) > 1:
             ranks = " and ".join(f"rank {rank}" for rank in lost)
-            return f"{ranks} have ended without a word: killed by a signal, or out of memory"
+            return (
+                f"{ranks} have ended without a word: by code that they ran, killed by a signal, or"
+                " out of memory"
+            )
         ((rank, status),) = lost.items()
         return (
-            f"{who(rank, status)} has ended without a word{where(status)}: killed by a signal, or"
-            f" out of memory{memory_words(status)}"
+            f"{who(rank, status)} has ended without a word{where(status)}: by code that it ran,"
+            f" killed by a signal, or out of memory{memory_words(status)}"
         )
 
 

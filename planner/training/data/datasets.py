@@ -134,8 +134,11 @@ class _Collated(Dataset[Any]):
         seed, indices = request
         with seeded_generators(seed):
             many = getattr(self._dataset, "__getitems__", None)
-            samples = [self._dataset[i] for i in indices] if many is None else many(indices)
-            return self._collate(list(samples))
+            try:
+                samples = [self._dataset[i] for i in indices] if many is None else many(indices)
+                return self._collate(list(samples))
+            except SystemExit as end:  # a worker would end without a word
+                raise RuntimeError(f"SystemExit: {end}") from end
 
 
 def _as_it_is(item: Any) -> Any:
