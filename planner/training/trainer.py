@@ -32,6 +32,7 @@ from planner.launcher.rendezvous import (
     meet_others,
     process_rank,
 )
+from planner.launcher.totals import loss_totals
 from planner.launcher.trained_groups import optimizer_groups, settings, trained_groups
 from planner.launcher.transfers import boxes_of
 from planner.launcher.updates import (
@@ -81,6 +82,7 @@ class Trainer:
         optimizer: of the same; None if there are none.
         optimizer_step: everything that a step does around the optimizer.
         executor: runs its actions.
+        totals: that its losses are divided by.
         flow: runs the steps of an asynchronous schedule; None for other schedules.
         num_steps: steps of the whole training.
         layout: how samples become microbatches.
@@ -132,12 +134,14 @@ class Trainer:
         self.start: Checkpoint | None = None
         self._savers: dict[Path, Saver] = {}
         self.executor = self._executor(training_seed(job, loop))
+        self.totals = loss_totals(job.losses, self.part)
         rules = _rules(job, loop, self.num_steps, self.groups)
         self.flow: Flow | None = None
         if plan.strategy.schedule.is_asynchronous:
             self.flow = Flow(
-                job, self.part, self.buckets, self.optimizer, rules, self.groups, self.executor
-            )
+                job, self.part, self.buckets, self.optimizer, rules, self.groups, self.executor,
+                self.totals,
+            )  # fmt: skip
             self.weights: Weights = self.flow.weights
             self.optimizer_step = self.flow.optimizer_step
         else:
@@ -167,6 +171,7 @@ class Trainer:
         return OptimizerStep(
             self.optimizer, self.buckets, owned, self.part.shards, self.weights,
             rules=rules, scale=scale, together=self.groups.add_up,
+            is_counted=len(self.job.losses) == 1 and self.job.losses[0].is_users,
         )  # fmt: skip
 
     # ------------------------------------------------------------------------ begin and end
@@ -312,7 +317,10 @@ class Trainer:
             coming = _again_and_again(batches)
             (record,) = self.flow.run(coming, self.next_step, 1, watch)
         else:
-            work = TrainingStep(self.next_step, batches, self.optimizer_step, self.groups.add_up)
+            work = TrainingStep(
+                self.next_step, batches, self.optimizer_step, self.totals, self.layout.count,
+                self.groups.add_up,
+            )  # fmt: skip
             record = self.executor.run(self._actions, work, step=self.next_step, watch=watch)
             record.loss = work.loss
         self.next_step += 1
@@ -337,6 +345,13 @@ class Trainer:
         steps = self.flow.run(_again_and_again(batches), self.next_step, count, watch)
         self.next_step += sum(1 for _ in steps)
         return self.executor.record
+
+    @property
+    def uncounted(self) -> int:
+        """Number of steps so far without counted targets, which were not run; under an asynchronous
+        schedule that of minibatches, on the ranks that report their losses.
+        """
+        return self.optimizer_step.uncounted if self.flow is None else self.flow.uncounted
 
     def batches(self) -> dict[int, Batch]:
         """The data of this device in the next step, by microbatch."""
