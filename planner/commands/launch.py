@@ -92,7 +92,9 @@ def launch(
         api.check_outputs({"trace": launching.trace, "log": loop.log_file}, read)
 
     if nproc is not None and "RANK" not in os.environ:
-        ctx.exit(api.start_launch(strategy, nproc, forwarded(), check=check))
+        ctx.exit(
+            api.start_launch(strategy, nproc, forwarded(), checkpoints=checkpoints, check=check)
+        )
     with one_of_several(), bar("Training") as tick:
         report = api.launch(
             strategy,

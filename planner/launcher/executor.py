@@ -12,6 +12,7 @@ from planner.launcher import clocks
 from planner.launcher.batch import Batch
 from planner.launcher.failures.errors import current_place
 from planner.launcher.failures.rank import current_status
+from planner.launcher.failures.requests import REQUEST
 from planner.launcher.failures.status import Phase
 from planner.launcher.gradients import GradientBuckets
 from planner.launcher.groups import Groups
@@ -106,9 +107,11 @@ class StepSums:
 
     Attributes:
         counts: that losses are divided by, by name (`LossTotals`); the same names on all ranks.
+        end_requests: number of ranks that signals have asked to save and to end.
     """
 
     counts: Mapping[str, float]
+    end_requests: float = 0
 
     def added_up(self, together: Callable[[Sequence[float]], Sequence[float]]) -> "StepSums":
         """The sums over all ranks, each of which calls it.
@@ -117,8 +120,8 @@ class StepSums:
             together: adds up numbers over all ranks, and is a barrier for none.
         """
         names = sorted(self.counts)
-        sums = together([self.counts[name] for name in names])
-        return StepSums(dict(zip(names, sums, strict=True)))
+        sums = together([self.end_requests, *(self.counts[name] for name in names)])
+        return StepSums(dict(zip(names, sums[1:], strict=True)), sums[0])
 
 
 class TrainingStep:
@@ -146,7 +149,7 @@ class TrainingStep:
         self._index, self._batches, self._optimizer = index, batches, optimizer
         self._totals_of, self._num_microbatches = totals, num_microbatches
         self._together, self._totals = together, dict[str, float]()
-        self.sums = StepSums(totals.own(batches.values()))
+        self.sums = StepSums(totals.own(batches.values()), float(REQUEST.is_made))
         self.loss, self._count = 0.0, 0.0
 
     def meet(self) -> bool:

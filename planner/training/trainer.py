@@ -16,6 +16,7 @@ from planner.launcher.executor import Executor, IterationRecord, TrainingStep
 from planner.launcher.failures.errors import introduce, with_causes
 from planner.launcher.failures.hosts import hosts_watched
 from planner.launcher.failures.rank import current_status, take_error_hook
+from planner.launcher.failures.requests import REQUEST
 from planner.launcher.failures.status import Phase
 from planner.launcher.gradients import GradientBuckets, buckets
 from planner.launcher.groups import Groups
@@ -91,6 +92,8 @@ class Trainer:
         content: of its checkpoints.
         start: the checkpoint that it has gone on from; None for none.
         next_step: the index of the step that `step` runs next.
+        should_end: whether a signal has asked a rank to save and to end; after a step, or after a
+            flow, it is the same on all ranks.
 
     Args:
         job: what is trained.
@@ -132,6 +135,7 @@ class Trainer:
         )  # fmt: skip
         self.content = Content(job, self.part, self.optimizer, self.groups)
         self.start: Checkpoint | None = None
+        self.should_end = False
         self._savers: dict[Path, Saver] = {}
         self.executor = self._executor(training_seed(job, loop))
         self.totals = loss_totals(job.losses, self.part)
@@ -300,6 +304,8 @@ class Trainer:
             stop = flow_end(self.next_step, end, self.layout.count, intervals)
             for record in self.flow.run(self._data(), self.next_step, stop - self.next_step):
                 self.next_step += 1
+                if self.next_step == stop:
+                    self._agree_on_end()
                 yield record
 
     def step(
@@ -316,6 +322,7 @@ class Trainer:
         if self.flow is not None:
             coming = _again_and_again(batches)
             (record,) = self.flow.run(coming, self.next_step, 1, watch)
+            self._agree_on_end()
         else:
             work = TrainingStep(
                 self.next_step, batches, self.optimizer_step, self.totals, self.layout.count,
@@ -323,8 +330,16 @@ class Trainer:
             )  # fmt: skip
             record = self.executor.run(self._actions, work, step=self.next_step, watch=watch)
             record.loss = work.loss
+            self.should_end = self.should_end or work.sums.end_requests > 0
         self.next_step += 1
         return record
+
+    def _agree_on_end(self) -> None:
+        """After a flow, where all ranks meet once more."""
+        current_status().enter(Phase.BARRIER)
+        (requests,) = self.groups.add_up([float(REQUEST.is_made)])
+        self.should_end = self.should_end or requests > 0
+        current_status().enter(Phase.BETWEEN)
 
     def watched(self, watch: MemoryTracker, data: Mapping[int, Batch]) -> IterationRecord:
         """Steps in which memory is watched, enough of them for its peak: one, or under an

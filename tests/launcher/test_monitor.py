@@ -142,7 +142,7 @@ def clock(monkeypatch):
 
 def test_the_cause_of_a_lost_rank_is_waited_for_by_the_clock(clock, monkeypatch):
     monkeypatch.setattr(monitor, "_exit_code", lambda code: code)
-    calm = SimpleNamespace(look=lambda now_s: None)
+    calm = SimpleNamespace(look=lambda now_s: None, has_failed=lambda rank, code: True)
     assert monitor._wait([LEFT, None], calm) == ({0: LEFT}, None)
     assert clock.s == CAUSE_S
 

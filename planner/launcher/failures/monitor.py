@@ -20,11 +20,13 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from types import FrameType
+from typing import IO, Any
 
 from planner.launcher.failures.rank import (
     FOLDER,
@@ -34,6 +36,7 @@ from planner.launcher.failures.rank import (
     LISTENER,
     TERMINATED,
 )
+from planner.launcher.failures.requests import AGAIN_S
 from planner.launcher.failures.status import (
     Phase,
     Status,
@@ -113,10 +116,14 @@ class Monitor:
         self.find()
         return self.files[rank].look() if rank in self.files else None
 
-    def has_finished(self, rank: int) -> bool:
-        """Whether a rank that has ended had done its work, as far as is known."""
+    def has_failed(self, rank: int, code: int) -> bool:
+        """Whether a rank that has ended with an exit code had not done its work, as far as is
+        known. A training that has saved as a signal asked has.
+        """
         status = self.status(rank)
-        return status is None or status.action.phase is Phase.ENDED
+        if status is None:
+            return code != 0
+        return code not in (0, TERMINATED) or status.action.phase is not Phase.ENDED
 
 
 # -------------------------------------------------------------------------- beside torchrun's ranks
@@ -154,7 +161,10 @@ def _kill(ranks: Iterable[Status]) -> None:
 # --------------------------------------------------------------------------------- the launcher
 
 
-def start_ranks(command: Sequence[str], nproc: int, streams: Streams = INHERITED) -> int:
+def start_ranks(
+    command: Sequence[str], nproc: int, streams: Streams = INHERITED,
+    passed_on: Sequence[signal.Signals] = (),
+) -> int:  # fmt: skip
     """Runs `planner COMMAND` in N processes, and waits for them. None of them is left however this
     function ends, by Ctrl-C for example.
 
@@ -162,9 +172,11 @@ def start_ranks(command: Sequence[str], nproc: int, streams: Streams = INHERITED
         command: the command and its options, without --nproc.
         nproc: N.
         streams: of the ranks.
+        passed_on: signals that ask the ranks to save and to end, which is waited for.
 
     Returns:
-        The exit code: 0, or 1 if a rank has failed and printed the reason.
+        The exit code: 0, 1 if a rank has failed and printed the reason, or TERMINATED if the ranks
+        have ended as a signal asked.
 
     Raises:
         LaunchError: if a rank was killed, or ended by itself.
@@ -176,14 +188,54 @@ def start_ranks(command: Sequence[str], nproc: int, streams: Streams = INHERITED
         folder = Path(name)
         monitor = Monitor(folder, nproc)
         with _running([sys.executable, "-u", str(CLI), *command], nproc, streams, folder) as ranks:
-            codes, hang = _wait(ranks, monitor)
+            with _passing_on(passed_on, ranks) as requests:
+                codes, hang = _wait(ranks, monitor)
+            by_signal = {LEFT, TERMINATED, *(-one for one in passed_on)}
+            if requests and codes and {*codes.values()} <= by_signal:
+                sys.stderr.write("stopped by a signal before a step could be saved\n")
+                return TERMINATED
             message = _message(codes, monitor, folder) if hang is None else hang.message
             if message is not None:
                 claim_report(folder)  # before ranks that are ended now do
                 raise LaunchError(message)
     if codes and {*codes.values()} == {LEFT}:
         raise LaunchError(f"rank {min(codes)} has lost its connections to the others")
-    return 1 if codes else 0
+    if codes:
+        return 1
+    return TERMINATED if any(rank.returncode == TERMINATED for rank in ranks) else 0
+
+
+@contextmanager
+def _passing_on(
+    numbers: Sequence[signal.Signals], ranks: Sequence[subprocess.Popen[bytes]]
+) -> Iterator[list[float]]:
+    """Passes signals on to the ranks meanwhile. The second SIGTERM ends this process.
+
+    Returns:
+        When signals have come, by the clock of this process.
+    """
+    moments: list[float] = []
+    before: dict[int, Any] = {}
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        now_s = time.monotonic()
+        if number == signal.SIGTERM and moments and now_s - moments[0] >= AGAIN_S:
+            signal.signal(number, before[number])
+            signal.raise_signal(number)
+            return
+        if number == signal.SIGTERM or not moments:
+            moments.append(now_s)
+        for process in ranks:
+            if _exit_code(process) is None:
+                os.kill(process.pid, number)
+
+    if threading.current_thread() is threading.main_thread():
+        before = {one: signal.signal(one, pass_on) or signal.SIG_DFL for one in numbers}
+    try:
+        yield moments
+    finally:
+        for one, usual in before.items():
+            signal.signal(one, usual)
 
 
 def _message(codes: Mapping[int, int], monitor: Monitor, folder: Path) -> str | None:
@@ -262,7 +314,7 @@ def _wait(
         codes = {rank: _exit_code(process) for rank, process in enumerate(ranks)}
         failed = {
             rank: code for rank, code in codes.items()
-            if code or (code == 0 and not monitor.has_finished(rank))
+            if code is not None and monitor.has_failed(rank, code)
         }  # fmt: skip
         now_s = time.monotonic()
         if failed:
