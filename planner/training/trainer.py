@@ -233,7 +233,13 @@ class Trainer:
         with self.errors():
             self.groups.barrier()
         self.groups.close()
+        self._close_savers()
         self._watched.close()
+
+    def _close_savers(self) -> None:
+        while self._savers:
+            _, saver = self._savers.popitem()
+            saver.close()
 
     def __enter__(self) -> Self:
         return self
@@ -242,6 +248,7 @@ class Trainer:
         if error[0] is None:
             self.close()
         else:  # the other ranks cannot be met any more
+            self._close_savers()
             self._watched.__exit__(*error)
 
     # ------------------------------------------------------------------------ checkpoints

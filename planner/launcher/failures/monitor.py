@@ -196,7 +196,6 @@ def start_ranks(
                 return TERMINATED
             message = _message(codes, monitor, folder) if hang is None else hang.message
             if message is not None:
-                claim_report(folder)  # before ranks that are ended now do
                 raise LaunchError(message)
     if codes and {*codes.values()} == {LEFT}:
         raise LaunchError(f"rank {min(codes)} has lost its connections to the others")
@@ -297,6 +296,7 @@ def _running(
                 )
         yield ranks
     finally:
+        claim_report(folder)  # the launch is over: ranks that run neither speak nor save
         _end(ranks)
 
 

@@ -38,15 +38,21 @@ class EndRequest:
     """What signals have asked this process for.
 
     Attributes:
-        is_made: whether one has asked it to save and to end.
-        signals: that ask; none while there is no training that can save.
+        is_awaited: whether a training runs that can save.
+        signals: that ask; none before there is such a training.
     """
 
     def __init__(self) -> None:
-        self.is_made = False
+        self.is_awaited = self._is_heard = False
         self.signals: tuple[signal.Signals, ...] = ()
         self._first_s: dict[str, float] = {}
         self._before: dict[int, Any] = {}
+        self._lock = threading.RLock()
+
+    @property
+    def is_made(self) -> bool:
+        """Whether a signal has asked the training to save and to end."""
+        return self.is_awaited and self._is_heard
 
     @contextmanager
     def awaited(self, name: str | None, *, is_rank: bool) -> Iterator[None]:
@@ -62,13 +68,14 @@ class EndRequest:
             return
         signals = save_signals(name)
         handled = [one for one in signals if not (is_rank and one == signal.SIGTERM)]
-        self.is_made, self._first_s = False, {}
+        self._is_heard, self._first_s = False, {}
         self._before = {one: signal.signal(one, self._handle) or signal.SIG_DFL for one in handled}
-        self.signals = signals
+        self.signals, self.is_awaited = signals, True
         try:
             yield
         finally:
-            if not self.is_made:  # else the same request may come once more
+            self.is_awaited = False
+            if not self._is_heard:  # else the same request may come once more
                 self.signals = ()
             for number, before in self._before.items():
                 signal.signal(number, before)
@@ -85,9 +92,10 @@ class EndRequest:
         if number not in self.signals:
             return False
         now_s = time.monotonic()
-        if not self.is_made and os.environ.get("RANK", "0") == "0":
+        with self._lock:
+            is_first, self._is_heard = not self._is_heard, True
+        if is_first and os.environ.get("RANK", "0") == "0":
             _say(number)
-        self.is_made = True
         if number != signal.SIGTERM:
             return True
         return now_s - self._first_s.setdefault(way, now_s) < AGAIN_S
