@@ -68,7 +68,7 @@ def criterion(loss: Loss) -> Criterion:
 
 def num_counted(classes: Tensor) -> Tensor:
     """The number of class indices that are not to be ignored, as a scalar."""
-    return (classes != IGNORED_CLASS).sum()
+    return torch.count_nonzero(classes != IGNORED_CLASS)
 
 
 def _long(output: Tensor) -> Tensor:
