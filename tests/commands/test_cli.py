@@ -154,7 +154,8 @@ def test_the_loss_is_told_recorded_and_overridden(folder):
 def test_ranks_get_the_losses_of_their_launcher(folder, monkeypatch):
     started = []
     monkeypatch.setattr(
-        "planner.api.start_launch", lambda path, nproc, options, check: started.append(options) or 0
+        "planner.api.start_launch",
+        lambda path, nproc, options, **more: started.append(options) or 0,
     )
     options = ["--loss", "a=l1", "--loss", "b=mine:f", "--class-dim", "-1"]
     run("launch", "strategy.json", "--nproc", "2", *options)
@@ -474,7 +475,7 @@ def test_a_dimension_is_bound_once(folder):
 def test_ranks_get_options_that_are_zero(folder, monkeypatch):
     got = []
     monkeypatch.setattr(
-        "planner.api.start_launch", lambda _, __, more, check: got.extend(more) or 0
+        "planner.api.start_launch", lambda _, __, more, **how: got.extend(more) or 0
     )
     monkeypatch.delenv("RANK", raising=False)
     run("launch", "s.json", "--nproc", "2", "--lr", "0", "--seed", "0", "--json")
@@ -628,7 +629,7 @@ def test_of_thousands_of_mistakes_some_are_shown(folder):
 def test_ranks_get_flags_that_are_off_and_modules_of_operators(folder, monkeypatch):
     got = []
     monkeypatch.setattr(
-        "planner.api.start_launch", lambda _, __, more, check: got.extend(more) or 0
+        "planner.api.start_launch", lambda _, __, more, **how: got.extend(more) or 0
     )
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.setenv("PLANNER_OPERATORS", "")

@@ -44,6 +44,7 @@ try:
     launch(Path(sys.argv[2]), steps={STEPS}, learning_rate=0.1, **kept)
 except PlannerError as error:
     sys.exit(f"Error: {{error}}")
+rank.current_rank().leave(0)  # as the command line does
 """
 START = """
 import sys
