@@ -1,7 +1,8 @@
 """What feeds a training on one device: a function of the user, a dataset, or random numbers."""
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, partial
 from itertools import count
 from typing import Any
 
@@ -12,7 +13,7 @@ from planner.launcher.job import TrainingJob
 from planner.launcher.options import USUAL_STEPS, Loop
 from planner.operators import synthetic
 from planner.support.errors import LaunchError
-from planner.training.data.batching import BatchLayout, BatchSizeHistory, Feed
+from planner.training.data.batching import BatchLayout, BatchSizeHistory, Feed, StepData
 from planner.training.data.datasets import data_name, dataset_feed, given_data, is_dataset
 from planner.training.data.samples import BatchReader, NeededData
 
@@ -25,9 +26,11 @@ def training_seed(job: TrainingJob, loop: Loop) -> int:
 def layout_of(job: TrainingJob, loop: Loop) -> BatchLayout:
     """How samples become the microbatches of a training."""
     plan = job.plan
+    strategy = plan.strategy
     return BatchLayout(
-        plan.microbatch_size, plan.strategy.num_microbatches, training_seed(job, loop), loop.shuffle
-    )
+        plan.microbatch_size, strategy.num_microbatches, training_seed(job, loop), loop.shuffle,
+        short_steps=not strategy.schedule.is_asynchronous,
+    )  # fmt: skip
 
 
 def reader_of(job: TrainingJob, part: DevicePart) -> BatchReader:
@@ -57,24 +60,31 @@ def make_feed(job: TrainingJob, part: DevicePart, loop: Loop, mine: Sequence[int
     """
     layout, reader = layout_of(job, loop), reader_of(job, part)
     if loop.data is None:
-        return _each(mine, _synthetic(job, _needs(job, part), layout.seed))
+        return _each(layout, mine, _synthetic(job, _needs(job, part), layout.seed))
     if not reader.reads:
-        return _each(mine, lambda step, microbatch: Batch({}, {}))
+        return Feed(lambda step, history: _nothing(mine))
     where, data = given_data(loop.data, "--data", layout.seed)
     if callable(data) and not is_dataset(data):
-        return _each(mine, _called(where, data, reader))
+        return _each(layout, mine, _called(where, data, reader))
     return dataset_feed(where, data, layout, mine, reader)
 
 
-def _each(mine: Sequence[int], batch_of: Callable[[int, int], Batch]) -> Feed:
+def _each(
+    layout: BatchLayout, mine: Sequence[int], batch_of: Callable[[int, int], Batch]
+) -> Feed:
     """A feed of a function of (step, microbatch)."""
 
-    def microbatches(step: int, history: BatchSizeHistory) -> Iterator[Batch]:
+    def steps(step: int, history: BatchSizeHistory) -> Iterator[StepData]:
         for at in count(step):
-            for microbatch in mine:
-                yield batch_of(at, microbatch)
+            yield StepData(layout.count, map(partial(batch_of, at), mine))
 
-    return Feed(microbatches)
+    return Feed(steps)
+
+
+def _nothing(mine: Sequence[int]) -> Iterator[StepData]:
+    """The data of a device that reads none, in each step."""
+    while True:
+        yield StepData(None, (Batch({}, {}) for _ in mine))
 
 
 def _synthetic(job: TrainingJob, needs: NeededData, seed: int) -> Callable[[int, int], Batch]:
@@ -112,23 +122,38 @@ def _called(
     return batch_of
 
 
-def number_of_steps(loop: Loop, feed: Feed, groups: Groups) -> int:
-    """The steps of a training; those of its epochs are known to ranks that read data. Every rank
-    calls it.
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """An epoch of the data of a training, as all ranks know it.
+
+    Attributes:
+        num_samples: None without a known length.
+        least: samples that a step has at least; None where no rank reads a dataset.
+        num_readers: number of ranks that know how many microbatches a step has.
+    """
+
+    num_samples: int | None
+    least: int | None
+    num_readers: int
+
+
+def epoch_of(loop: Loop, feed: Feed, reads: bool, groups: Groups) -> Epoch:
+    """What the ranks that read data know of its epochs. Every rank calls it.
+
+    Args:
+        reads: whether this rank reads any.
 
     Raises:
-        LaunchError: if ranks read different datasets, or epochs have no length.
+        LaunchError: if ranks read different datasets.
     """
-    if loop.data is None:
-        return loop.steps or USUAL_STEPS
     name = data_name(loop.data, "--data")
-    facts = groups.gather((feed.steps_per_epoch, feed.fingerprint))
-    lengths: set[int] = {length for length, _ in facts if length is not None}
-    prints = {one for _, one in facts if one is not None}
+    facts = groups.gather((feed.num_samples, feed.fingerprint, feed.least, reads))
+    lengths: set[int] = {length for length, *_ in facts if length is not None}
+    prints = {one for _, one, *_ in facts if one is not None}
     if len(lengths) > 1:
         raise LaunchError(
             f"{name}: expected the same dataset on all ranks, got epochs"
-            f" of {' and '.join(map(str, sorted(lengths)))} steps"
+            f" of {' and '.join(map(str, sorted(lengths)))} samples"
         )
     if len(prints) > 1:
         raise LaunchError(
@@ -136,11 +161,24 @@ def number_of_steps(loop: Loop, feed: Feed, groups: Groups) -> int:
             " torch's, numpy's or Python's own generators, which have the same seed on all ranks,"
             " or give generators of your own a seed"
         )
-    if loop.epochs is None:
+    least = next((one for *_, one, _ in facts if one is not None), None)
+    return Epoch(next(iter(lengths), None), least, sum(reads for *_, reads in facts))
+
+
+def number_of_steps(loop: Loop, epoch: Epoch, history: BatchSizeHistory) -> int:
+    """The steps of a training, from the very first one.
+
+    Args:
+        history: of the batches before and after this launch goes on.
+
+    Raises:
+        LaunchError: if epochs have no length.
+    """
+    if loop.epochs is None or loop.data is None:
         return loop.steps or USUAL_STEPS
-    if not lengths:
+    if epoch.num_samples is None:
         raise LaunchError(
-            f"--epochs {loop.epochs}: expected data with a length, got {name}; give the dataset a"
-            " __len__, or give --steps"
+            f"--epochs {loop.epochs}: expected data with a length, got"
+            f" {data_name(loop.data, '--data')}; give the dataset a __len__, or give --steps"
         )
-    return loop.epochs * lengths.pop()
+    return history.end_of(loop.epochs, epoch.num_samples)
