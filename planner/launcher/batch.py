@@ -8,8 +8,6 @@ from torch import Tensor
 
 from planner.artefacts import graph as graphs
 
-IGNORED_CLASS = -100  # torch's losses ignore elements of this class
-
 
 def torch_dtype(tensor: graphs.Tensor) -> torch.dtype:
     """The torch dtype of a tensor of the graph."""

@@ -16,6 +16,7 @@ from planner.launcher.failures.status import Phase
 from planner.launcher.gradients import GradientBuckets
 from planner.launcher.groups import Groups
 from planner.launcher.stage import LocalHandover, StageModule, Tensors
+from planner.launcher.totals import LossTotals
 from planner.launcher.transfers import Arrival, Boxes, Exchange, PostedTransfer, dense
 from planner.launcher.updates import OptimizerStep
 from planner.operators.randomness import random_operators
@@ -65,8 +66,12 @@ class IterationRecord:
 class Work(Protocol):
     """The meaning of the actions of a list: a step of a training, an evaluation, or a flow."""
 
-    def meet(self) -> None:
-        """Before the first action of a step of the training: meets all other ranks."""
+    def meet(self) -> bool:
+        """Before the first action of a step of the training: meets all other ranks.
+
+        Returns:
+            Whether the step is run, which is the same on all ranks.
+        """
 
     def place(self, microbatch: int) -> tuple[int, int]:
         """The step that a microbatch of the list belongs to, and its number there; random numbers
@@ -94,33 +99,64 @@ class Work(Protocol):
         """The optimizer's step."""
 
 
+@dataclass(frozen=True, slots=True)
+class StepSums:
+    """Numbers that the ranks add up before the first action of a step, which costs no message more
+    than a barrier; those of one rank, or the sums.
+
+    Attributes:
+        counts: that losses are divided by, by name (`LossTotals`); the same names on all ranks.
+    """
+
+    counts: Mapping[str, float]
+
+    def added_up(self, together: Callable[[Sequence[float]], Sequence[float]]) -> "StepSums":
+        """The sums over all ranks, each of which calls it.
+
+        Args:
+            together: adds up numbers over all ranks, and is a barrier for none.
+        """
+        names = sorted(self.counts)
+        sums = together([self.counts[name] for name in names])
+        return StepSums(dict(zip(names, sums, strict=True)))
+
+
 class TrainingStep:
     """A step of a training whose optimizer steps once, after all microbatches; a `Work`.
 
     Attributes:
-        loss: this device's share of the step's loss, as far as its forward passes have run.
-        sums: over all ranks, of what they have told, once they have met.
+        loss: this device's share of the step's loss, as far as its forward passes have run; nan in
+            a step without counted targets.
+        sums: over all ranks, once they have met.
 
     Args:
         index: of the step.
         batches: the data of this device's microbatches.
         optimizer: makes the step.
+        totals: that the losses are divided by.
+        num_microbatches: of the step, over all replicas.
         together: adds up numbers over all ranks.
-        told: numbers of this rank that all ranks add up before the first action.
     """
 
     def __init__(
         self, index: int, batches: Mapping[int, Batch], optimizer: OptimizerStep,
-        together: Callable[[Sequence[float]], list[float]], told: Sequence[float] = (),
+        totals: LossTotals, num_microbatches: int,
+        together: Callable[[Sequence[float]], list[float]],
     ) -> None:  # fmt: skip
         self._index, self._batches, self._optimizer = index, batches, optimizer
-        self._together, self._told = together, told
-        self.sums: list[float] = []
-        self.loss = 0.0
+        self._totals_of, self._num_microbatches = totals, num_microbatches
+        self._together, self._totals = together, dict[str, float]()
+        self.sums = StepSums(totals.own(batches.values()))
+        self.loss, self._count = 0.0, 0.0
 
-    def meet(self) -> None:
-        """As `Work.meet`; adds up what the ranks tell each other, which is a barrier, too."""
-        self.sums = self._together(self._told)
+    def meet(self) -> bool:
+        """As `Work.meet`. A step without counted targets in any loss is not run."""
+        self.sums = self.sums.added_up(self._together)
+        self._totals = self._totals_of.of_step(self.sums.counts, self._num_microbatches)
+        if any(self._totals.values()):
+            return True
+        self.loss = self._optimizer.leave_out(self._index)
+        return False
 
     def place(self, microbatch: int) -> tuple[int, int]:
         """As `Work.place`."""
@@ -133,8 +169,9 @@ class TrainingStep:
         """As `Work.forward`."""
         batch = self._batches[action.microbatch]
         inputs = {**batch.inputs, **tensors}
-        outputs, loss = stage.forward(action.microbatch, inputs, batch.targets)
-        self.loss += loss
+        outputs, one = stage.forward(action.microbatch, inputs, batch.targets, self._totals)
+        self.loss += one.loss
+        self._count += one.counted
         return outputs
 
     def backward(self, action: Compute, stage: StageModule, gradients: Tensors) -> Tensors:
@@ -143,7 +180,9 @@ class TrainingStep:
 
     def step(self) -> None:
         """As `Work.step`."""
-        self._optimizer.step(self._index, self.loss)
+        self.loss = self._optimizer.step(
+            self._index, self.loss, self._count, self._num_microbatches
+        )
 
 
 class Executor:
@@ -202,7 +241,8 @@ class Executor:
         self.record, self._watch = IterationRecord(), watch
         if step is not None:
             self._status.begin_step(step)
-            work.meet()
+            if not work.meet():
+                actions = ()
         self._start_s = self.record.begun_s = clocks.now_s()
         for action in actions:
             match action:

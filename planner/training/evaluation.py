@@ -121,7 +121,7 @@ class Evaluator:
         self._status.enter(Phase.BETWEEN)
         return self._meter.figures(sums)
 
-    def meet(self) -> None:
+    def meet(self) -> bool:
         """Never: an evaluation is no step."""
         raise NotImplementedError
 

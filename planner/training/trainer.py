@@ -32,6 +32,7 @@ from planner.launcher.rendezvous import (
     meet_others,
     process_rank,
 )
+from planner.launcher.totals import loss_totals
 from planner.launcher.trained_groups import optimizer_groups, settings, trained_groups
 from planner.launcher.transfers import boxes_of
 from planner.launcher.updates import (
@@ -81,6 +82,7 @@ class Trainer:
         optimizer: of the same; None if there are none.
         optimizer_step: everything that a step does around the optimizer.
         executor: runs its actions.
+        totals: that its losses are divided by.
         flow: runs the steps of an asynchronous schedule; None for other schedules.
         num_steps: steps of the whole training.
         layout: how samples become microbatches.
@@ -131,12 +133,14 @@ class Trainer:
         self.start: Checkpoint | None = None
         self._savers: dict[Path, Saver] = {}
         self.executor = self._executor(training_seed(job, loop))
+        self.totals = loss_totals(job.losses, self.part)
         rules = _rules(job, loop, self.num_steps, self.groups)
         self.flow: Flow | None = None
         if plan.strategy.schedule.is_asynchronous:
             self.flow = Flow(
-                job, self.part, self.buckets, self.optimizer, rules, self.groups, self.executor
-            )
+                job, self.part, self.buckets, self.optimizer, rules, self.groups, self.executor,
+                self.totals,
+            )  # fmt: skip
             self.weights: Weights = self.flow.weights
             self.optimizer_step = self.flow.optimizer_step
         else:
@@ -166,6 +170,7 @@ class Trainer:
         return OptimizerStep(
             self.optimizer, self.buckets, owned, self.part.shards, self.weights,
             rules=rules, scale=scale, together=self.groups.add_up,
+            is_counted=len(self.job.losses) == 1 and self.job.losses[0].is_users,
         )  # fmt: skip
 
     # ------------------------------------------------------------------------ begin and end
@@ -311,7 +316,10 @@ class Trainer:
             coming = _again_and_again(batches)
             (record,) = self.flow.run(coming, self.next_step, 1, watch)
         else:
-            work = TrainingStep(self.next_step, batches, self.optimizer_step, self.groups.add_up)
+            work = TrainingStep(
+                self.next_step, batches, self.optimizer_step, self.totals, self.layout.count,
+                self.groups.add_up,
+            )  # fmt: skip
             record = self.executor.run(self._actions, work, step=self.next_step, watch=watch)
             record.loss = work.loss
         self.next_step += 1

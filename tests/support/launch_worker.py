@@ -45,6 +45,7 @@ from planner.launcher.groups import Groups
 from planner.launcher.job import TrainingJob
 from planner.launcher.options import Loop
 from planner.launcher.rendezvous import begin_generation
+from planner.launcher.totals import loss_totals
 from planner.launcher.transfers import boxes_of
 from planner.model.load import load
 from planner.operators import parameters, synthetic, to_torch
@@ -277,9 +278,10 @@ class Capture:
         self.trained, self.buckets = trained, buckets
         self.found = []
 
-    def step(self, index, loss):
+    def step(self, index, loss, *counts):
         self.found.append({name: p.grad.clone() for name, p in self.trained.items()})
         self.buckets.clear()
+        return loss
 
 
 def whole_gradients(model, num_microbatches, seed, shorter):
@@ -317,10 +319,15 @@ def run_case(case, folder, rank):
     capture = Capture(part.trained, gradients)
     boxes = boxes_of(plan.strategy, as_it_crosses(model.graph, plan), groups.device)
     executor = Executor(part.stages, boxes, gradients, groups, waiting_for_sends(lists.code))
-    mine, loop = range(case.num_microbatches), Loop()
+    computed = (one for one in lists.lists[groups.device] if isinstance(one, Compute))
+    mine, loop = sorted({one.microbatch for one in computed}), Loop()
     feed = make_feed(job, part, loop, mine)
     batches = dict(zip(mine, feed.microbatches(0, layout_of(job, loop).history), strict=False))
-    works = [TrainingStep(0, batches, capture, groups.add_up) for _ in range(2)]
+    totals = loss_totals(job.losses, part)
+    works = [
+        TrainingStep(0, batches, capture, totals, case.num_microbatches, groups.add_up)
+        for _ in range(2)
+    ]
     records = [executor.run(lists.lists[groups.device], work, step=0) for work in works]
     values = [work.loss for work in works]
     check_overlap(case, records[-1].events)

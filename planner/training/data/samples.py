@@ -21,7 +21,8 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, StackDataset
 
 from planner.artefacts.graph import Graph, tensors_by_name
 from planner.artefacts.losses import Loss, LossName
-from planner.launcher.batch import IGNORED_CLASS, Batch, torch_dtype
+from planner.launcher.batch import Batch, torch_dtype
+from planner.operators.losses import IGNORED_CLASS
 from planner.support.errors import LaunchError
 from planner.training.data.batching import BatchLayout
 
