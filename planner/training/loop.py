@@ -9,6 +9,7 @@ import gc
 import math
 import shlex
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,7 +19,7 @@ from typing import Any, Self
 import torch.distributed as dist
 from torch import Tensor
 
-from planner.launcher.batch import Batch
+from planner.launcher.batch import Batch, StepBatches
 from planner.launcher.failures.rank import current_rank, current_status, enter_from_script
 from planner.launcher.failures.status import Phase
 from planner.launcher.rates import KNOWN
@@ -55,10 +56,11 @@ class BatchTrainer:
         self._checkpoints, self._metrics = request.checkpoints, request.loop.metrics
         self._trainer: Trainer | None = trainer
         self._folders: set[Path] = set()
+        self._has_warned = False
 
     @property
     def batch_size(self) -> int:
-        """Samples of a step."""
+        """Samples of a step; the last one of an epoch may have fewer."""
         return self._open().layout.samples
 
     @property
@@ -88,8 +90,9 @@ class BatchTrainer:
         Args:
             batch: of the whole step, the same on every rank: inputs in the model's order and then
                 targets, as a DataLoader gives them; (inputs, target); or a mapping from their
-                names. Tensors have a row for each sample, on any device. A rank whose stages read
-                neither inputs nor targets may give None.
+                names. Tensors have a row for each sample, on any device. With fewer rows than
+                `batch_size` the step has fewer microbatches, and rows that fill none are left out.
+                A rank whose stages read neither inputs nor targets may give None.
 
         Returns:
             The loss of the whole batch before the step: the mean of its microbatches'.
@@ -101,7 +104,7 @@ class BatchTrainer:
         with self._failing() as trainer:
             where = f"step {trainer.next_step}"
             _compare(trainer, batch, where)
-            trainer.step(_microbatches(trainer, batch, where))
+            trainer.step(self._microbatches(trainer, batch, where))
         loss = trainer.optimizer_step.last.loss
         assert loss is not None, "the settings ask for it"
         return loss
@@ -179,6 +182,28 @@ class BatchTrainer:
         elif self._trainer is not None:
             self._trainer.__exit__(*error)
 
+    def _microbatches(self, trainer: Trainer, batch: object, where: str) -> StepBatches:
+        """The microbatches of this rank."""
+        reader, layout = trainer.reader, trainer.layout
+        if not reader.reads:
+            return StepBatches(None, {m: Batch({}, {}) for m in trainer.microbatches})
+        samples = reader.num_samples(batch, layout, where)
+        number, left = divmod(samples, layout.size)
+        if samples < trainer.least:
+            raise LaunchError(
+                f"{where}: expected a batch of at least {trainer.least} samples, got {samples};"
+                f" give batches of batch_size={layout}, of which the last one may be shorter"
+            )
+        if left and not self._has_warned:
+            self._has_warned = True
+            fill = f"sample{'s' * (left > 1)} of a batch of {samples} fill{'s' * (left == 1)}"
+            warnings.warn(
+                f"{left} {fill} no microbatch of {layout.size} and {'are' if left > 1 else 'is'}"
+                " left out, as in later batches", stacklevel=3,
+            )  # fmt: skip
+        due = (m for m in trainer.microbatches if m < number)
+        return StepBatches(number, {m: trainer.local(reader.part(batch, m, where)) for m in due})
+
     def _open(self) -> Trainer:
         if self._trainer is None:
             raise LaunchError("the trainer is closed; make another one with planner.trainer")
@@ -213,14 +238,6 @@ def _compare(trainer: Trainer, batch: object, where: str) -> None:
             f"{where}: expected the same learning rate on all ranks, got {rate} here"
             " and another one elsewhere; call set_lr with the same value on all"
         )
-
-
-def _microbatches(trainer: Trainer, batch: object, where: str) -> dict[int, Batch]:
-    """The microbatches of this rank."""
-    reader, count = trainer.reader, trainer.layout.count
-    if not reader.reads:
-        return {m: Batch({}, {}) for m in trainer.microbatches}
-    return {m: trainer.local(reader.part(batch, m, count, where)) for m in trainer.microbatches}
 
 
 def begin(request: TrainingRequest, metrics: Sequence[str]) -> BatchTrainer:

@@ -95,7 +95,9 @@ class BatchSizeHistory:
     @classmethod
     def read(cls, parts: Iterable[Sequence[int]]) -> "BatchSizeHistory":
         """Of a checkpoint. Those of before there were shorter steps say nothing of the least."""
-        return cls(tuple(BatchSizes(begin, size, *(rest or [size])) for begin, size, *rest in parts))
+        return cls(
+            tuple(BatchSizes(begin, size, *(rest or [size])) for begin, size, *rest in parts)
+        )
 
     def sizes(self, step: int) -> BatchSizes:
         """Of a step."""

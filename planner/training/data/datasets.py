@@ -11,9 +11,11 @@ it, so every partition of a plan trains on the same numbers.
 
 What is left at the end of an epoch makes a step of fewer microbatches; samples that fill no
 microbatch are left out. With drop_last=True, and under asynchronous schedules, only whole steps are
-made. Epochs and the numbers that a dataset draws follow from the seed: a microbatch is fetched with Python's, numpy's and torch's
-generators seeded by seed, step and microbatch. So inputs and targets fit each other, though the
-first stage fetches the ones and the last stage the others.
+made.
+
+Epochs and the numbers that a dataset draws follow from the seed: a microbatch is fetched with
+Python's, numpy's and torch's generators seeded by seed, step and microbatch. So inputs and targets
+fit each other, though the first stage fetches the ones and the last stage the others.
 """
 
 import inspect
@@ -48,7 +50,7 @@ from planner.training.data.batching import (
     seeded_generators,
 )
 from planner.training.data.fingerprints import fingerprint
-from planner.training.data.samples import BatchReader, tensors_in
+from planner.training.data.samples import BatchReader
 
 # ------------------------------------------------------------------------------ what is given
 
@@ -526,7 +528,7 @@ def _stream_feed(
         place = f"{where}: step 0, microbatch 0"
         with _data_errors(place):
             history = BatchSizeHistory.begun(layout.samples, stream.least)
-            batch, number = next(stream.steps(history))
+            batch, _ = next(stream.steps(history))
         part(batch, 0, place)
         whole = batch if loads else default_collate(batch)
         found = fingerprint(reader.named(whole, place))

@@ -69,9 +69,7 @@ def make_feed(job: TrainingJob, part: DevicePart, loop: Loop, mine: Sequence[int
     return dataset_feed(where, data, layout, mine, reader)
 
 
-def _each(
-    layout: BatchLayout, mine: Sequence[int], batch_of: Callable[[int, int], Batch]
-) -> Feed:
+def _each(layout: BatchLayout, mine: Sequence[int], batch_of: Callable[[int, int], Batch]) -> Feed:
     """A feed of a function of (step, microbatch)."""
 
     def steps(step: int, history: BatchSizeHistory) -> Iterator[StepData]:
