@@ -53,6 +53,22 @@ def small_loader():
     return DataLoader(samples(), batch_size=4)
 
 
+def dropping_loader():
+    """Whole batches alone."""
+    return DataLoader(samples(), batch_size=16, drop_last=True)
+
+
+def of_batch_sampler():
+    """The batches of a sampler, of which the last one is short."""
+    batches = [[*range(first, min(first + 16, SAMPLES))] for first in range(0, SAMPLES, 16)]
+    return DataLoader(samples(), batch_sampler=batches)
+
+
+def even():
+    """Samples that fill microbatches of four."""
+    return TensorDataset(*(one[:36] for one in tensors()))
+
+
 class Augmented(Dataset):
     """Draws from every generator, for inputs and targets alike."""
 
@@ -84,6 +100,31 @@ class SizedStream(Stream):
 def stream_loader():
     """Batches of a stream; the last one is short."""
     return DataLoader(SizedStream(), batch_size=16)
+
+
+class FewStream(Stream):
+    """Fewer than a step has."""
+
+    def __iter__(self):
+        return iter(few_samples())
+
+
+def dropping_stream():
+    """Whole batches of a stream alone."""
+    return DataLoader(SizedStream(), batch_size=16, drop_last=True)
+
+
+class UnevenBatches(IterableDataset):
+    """Batches, of which the second one of three is short."""
+
+    def __iter__(self):
+        x, classes = tensors()
+        return iter(zip(x.split([16, 8, 17]), classes.split([16, 8, 17]), strict=True))
+
+
+def uneven_stream():
+    """Batches as the dataset makes them."""
+    return DataLoader(UnevenBatches(), batch_size=None)
 
 
 def generator():
@@ -165,3 +206,8 @@ def masked(samples):
 def masking_loader():
     """A DataLoader whose collate_fn draws."""
     return DataLoader(samples(), batch_size=16, collate_fn=masked)
+
+
+def three_samples():
+    """Fewer than a microbatch has."""
+    return TensorDataset(*(one[:3] for one in tensors()))

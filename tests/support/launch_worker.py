@@ -38,8 +38,9 @@ from planner.artefacts.strategy import (
     violations,
 )
 from planner.commands.errors import ranks_leave_at_once
+from planner.launcher.batch import StepBatches
 from planner.launcher.device_part import as_it_crosses, make_part
-from planner.launcher.executor import Executor, TrainingStep
+from planner.launcher.executor import Executor, StepSize, TrainingStep
 from planner.launcher.gradients import GradientBuckets
 from planner.launcher.groups import Groups
 from planner.launcher.job import TrainingJob
@@ -56,7 +57,8 @@ from planner.schedules.dry_run import dry_run
 from planner.schedules.orders import default_warmups
 from planner.schedules.program import program
 from planner.solvers.placement.stages import pieces, segments
-from planner.training.data.feeds import layout_of, make_feed
+from planner.training.data.batching import BatchSizeHistory
+from planner.training.data.feeds import make_feed, reader_of
 
 BATCH, LENGTH, WIDTH, WORDS = 2, 3, 4, 7
 
@@ -322,12 +324,11 @@ def run_case(case, folder, rank):
     computed = (one for one in lists.lists[groups.device] if isinstance(one, Compute))
     mine, loop = sorted({one.microbatch for one in computed}), Loop()
     feed = make_feed(job, part, loop, mine)
-    batches = dict(zip(mine, feed.microbatches(0, layout_of(job, loop).history), strict=False))
+    data = next(feed.steps(0, BatchSizeHistory.begun(case.num_microbatches, 1)))
+    data = StepBatches(data.num_microbatches, dict(zip(mine, data.batches, strict=True)))
     totals = loss_totals(job.losses, part)
-    works = [
-        TrainingStep(0, batches, capture, totals, case.num_microbatches, groups.add_up)
-        for _ in range(2)
-    ]
+    size = StepSize(case.num_microbatches, sum(groups.gather(reader_of(job, part).reads)))
+    works = [TrainingStep(0, data, capture, totals, size, groups.add_up) for _ in range(2)]
     records = [executor.run(lists.lists[groups.device], work, step=0) for work in works]
     values = [work.loss for work in works]
     check_overlap(case, records[-1].events)

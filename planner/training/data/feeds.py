@@ -59,10 +59,10 @@ def make_feed(job: TrainingJob, part: DevicePart, loop: Loop, mine: Sequence[int
         LaunchError: if the user's data does not fit the model.
     """
     layout, reader = layout_of(job, loop), reader_of(job, part)
-    if loop.data is None:
-        return _each(layout, mine, _synthetic(job, _needs(job, part), layout.seed))
     if not reader.reads:
         return Feed(lambda step, history: _nothing(mine))
+    if loop.data is None:
+        return _each(layout, mine, _synthetic(job, _needs(job, part), layout.seed))
     where, data = given_data(loop.data, "--data", layout.seed)
     if callable(data) and not is_dataset(data):
         return _each(layout, mine, _called(where, data, reader))
