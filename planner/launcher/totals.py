@@ -20,7 +20,7 @@ from torch import Tensor
 from planner.artefacts.losses import Loss
 from planner.launcher.batch import Batch
 from planner.launcher.device_part import DevicePart
-from planner.operators.losses import num_counted
+from planner.operators.losses import IGNORED_CLASS, num_counted
 
 Counter = Callable[[Batch], Tensor]
 """A count in a microbatch, as this device has it: a scalar."""
@@ -33,13 +33,13 @@ class LossTotals:
         losses: that are trained, all of the model.
         counters: by name, the counts that this device can make from its data. A loss over classes
             is called after its output.
-        added: names of those that are added to the other ranks' counts.
+        reported: names of the losses that this device counts for its mesh.
     """
 
     def __init__(
-        self, losses: Sequence[Loss], counters: Mapping[str, Counter], added: Iterable[str]
+        self, losses: Sequence[Loss], counters: Mapping[str, Counter], reported: Iterable[str]
     ) -> None:
-        self._losses, self._counters, self._added = losses, counters, frozenset(added)
+        self._losses, self._counters, self._reported = losses, counters, frozenset(reported)
         self.names = tuple(sorted(one.output.name for one in losses if one.counts_targets))
 
     def counts(self, batches: Iterable[Batch]) -> dict[str, float]:
@@ -53,8 +53,8 @@ class LossTotals:
 
     def own(self, batches: Iterable[Batch]) -> dict[str, float]:
         """The counts that this rank adds to those of the others; the same names on all ranks."""
-        counts = self.counts(batches) if self._added else {}
-        return {n: counts.get(n, 0.0) if n in self._added else 0.0 for n in self.names}
+        counts = self.counts(batches) if self._reported else {}
+        return {n: counts.get(n, 0.0) if n in self._reported else 0.0 for n in self.names}
 
     def of_step(self, counts: Mapping[str, float], num_microbatches: int) -> dict[str, float]:
         """The totals of a step, by output.
@@ -75,19 +75,38 @@ class LossTotals:
         means = (one for one in self._losses if not one.counts_targets and not one.is_users)
         return {**self.counts([batch]), **{one.output.name: 1.0 for one in means}}
 
+    def is_nothing(self, totals: Mapping[str, float], counted: float) -> bool:
+        """Whether this device reports the losses of a microbatch alone, and nothing counts in it.
+
+        Args:
+            totals: of the microbatch.
+            counted: as `ReportedLoss` has it.
+        """
+        users = any(one.is_users for one in self._losses)
+        return bool(self._reported) and not (counted if users else any(totals.values()))
+
+
+def why_nothing_counts(losses: Sequence[Loss]) -> str:
+    """Why a microbatch or a step has no counted targets, as a clause.
+
+    Args:
+        losses: all of a model, each of which counts nothing.
+    """
+    return " and ".join(
+        f"--loss {one.function} counts 0"
+        if one.is_users
+        else f"all targets of {one.output.name!r} are {IGNORED_CLASS}, which is ignored"
+        for one in losses
+    )
+
 
 def loss_totals(losses: Sequence[Loss], part: DevicePart) -> LossTotals:
     """The totals of the losses of a model, as one device counts them."""
-    counters: dict[str, Counter] = {}
-    added = set()
-    for s, stage in part.stages.items():
-        for loss in losses:
-            name = loss.output.name
-            if loss.counts_targets and name in stage.output_names:
-                counters[name] = _counter(name)
-                if part.places[s].mesh.index == 0:
-                    added.add(name)
-    return LossTotals(losses, counters, added)
+    made = {name: s for s, stage in part.stages.items() for name in stage.output_names}
+    here = [one for one in losses if one.output.name in made]
+    counters = {n: _counter(n) for n in (one.output.name for one in here if one.counts_targets)}
+    names = (one.output.name for one in here)
+    return LossTotals(losses, counters, [n for n in names if not part.places[made[n]].mesh.index])
 
 
 def _counter(output: str) -> Counter:
