@@ -33,6 +33,24 @@ Progress = Callable[[int, int, float | None], None]
 KEPT_STEPS = 50  # the last ones, whose actions are kept
 
 
+class _Timed:
+    """Steps of one kind, and their times.
+
+    Attributes:
+        records: of the last ones.
+        times: start and length of each.
+    """
+
+    def __init__(self) -> None:
+        self.records: deque[IterationRecord] = deque(maxlen=KEPT_STEPS)
+        self.times: list[tuple[float, float]] = []
+
+    def add(self, record: IterationRecord) -> None:
+        """One more."""
+        self.records.append(record)
+        self.times.append((record.begun_s, record.iteration_s))
+
+
 def launch(
     request: TrainingRequest, report: Callable[[str], None], progress: Progress
 ) -> LaunchReport | None:
@@ -60,6 +78,7 @@ def launch(
         return None
     with trainer, trainer.errors():
         ranks, clocks, evaluations = _trained(trainer, request, progress)
+        data_notes = trainer.notes()
     if trainer.rank > 0:
         return None
     job, graph = trainer.job, trainer.job.model.graph
@@ -70,6 +89,7 @@ def launch(
         *_resume_notes(trainer.start),
         *_option_notes(plan, job.plan),
         *launch_report.notes,
+        *data_notes,
         *_skip_notes(trainer.optimizer_step.skipped, launch_report.steps),
         *(() if trainer.evaluator is None else trainer.evaluator.notes),
     )
@@ -115,17 +135,15 @@ def _trained(
     if checkpoints.checkpoint is not None:
         saver = trainer.saver(checkpoints.checkpoint, checkpoints.checkpoint_keep)
     before, evaluations = trainer.groups.read_clocks(), list[Evaluation]()
-    records: deque[IterationRecord] = deque(maxlen=KEPT_STEPS)
     losses: list[float] = []
-    times: list[tuple[float, float]] = []  # start and length of each step that was run
+    whole, short = _Timed(), _Timed()
     log = Log(loop.log, trainer.next_step) if loop.log is not None and trainer.rank == 0 else None
     every = loop.eval_every, checkpoints.checkpoint_every
     for record in trainer.steps(total - trainer.next_step, every):
         done, last = trainer.next_step, trainer.optimizer_step.last
         losses.append(record.loss)
         if last.counted:
-            records.append(record)
-            times.append((record.begun_s, record.iteration_s))
+            (whole if record.is_whole else short).add(record)
         if log is not None:
             log.step(done, last, record.iteration_s)
         if trainer.evaluator is not None and _is_due(done, total, loop.eval_every):
@@ -142,20 +160,21 @@ def _trained(
         log.close()
     if saver is not None:
         saver.finish()
-    if not times:
+    timed = whole if whole.times else short
+    if not timed.times:
         why = why_nothing_counts(trainer.job.losses)
         raise LaunchError(f"no step was run: in each of {len(losses)}, {why}")
     clocks = [Clock(*pair) for pair in zip(before, trainer.groups.read_clocks(), strict=True)]
-    peaks_bytes = _watched(trainer) if request.launching.track_memory else None
-    own = _measurements(trainer, losses, records, times, peaks_bytes)
+    peaks_bytes = _watched(trainer, timed is whole) if request.launching.track_memory else None
+    own = _measurements(trainer, losses, timed, timed is whole, peaks_bytes)
     return trainer.groups.gather(own), clocks, evaluations
 
 
 def _measurements(
     trainer: Trainer,
     losses: Iterable[float],
-    records: Iterable[IterationRecord],
-    times: Iterable[tuple[float, float]],
+    timed: "_Timed",
+    are_whole: bool,
     peaks_bytes: tuple[int, ...] | None,
 ) -> RankMeasurements:
     """What this rank has measured.
@@ -163,11 +182,11 @@ def _measurements(
     Args:
         trainer: after its last step.
         losses: of each step.
-        records: of the last steps that were run.
-        times: start and length of each step that was run.
+        timed: steps of one kind that were run.
+        are_whole: whether these have all microbatches.
         peaks_bytes: of the steps in which memory was watched.
     """
-    begun_s, iterations_s = zip(*times, strict=True)
+    begun_s, iterations_s = zip(*timed.times, strict=True)
     flow = None if trainer.flow is None else trainer.flow.longest
     return RankMeasurements(
         device=trainer.groups.device,
@@ -177,7 +196,8 @@ def _measurements(
         uncounted=trainer.uncounted,
         begun_s=begun_s,
         iterations_s=iterations_s,
-        records=tuple(records) if flow is None else (flow.record,),
+        records=tuple(timed.records) if flow is None else (flow.record,),
+        are_whole=are_whole,
         **_machine(trainer.job.device),
     )
 
@@ -187,15 +207,15 @@ def _is_due(done: int, total: int, every: int | None) -> bool:
     return done == total or (every is not None and done % every == 0)
 
 
-def _watched(trainer: Trainer) -> tuple[int, ...]:
-    """Memory in more steps, by event, in bytes."""
+def _watched(trainer: Trainer, whole: bool) -> tuple[int, ...]:
+    """Memory in more steps, by event, in bytes; the last one is whole, if there are such steps."""
     stay = staying(trainer.part, trainer.buckets, trainer.optimizer, trainer.weights.tensors())
     while True:
         data = trainer.batches()
         with watching(trainer.job.device, stay) as watch:
-            peaks_bytes = tuple(trainer.watched(watch, data).peaks_bytes)
-        if trainer.optimizer_step.last.counted:
-            return peaks_bytes
+            record = trainer.watched(watch, data)
+        if trainer.optimizer_step.last.counted and record.is_whole >= whole:
+            return tuple(record.peaks_bytes)
 
 
 class _Machine(TypedDict):

@@ -110,13 +110,21 @@ class BatchTrainer:
             where = f"step {trainer.next_step}"
             _compare(trainer, batch, where)
             before = trainer.uncounted
-            trainer.step(self._microbatches(trainer, batch, where))
+            data, left = _microbatches(trainer, batch, where)
+            trainer.step(data)
             if trainer.uncounted > before and (trainer.rank == 0 or trainer.flow is not None):
                 why = why_nothing_counts(trainer.job.losses)
                 done = (
                     "is left out" if trainer.flow is None else "has microbatches that learn nothing"
                 )
                 warnings.warn(f"{where} {done}: {why}", stacklevel=2)
+        if left and not self._has_warned and trainer.rank == trainer.first_reader:
+            self._has_warned = True
+            size = trainer.layout.size
+            warnings.warn(
+                f"{where}: the last {left} rows of the batch fill no microbatch of {size}"
+                " samples and are left out, as in all such batches", stacklevel=2,
+            )  # fmt: skip
         loss = trainer.optimizer_step.last.loss
         assert loss is not None, "the settings ask for it"
         return loss
@@ -194,28 +202,6 @@ class BatchTrainer:
         elif self._trainer is not None:
             self._trainer.__exit__(*error)
 
-    def _microbatches(self, trainer: Trainer, batch: object, where: str) -> StepBatches:
-        """The microbatches of this rank."""
-        reader, layout = trainer.reader, trainer.layout
-        if not reader.reads:
-            return StepBatches(None, {m: Batch({}, {}) for m in trainer.microbatches})
-        samples = reader.num_samples(batch, layout, where)
-        number, left = divmod(samples, layout.size)
-        if samples < trainer.least:
-            raise LaunchError(
-                f"{where}: expected a batch of at least {trainer.least} samples, got {samples};"
-                f" give batches of batch_size={layout}, of which the last one may be shorter"
-            )
-        if left and not self._has_warned:
-            self._has_warned = True
-            fill = f"sample{'s' * (left > 1)} of a batch of {samples} fill{'s' * (left == 1)}"
-            warnings.warn(
-                f"{left} {fill} no microbatch of {layout.size} and {'are' if left > 1 else 'is'}"
-                " left out, as in later batches", stacklevel=3,
-            )  # fmt: skip
-        due = (m for m in trainer.microbatches if m < number)
-        return StepBatches(number, {m: trainer.local(reader.part(batch, m, where)) for m in due})
-
     def _open(self) -> Trainer:
         if self._trainer is None:
             raise LaunchError("the trainer is closed; make another one with planner.trainer")
@@ -250,6 +236,23 @@ def _compare(trainer: Trainer, batch: object, where: str) -> None:
             f"{where}: expected the same learning rate on all ranks, got {rate} here"
             " and another one elsewhere; call set_lr with the same value on all"
         )
+
+
+def _microbatches(trainer: Trainer, batch: object, where: str) -> tuple[StepBatches, int]:
+    """The microbatches of this rank, and the number of rows that fill none."""
+    reader, layout = trainer.reader, trainer.layout
+    if not reader.reads:
+        return StepBatches(None, {m: Batch({}, {}) for m in trainer.microbatches}), 0
+    samples = reader.num_samples(batch, layout, where)
+    number, left = divmod(samples, layout.size)
+    if samples < trainer.least:
+        raise LaunchError(
+            f"{where}: expected a batch of {layout.samples} samples, or at least {trainer.least}, got"
+            f" {samples}; give batches of trainer.batch_size"
+        )
+    due = (m for m in trainer.microbatches if m < number)
+    parts = {m: trainer.local(reader.part(batch, m, where)) for m in due}
+    return StepBatches(number, parts), left
 
 
 def begin(request: TrainingRequest, metrics: Sequence[str]) -> BatchTrainer:

@@ -88,6 +88,7 @@ class Trainer:
         num_steps: steps of the whole training.
         layout: how samples become microbatches.
         least: samples that a step has at least.
+        first_reader: the first rank that reads data; None if none does.
         size: of steps.
         history: the sizes of all batches since the first step.
         evaluator: for --eval-data; None without it.
@@ -123,7 +124,8 @@ class Trainer:
         self._coming: Iterator[StepData] | None = None  # from the next step on
         epoch = epoch_of(loop, self._feed, self.reader.reads, self.groups)
         self.least = epoch.least or self.layout.least
-        self.size = StepSize(self.layout.count, epoch.num_readers)
+        self.size = StepSize(self.layout.count, len(epoch.readers))
+        self.first_reader = min(epoch.readers, default=None)
         self.history, self.next_step = self._history(start), 0
         self.evaluator: Evaluator | None = None
         if loop.eval_data is not None:

@@ -127,12 +127,12 @@ class Epoch:
     Attributes:
         num_samples: None without a known length.
         least: samples that a step has at least; None where no rank reads a dataset.
-        num_readers: number of ranks that know how many microbatches a step has.
+        readers: the ranks that read data, and know how many microbatches a step has.
     """
 
     num_samples: int | None
     least: int | None
-    num_readers: int
+    readers: tuple[int, ...]
 
 
 def epoch_of(loop: Loop, feed: Feed, reads: bool, groups: Groups) -> Epoch:
@@ -160,7 +160,8 @@ def epoch_of(loop: Loop, feed: Feed, reads: bool, groups: Groups) -> Epoch:
             " or give generators of your own a seed"
         )
     least = next((one for *_, one, _ in facts if one is not None), None)
-    return Epoch(next(iter(lengths), None), least, sum(reads for *_, reads in facts))
+    readers = tuple(rank for rank, (*_, does) in enumerate(facts) if does)
+    return Epoch(next(iter(lengths), None), least, readers)
 
 
 def number_of_steps(loop: Loop, epoch: Epoch, history: BatchSizeHistory) -> int:
