@@ -247,8 +247,8 @@ def _microbatches(trainer: Trainer, batch: object, where: str) -> tuple[StepBatc
     number, left = divmod(samples, layout.size)
     if samples < trainer.least:
         raise LaunchError(
-            f"{where}: expected a batch of {layout.samples} samples, or at least {trainer.least}, got"
-            f" {samples}; give batches of trainer.batch_size"
+            f"{where}: expected a batch of {layout.samples} samples, or of at least"
+            f" {trainer.least}, got {samples}; give batches of trainer.batch_size"
         )
     due = (m for m in trainer.microbatches if m < number)
     parts = {m: trainer.local(reader.part(batch, m, where)) for m in due}

@@ -52,7 +52,7 @@ from planner.training.checkpoints.folder import Checkpoint
 from planner.training.checkpoints.saver import Saver
 from planner.training.checkpoints.start import GROUPS, check_fits, start_of
 from planner.training.data.batching import BatchSizeHistory, StepData
-from planner.training.data.datasets import EvalData
+from planner.training.data.datasets import EvalData, data_name
 from planner.training.data.feeds import (
     epoch_of,
     layout_of,
@@ -122,6 +122,7 @@ class Trainer:
         self.layout, self.reader = layout_of(job, loop), reader_of(job, self.part)
         self._feed = make_feed(job, self.part, loop, self.microbatches)
         self._coming: Iterator[StepData] | None = None  # from the next step on
+        self._given_data, self._lost = loop.data, tuple[str, ...]()
         epoch = epoch_of(loop, self._feed, self.reader.reads, self.groups)
         self.least = epoch.least or self.layout.least
         self.size = StepSize(self.layout.count, len(epoch.readers))
@@ -140,7 +141,7 @@ class Trainer:
             self.part.gradient_accumulators, sums, self.groups, self.part.shards,
             non_contributing(plan.strategy, job.model.graph, self.groups.device),
         )  # fmt: skip
-        self.content = Content(job, self.part, self.optimizer, self.groups)
+        self.content = Content(job, self.part, self.optimizer, self.groups, self._data_state)
         self.start: Checkpoint | None = None
         self._savers: dict[Path, Saver] = {}
         self.executor = self._executor(training_seed(job, loop))
@@ -261,6 +262,7 @@ class Trainer:
         """
         self.content.restore(start)
         self.history = self._history(start)
+        self._restore_data(start)
         self.restore(start.record.extras, start.record.step)
         self.start = start
 
@@ -290,6 +292,31 @@ class Trainer:
             self.optimizer_step.scale.value = float(extras["loss_scale"]["value"])
             self.optimizer_step.scale.good_steps = int(extras["loss_scale"]["good_steps"])
         self.next_step, self._coming = step, None
+
+    def _data_state(self) -> Any:
+        """The state of the data that this rank reads, as JSON, before the next step."""
+        state = self._feed.state(self.next_step, self.history)
+        return None if state is None else {**state, "microbatches": self.microbatches}
+
+    def _restore_data(self, start: Checkpoint) -> None:
+        """Gives samplers and datasets the state that they had on this rank, else on another one
+        that read the same microbatches. The orders of samples are the same on all ranks.
+        """
+        saved = self.content.saved_data(start)
+        ranks = sorted(saved, key=lambda rank: (rank != self.rank, rank))
+        same = [one for one in ranks if saved[one]["microbatches"] == self.microbatches]
+        state = saved[(same or ranks)[0]] if saved else {}
+        lost = self._feed.restore(state, bool(same))
+        if not lost:
+            return
+        why = "the checkpoint does not have it"
+        if saved and not same:
+            why = "no rank read the same microbatches when the checkpoint was written"
+        self._lost = (
+            f"{data_name(self._given_data, '--data')}: {' and '.join(lost)} has the state that it"
+            f" was made with, not that of the checkpoint: {why}; draw from torch's, numpy's or"
+            " Python's own generators, which follow from the seed, or read without workers",
+        )
 
     def _history(self, start: Checkpoint | None) -> BatchSizeHistory:
         """The sizes of all batches: those before a checkpoint, and those of this launch."""
@@ -391,8 +418,10 @@ class Trainer:
             yield from data.batches
 
     def notes(self) -> tuple[str, ...]:
-        """On samples that are left out, as far as any rank knows; all ranks call it."""
-        known = self.groups.gather(self._feed.notes())
+        """On data that is left out and state that was lost, as far as any rank knows; all ranks
+        call it.
+        """
+        known = self.groups.gather((*self._feed.notes(), *self._lost))
         return tuple(dict.fromkeys(note for notes in known for note in notes))
 
     # ------------------------------------------------------------------------ evaluation

@@ -1,7 +1,7 @@
 """How samples become the microbatches of steps, and the numbers that datasets draw meanwhile."""
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -183,6 +183,10 @@ class Feed:
         fingerprint: of the first samples, before the device takes its part of them; None if it has
             read none.
         notes: on what is left out, as far as it is known.
+        state: of the data before a step, as JSON: what the seed and the step do not tell; None for
+            nothing.
+        restore: goes on from a state, empty where there is none, and gives the places of what is
+            lost; it is told whether that is the state of a rank that read the same microbatches.
     """
 
     steps: Callable[[int, BatchSizeHistory], Iterator[StepData]]
@@ -190,6 +194,8 @@ class Feed:
     least: int | None = None
     fingerprint: int | None = None
     notes: Callable[[], tuple[str, ...]] = tuple
+    state: "Callable[[int, BatchSizeHistory], Any]" = lambda step, history: None
+    restore: "Callable[[Mapping[str, Any], bool], list[str]]" = lambda state, same: []
 
 
 def left_out(layout: BatchLayout, least: int, num_samples: int) -> str | None:

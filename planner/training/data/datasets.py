@@ -20,7 +20,7 @@ fit each other, though the first stage fetches the ones and the last stage the o
 
 import inspect
 import signal
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from functools import partial
 from itertools import count, islice
@@ -50,7 +50,9 @@ from planner.training.data.batching import (
     seeded_generators,
 )
 from planner.training.data.fingerprints import fingerprint
+from planner.training.data.orders import EpochOrders, with_inner
 from planner.training.data.samples import BatchReader
+from planner.training.data.states import bring_back, has_state, held, kept, left_as_it_is
 
 # ------------------------------------------------------------------------------ what is given
 
@@ -168,7 +170,9 @@ class MapSource:
         self.where, self._layout = where, layout
         self._loader = data if isinstance(data, DataLoader) else None
         self.dataset: Any = data.dataset if self._loader is not None else data
-        self._orders: dict[int, list[Any]] = {}
+        self.held = {} if self.num_workers else held(self.dataset, "dataset") | self._of_collate()
+        sampler = self._sampler()
+        self._orders = EpochOrders(self._order, None if _goes_by_epoch(sampler) else sampler)
         self.least = layout.least
         if in_steps and self._loader is not None:
             _check_batch(self.where, layout, self._loader.batch_size)
@@ -179,17 +183,46 @@ class MapSource:
 
     def order(self, epoch: int) -> list[Any]:
         """The indices of the samples of an epoch."""
-        if epoch not in self._orders:
-            with (
-                _data_errors(self.where),
-                seeded_generators(seed_of(self._layout.seed, "epoch", epoch)),
-            ):
-                self._orders = {epoch: self._drawn(epoch)}
-        return self._orders[epoch]
+        return self._orders(epoch)
+
+    def state(self, epoch: int) -> dict[str, Any]:
+        """What the sampler, the dataset and its collate_fn hold in an epoch, as JSON."""
+        return {"sampler": self._orders.state(epoch), "dataset": kept(self.held)}
+
+    def restore(self, state: Mapping[str, Any], same: bool) -> list[str]:
+        """Goes on from a state; gives the places of those that are lost.
+
+        Args:
+            same: whether the dataset was read by as many ranks, and this one read the same.
+        """
+        with _data_errors(self.where):
+            lost = self._orders.restore(state.get("sampler"))
+            lost += bring_back(self.held, state.get("dataset", {}) if same else {})
+        return [*lost, *held(self.dataset, "dataset")] if self.num_workers else lost
+
+    @property
+    def num_workers(self) -> int:
+        """Processes that read the dataset, each of which has its own copy of it; 0 for none."""
+        return 0 if self._loader is None else self._loader.num_workers
+
+    def _of_collate(self) -> dict[str, object]:
+        return {} if self._loader is None else held(self._loader.collate_fn, "collate_fn")
+
+    def _sampler(self) -> Any:
+        """Of the user; None where there is none."""
+        if self._loader is None or self._loader.batch_size is not None:
+            return None if self._loader is None else self._loader.sampler
+        return self._loader.batch_sampler
+
+    def _order(self, epoch: int) -> list[Any]:
+        seed = seed_of(self._layout.seed, "epoch", epoch)
+        with _data_errors(self.where), seeded_generators(seed):
+            return self._drawn(epoch)
 
     def first(self, request: Request) -> Any:
-        """One microbatch, collated; without workers."""
-        return self._collated().__getitems__(request)
+        """One microbatch, collated; without workers. The dataset is left as it is."""
+        with left_as_it_is(self.held):
+            return self._collated().__getitems__(request)
 
     def fetched(self, requests: Iterable[Any]) -> Iterator[Any]:
         """The microbatches of some requests, collated; by the workers of the DataLoader."""
@@ -222,6 +255,17 @@ class MapSource:
             if i < len(batches) - 1 or len(batch) > self._layout.samples:
                 _check_batch(self.where, self._layout, len(batch))
         return batches
+
+
+def _goes_by_epoch(sampler: object) -> bool:
+    """Whether the order of any epoch can be drawn at once: from the seed, or by set_epoch."""
+    if sampler is None or hasattr(sampler, "set_epoch"):
+        return True
+    every = [*with_inner(sampler)]
+    seeded = getattr(sampler, "generator", None)  # as `_of_epoch` does
+    return all(type(one).__module__.startswith("torch.utils.data") for one in every) and all(
+        one is seeded for one in held(sampler, "").values()
+    )
 
 
 def _special(sampler: RandomSampler) -> bool:
@@ -300,9 +344,14 @@ def _map_feed(
         item = source.first(first)
     reader.microbatch(item, where)
     note = left_out(layout, source.least, source.num_samples)
+
+    def state(step: int, history: BatchSizeHistory) -> dict[str, Any] | None:
+        found = source.state(history.position(step, source.num_samples).epoch)
+        return found if any(found.values()) else None
+
     return Feed(
         steps, source.num_samples, source.least, fingerprint(reader.named(item, where)),
-        lambda: () if note is None else (note,),
+        lambda: () if note is None else (note,), state, source.restore,
     )  # fmt: skip
 
 
@@ -373,9 +422,10 @@ class EvalData:
         if not self._reader.reads:
             yield from (Batch({}, {}) for _ in mine)
             return
-        coming = self._source.fetched(map(self._request, mine))
-        for i in mine:
-            yield _next_batch(coming, self._reader, f"{self.where}: microbatch {i}")
+        with left_as_it_is(self._source.held):  # all evaluations draw the same
+            coming = self._source.fetched(map(self._request, mine))
+            for i in mine:
+                yield _next_batch(coming, self._reader, f"{self.where}: microbatch {i}")
 
     def _request(self, index: int) -> Request:
         order, size = self._source.order(0), self._layout.size
@@ -411,28 +461,54 @@ class _Stream:
         self._note = None
         if self.num_samples is not None:
             self._note = left_out(layout, self.least, self.num_samples)
+        # Without a state dict the dataset is read again from its begin, and comes to its state so.
+        reads_here = not self._loads or not data.num_workers
+        stateful = next((one for one in (data, inner) if has_state(one)), None)
+        if stateful is inner and not reads_here:
+            stateful = None
+        self.held = {} if stateful is None else held(stateful, "dataset")
+        self._begin: tuple[int, int] | None = None  # epoch and step that it goes on from
+        self._epoch_read = 0
 
     def notes(self) -> tuple[str, ...]:
         """On samples that are left out, as soon as an epoch is over."""
         return () if self._note is None else (self._note,)
 
-    def steps(self, history: BatchSizeHistory) -> Iterator[tuple[Any, int]]:
-        """What there is for each step from the first one on, and how many microbatches it makes, in
-        the next epoch where one has ended: a list of samples, or a batch of a DataLoader.
+    def state(self, step: int, history: BatchSizeHistory) -> Any:
+        """As `Feed.state`; None where the dataset has no state dict."""
+        if not self.held:
+            return None
+        return {"epoch": self._epoch_read, "step": step, "dataset": kept(self.held)}
+
+    def restore(self, state: Any, same: bool) -> list[str]:
+        """As `Feed.restore`."""
+        with _data_errors(self._where):
+            lost = bring_back(self.held, state.get("dataset", {}))
+        if self.held and "dataset" not in lost:
+            self._begin = state["epoch"], state["step"]
+        return lost
+
+    def steps(self, step: int, history: BatchSizeHistory) -> Iterator[tuple[Any, int]]:
+        """What there is for each step from one on, and how many microbatches it makes, in the next
+        epoch where one has ended: a list of samples, or a batch of a DataLoader.
         """
-        step = 0
-        for epoch in count():
+        first, at = self._begin or (0, 0)
+        goes_on, self._begin = self._begin is not None, None
+        for epoch in count(first):
+            self._epoch_read = epoch
             with seeded_generators(seed_of(self._layout.seed, "epoch", epoch)):
                 items = iter(self._data)
-            first = step
-            for batch, number in self._epoch(items, step, history):
-                yield batch, number
-                step += 1
-            if step == first:
-                raise self._ended(epoch, step)
+            begin = at
+            for batch, number in self._epoch(items, at, history, from_its_begin=not goes_on):
+                at += 1
+                if at > step:
+                    yield batch, number
+            if at == begin and not goes_on:
+                raise self._ended(epoch, at)
+            goes_on = False
 
     def _epoch(
-        self, items: Iterator[Any], step: int, history: BatchSizeHistory
+        self, items: Iterator[Any], step: int, history: BatchSizeHistory, *, from_its_begin: bool
     ) -> Iterator[tuple[Any, int]]:
         """The steps of an epoch, from one on."""
         seen, is_short = 0, False
@@ -441,6 +517,7 @@ class _Stream:
             batch, size = self._next(items, step, samples)
             seen += size
             is_short = size < samples
+            self._epoch_read += is_short
             if is_short and self._loads and next(items, None) is not None:
                 raise LaunchError(
                     f"{self._where}: step {step}: expected a batch of {self._layout} samples, as"
@@ -449,7 +526,7 @@ class _Stream:
             if size >= least:
                 yield batch, size // self._layout.size if is_short else self._layout.count
             step += 1
-        if self._note is None and self.num_samples is None:
+        if self._note is None and self.num_samples is None and from_its_begin:
             self._note = left_out(self._layout, self.least, seen)
 
     def _next(self, items: Iterator[Any], step: int, samples: int) -> tuple[Any, int]:
@@ -511,10 +588,7 @@ def _stream_feed(
             yield part(batch, m, f"{place}, microbatch {m}")
 
     def steps(step: int, history: BatchSizeHistory) -> Iterator[StepData]:
-        coming = stream.steps(history)
-        with _data_errors(f"{where}: step {step}"):
-            for _ in range(step):
-                next(coming)
+        coming = stream.steps(step, history)
         for at in count(step):
             with _data_errors(f"{where}: step {at}, microbatch {mine[0]}"):
                 batch, number = next(coming)
@@ -526,13 +600,15 @@ def _stream_feed(
         can_restart = iter(inner) is not iter(inner)
     if can_restart:  # else the first step would be lost
         place = f"{where}: step 0, microbatch 0"
-        with _data_errors(place):
+        with _data_errors(place), left_as_it_is(stream.held):
             history = BatchSizeHistory.begun(layout.samples, stream.least)
-            batch, _ = next(stream.steps(history))
+            batch, _ = next(stream.steps(0, history))
         part(batch, 0, place)
         whole = batch if loads else default_collate(batch)
         found = fingerprint(reader.named(whole, place))
-    return Feed(steps, stream.num_samples, stream.least, found, stream.notes)
+    return Feed(
+        steps, stream.num_samples, stream.least, found, stream.notes, stream.state, stream.restore
+    )
 
 
 @contextmanager
