@@ -32,7 +32,7 @@ from planner.training.checkpoints.start import check_later
 from planner.training.data.fingerprints import fingerprint
 from planner.training.data.samples import samples_of
 from planner.training.options import TrainingRequest, check_folder
-from planner.training.trainer import Trainer
+from planner.training.trainer import SET_RATE, Trainer
 
 WITHOUT = frozenset({
     "steps", "epochs", "data", "shuffle", "eval_data", "eval_every", "metrics", "log", "config",
@@ -82,7 +82,7 @@ class BatchTrainer:
         """
         if not 0 <= lr < math.inf:
             raise OptionError(f"set_lr: expected a finite number of at least 0, got {lr}")
-        self._open().optimizer_step.set_rate(float(lr))
+        self._open().set_rate(float(lr))
 
     def step(self, batch: object) -> float:
         """One step of the optimizer; under the schedule pipedream one for each microbatch, with an
@@ -282,6 +282,9 @@ def begin(request: TrainingRequest, metrics: Sequence[str]) -> BatchTrainer:
 
     trainer = Trainer.open(request, check)
     assert trainer is not None, "none idles: there are as many processes as devices"
+    if trainer.start is not None and SET_RATE in trainer.start.record.extras:
+        # It was set after the start, as it is here.
+        trainer.set_rate(float(trainer.start.record.extras[SET_RATE]))
     return BatchTrainer(request, trainer)
 
 

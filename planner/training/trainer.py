@@ -66,6 +66,10 @@ from planner.training.options import TrainingRequest
 from planner.training.steady import steps_to_show
 
 
+SET_RATE = "set_lr"
+"""Among the extras of a checkpoint: the learning rate that the user's loop has set last."""
+
+
 class Trainer:
     """The part of one device; every rank makes one, and all call the same methods.
 
@@ -123,6 +127,8 @@ class Trainer:
         self._feed = make_feed(job, self.part, loop, self.microbatches)
         self._coming: Iterator[StepData] | None = None  # from the next step on
         self._given_data, self._lost = loop.data, tuple[str, ...]()
+        self._set_rate: float | None = None
+        self._takes_rate = loop.learning_rate is None
         epoch = epoch_of(loop, self._feed, self.reader.reads, self.groups)
         self.least = epoch.least or self.layout.least
         self.size = StepSize(self.layout.count, len(epoch.readers))
@@ -275,7 +281,9 @@ class Trainer:
     def extras(self) -> dict[str, Any]:
         """The state besides weights, statistics and optimizer, as JSON."""
         scale = self.optimizer_step.scale
+        set_rate = {} if self._set_rate is None else {SET_RATE: self._set_rate}
         return {
+            **set_rate,
             "loss_scale": {"value": scale.value, "good_steps": scale.good_steps},
             "batches": [[*part] for part in self.history.parts],
             GROUPS: settings(self.job.groups),
@@ -291,7 +299,16 @@ class Trainer:
         if "loss_scale" in extras and self.optimizer_step.scale.is_dynamic:
             self.optimizer_step.scale.value = float(extras["loss_scale"]["value"])
             self.optimizer_step.scale.good_steps = int(extras["loss_scale"]["good_steps"])
+        if SET_RATE in extras and self._takes_rate:
+            self.set_rate(float(extras[SET_RATE]))
         self.next_step, self._coming = step, None
+
+    def set_rate(self, learning_rate: float) -> None:
+        """Changes the learning rate, before its schedule, from the next step on; also of a training
+        that goes on from a checkpoint, unless it is launched with --lr.
+        """
+        self._set_rate = learning_rate
+        self.optimizer_step.set_rate(learning_rate)
 
     def _data_state(self) -> Any:
         """The state of the data that this rank reads, as JSON, before the next step."""
@@ -309,12 +326,12 @@ class Trainer:
         lost = self._feed.restore(state, bool(same))
         if not lost:
             return
-        why = "the checkpoint does not have it"
+        why = ""
         if saved and not same:
-            why = "no rank read the same microbatches when the checkpoint was written"
+            why = " (no rank read the same microbatches when it was written)"
         self._lost = (
-            f"{data_name(self._given_data, '--data')}: {' and '.join(lost)} has the state that it"
-            f" was made with, not that of the checkpoint: {why}; draw from torch's, numpy's or"
+            f"{data_name(self._given_data, '--data')}: {' and '.join(lost)}: the state is as at the"
+            f" begin of a training, not as at the checkpoint{why}; draw from torch's, numpy's or"
             " Python's own generators, which follow from the seed, or read without workers",
         )
 

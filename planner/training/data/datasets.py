@@ -198,7 +198,9 @@ class MapSource:
         with _data_errors(self.where):
             lost = self._orders.restore(state.get("sampler"))
             lost += bring_back(self.held, state.get("dataset", {}) if same else {})
-        return [*lost, *held(self.dataset, "dataset")] if self.num_workers else lost
+        if self.num_workers:
+            lost += [f"{place} in worker processes" for place in held(self.dataset, "dataset")]
+        return lost
 
     @property
     def num_workers(self) -> int:
