@@ -65,7 +65,6 @@ from planner.training.evaluation import Evaluator
 from planner.training.options import TrainingRequest
 from planner.training.steady import steps_to_show
 
-
 SET_RATE = "set_lr"
 """Among the extras of a checkpoint: the learning rate that the user's loop has set last."""
 
