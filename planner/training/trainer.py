@@ -1,8 +1,10 @@
 """`Trainer`: one device's part of a training, from meeting the other ranks to leaving them."""
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Self
 
@@ -50,8 +52,9 @@ from planner.training.checkpoints.content import Content
 from planner.training.checkpoints.folder import Checkpoint
 from planner.training.checkpoints.saver import Saver
 from planner.training.checkpoints.start import GROUPS, check_fits, start_of
+from planner.training.data.agreement import DataAgreement
 from planner.training.data.batching import BatchSizeHistory
-from planner.training.data.datasets import EvalData
+from planner.training.data.datasets import EvalData, data_name
 from planner.training.data.feeds import (
     layout_of,
     make_feed,
@@ -114,6 +117,8 @@ class Trainer:
         self.history, self.next_step = self.layout.history, 0
         self._feed = make_feed(job, self.part, loop, self.microbatches)
         self._coming: Iterator[Batch] | None = None  # from the next step on
+        where = data_name(loop.data, "--data")
+        self._agreement = DataAgreement(where, self._feed.read, self.layout, self.groups)
         self.evaluator: Evaluator | None = None
         if loop.eval_data is not None:
             self.evaluator = self._evaluator(loop.eval_data, "--eval-data", loop.metrics)
@@ -292,7 +297,8 @@ class Trainer:
                 yield self.step()
                 continue
             stop = flow_end(self.next_step, end, self.layout.count, intervals)
-            for record in self.flow.run(self._data(), self.next_step, stop - self.next_step):
+            data = self._flow_data()
+            for record in self.flow.run(data, self.next_step, stop - self.next_step):
                 self.next_step += 1
                 yield record
 
@@ -340,7 +346,17 @@ class Trainer:
     def batches(self) -> dict[int, Batch]:
         """The data of this device in the next step, by microbatch."""
         coming = self._data()
-        return {m: self.local(next(coming)) for m in self.microbatches}
+        with self._agreement.step(self.next_step, self.history):
+            return {m: self.local(next(coming)) for m in self.microbatches}
+
+    def _flow_data(self) -> Iterator[Batch]:
+        """The microbatches of this device from the next step on; those of that step are compared
+        with other ranks' first.
+        """
+        coming = self._data()
+        with self._agreement.step(self.next_step, self.history):
+            begun = deque(islice(coming, len(self.microbatches)))
+        return chain((begun.popleft() for _ in range(len(begun))), coming)
 
     def local(self, batch: Batch) -> Batch:
         """The part of a microbatch that this device needs, of the data that it is given."""
@@ -349,7 +365,9 @@ class Trainer:
     def _data(self) -> Iterator[Batch]:
         """The microbatches of this device from the next step on."""
         if self._coming is None:
-            self._coming = self._feed.microbatches(self.next_step, self.history)
+            self._coming = self._feed.microbatches(
+                self.next_step, self.history, self._agreement.note
+            )
         return self._coming
 
     # ------------------------------------------------------------------------ evaluation

@@ -1,16 +1,18 @@
 """How samples become the microbatches of steps, and the numbers that datasets draw meanwhile."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from planner.launcher.batch import Batch
 from planner.operators.randomness import seeded
+from planner.training.data.fingerprints import Prints
+from planner.training.data.samples import Named
 
 Request = tuple[int, list[Any]]
 """A seed, and the indices of the samples of one microbatch."""
@@ -91,21 +93,76 @@ class BatchSizeHistory:
         return BatchSizeHistory(kept if same else (*kept, (step, samples)))
 
 
+Place = tuple[int | None, int]
+"""A step (None in an evaluation) and a microbatch."""
+
+
+def words_of_place(place: Place) -> str:
+    """How messages call it."""
+    step, microbatch = place
+    words = f"microbatch {microbatch}"
+    return words if step is None else f"step {step}, {words}"
+
+
+@dataclass(frozen=True, slots=True)
+class ReadData:
+    """Data as one rank reads it.
+
+    Attributes:
+        microbatches: indices of those that the rank reads in each step.
+        num_samples: of an epoch; None without a known length.
+        order: gives the indices of the samples of an epoch; None for data with an order of its own.
+        orderer: why ranks may have other orders, and what to do about it.
+        probes: some samples that all ranks have read.
+        read: reads the first samples of a microbatch once more (None is all of them), and gives
+            their indices, too, where they have some; None where data can be read once.
+    """
+
+    microbatches: tuple[int, ...]
+    num_samples: int | None = None
+    order: Callable[[int], Sequence[Any]] | None = None
+    orderer: str = ""
+    probes: Mapping[Place, Prints] = field(default_factory=dict)
+    read: "Callable[[Place, BatchSizeHistory, int | None], tuple[Prints, Sequence[Any]]] | None" = (
+        None
+    )
+
+
+Note = Callable[[int, int, Callable[[], Named]], None]
+"""Is shown each microbatch before the device takes its part of it: step, index, data."""
+
+
+def unnoted(step: int, microbatch: int, named: Callable[[], Named]) -> None:
+    """A `Note` of nothing."""
+
+
+class Microbatches(Protocol):
+    """The microbatches of a device."""
+
+    def __call__(
+        self, step: int, history: BatchSizeHistory, note: Note = unnoted
+    ) -> Iterator[Batch]:
+        """Those from a step on, in the order in which the device runs them, without end.
+
+        Args:
+            history: the sizes of all batches.
+            note: is shown each of them first.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class Feed:
     """The data of one device.
 
     Attributes:
-        microbatches: those of the device from a step on, in the order in which it runs them,
-            without end. It is given the step, and the sizes of all batches.
+        microbatches: those of the device.
         steps_per_epoch: whole steps that an epoch has samples for; None without a known length.
-        fingerprint: of the first samples, before the device takes its part of them; None if it has
-            read none.
+        read: the data, for the comparison with other ranks; None if the device reads none.
     """
 
-    microbatches: Callable[[int, BatchSizeHistory], Iterator[Batch]]
+    microbatches: Microbatches
     steps_per_epoch: int | None = None
-    fingerprint: int | None = None
+    read: ReadData | None = None
 
 
 def seed_of(*parts: object) -> int:

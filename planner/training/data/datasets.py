@@ -27,6 +27,7 @@ import torch
 from torch.utils.data import (
     DataLoader,
     Dataset,
+    DistributedSampler,
     IterableDataset,
     RandomSampler,
     SequentialSampler,
@@ -40,12 +41,17 @@ from planner.training.data.batching import (
     BatchLayout,
     BatchSizeHistory,
     Feed,
+    Note,
+    Place,
+    ReadData,
     Request,
     seed_of,
     seeded_generators,
+    unnoted,
+    words_of_place,
 )
-from planner.training.data.fingerprints import fingerprint
-from planner.training.data.samples import BatchReader, tensors_in
+from planner.training.data.fingerprints import Prints, prints
+from planner.training.data.samples import BatchReader, Named, tensors_in
 
 # ------------------------------------------------------------------------------ what is given
 
@@ -63,7 +69,8 @@ def given_data(value: object, option: str, seed: int) -> tuple[str, object]:
     """
     where = data_name(value, option)
     if isinstance(value, str):
-        value = function_named(value, option, LaunchError)
+        with seeded_generators(seed_of(seed, "module")):
+            value = function_named(value, option, LaunchError)
     if is_dataset(value) or not callable(value):
         return where, _checked_dataset(where, value)
     required = _num_required(value)
@@ -173,11 +180,23 @@ class MapSource:
         """The indices of the samples of an epoch."""
         if epoch not in self._orders:
             with (
-                _data_errors(self.where),
+                data_errors(self.where),
                 seeded_generators(seed_of(self._layout.seed, "epoch", epoch)),
             ):
                 self._orders = {epoch: self._drawn(epoch)}
         return self._orders[epoch]
+
+    @property
+    def orderer(self) -> str:
+        """Why ranks may have other orders, and what to do about it."""
+        sampler = None if self._loader is None else self._loader.batch_sampler
+        sampler = getattr(sampler, "sampler", sampler)
+        if isinstance(sampler, DistributedSampler):
+            return "leave DistributedSampler out, as each rank takes its part of what all read"
+        return (
+            f"the {type(sampler).__name__} goes by RANK, or draws from a generator of its own"
+            " without a seed; give it a seed, or let it draw from torch's, numpy's or Python's"
+        )
 
     def first(self, request: Request) -> Any:
         """One microbatch, collated; without workers."""
@@ -280,26 +299,65 @@ def _map_feed(
 ) -> Feed:
     """The microbatches of one device out of a map-style dataset."""
 
-    def microbatches(step: int, history: BatchSizeHistory) -> Iterator[Batch]:
+    def microbatches(step: int, history: BatchSizeHistory, note: Note = unnoted) -> Iterator[Batch]:
         coming = source.fetched(_requests(source, layout, mine, step, history))
         for at in count(step):
             for m in mine:
-                yield _next_batch(coming, reader, f"{source.where}: step {at}, microbatch {m}")
+                place = f"{source.where}: step {at}, microbatch {m}"
+                yield _next_batch(coming, reader, place, partial(note, at, m))
 
-    where = f"{source.where}: step 0, microbatch 0"
-    with _data_errors(where):
-        item = source.first(next(_requests(source, layout, (0,), 0, layout.history)))
+    def request(place: Place, history: BatchSizeHistory) -> Request:
+        step, m = place
+        assert step is not None, "no evaluation"
+        return next(_requests(source, layout, (m,), step, history))
+
+    steps = source.num_samples // layout.samples
+    last = steps - 1, layout.count - 1
+    return Feed(microbatches, steps, _read_data(source, layout, mine, reader, request, last))
+
+
+def _read_data(
+    source: MapSource, layout: BatchLayout, mine: Sequence[int], reader: BatchReader,
+    request: Callable[[Place, BatchSizeHistory], Request], last: Place,
+) -> ReadData:  # fmt: skip
+    """A map-style dataset for the comparison with other ranks. Its first microbatch, and the first
+    sample of its last one, are read.
+
+    Raises:
+        LaunchError: if the first microbatch does not fit the model.
+    """
+
+    def item_at(place: Place, history: BatchSizeHistory, most: int | None) -> tuple[Any, Any]:
+        seed, indices = request(place, history)
+        with data_errors(f"{source.where}: {words_of_place(place)}"):
+            return source.first((seed, indices[:most])), indices[:most]
+
+    def read(
+        place: Place, history: BatchSizeHistory, most: int | None
+    ) -> tuple[Prints, Sequence[Any]]:
+        item, indices = item_at(place, history, most)
+        return prints(reader.named(item, source.where)), indices
+
+    first: Place = (None if last[0] is None else 0, 0)
+    item, _ = item_at(first, layout.history, None)
+    where = f"{source.where}: {words_of_place(first)}"
     reader.microbatch(item, where)
-    return Feed(
-        microbatches, source.num_samples // layout.samples, fingerprint(reader.named(item, where))
-    )
+    probes = {first: prints(reader.named(item, where))}
+    if last != first:
+        probes[last], _ = read(last, layout.history, 1)
+    return ReadData(tuple(mine), source.num_samples, source.order, source.orderer, probes, read)
 
 
-def _next_batch(coming: Iterator[Any], reader: BatchReader, where: str) -> Batch:
+def _next_batch(
+    coming: Iterator[Any], reader: BatchReader, where: str,
+    note: Callable[[Callable[[], Named]], None],
+) -> Batch:  # fmt: skip
     """The next microbatch; nothing else holds its data, so that it can be freed after its use."""
-    with _data_errors(where):
+    with data_errors(where):
         item = next(coming)
-    return reader.microbatch(item, where)
+    found = reader.microbatch(item, where)
+    note(lambda: reader.named(item, where))
+    return found
 
 
 class EvalData:
@@ -308,6 +366,7 @@ class EvalData:
     Attributes:
         where: they are from, for messages.
         num_samples: None where this device reads none.
+        read: the data, for the comparison with other ranks; None where this device reads none.
 
     Args:
         data: as a user gives it.
@@ -324,7 +383,8 @@ class EvalData:
         reader: BatchReader,
     ) -> None:  # fmt: skip
         self._layout, self._mine, self._reader = layout, mine, reader
-        self.where, self.num_samples = option, None
+        self.where, self.num_samples = data_name(data, option), None
+        self.read: ReadData | None = None
         if not reader.reads:
             return
         self.where, found = given_data(data, option, layout.seed)
@@ -339,9 +399,10 @@ class EvalData:
         self.num_samples = self._source.num_samples
         if not self.num_samples:
             raise LaunchError(f"{self.where}: expected at least one sample, got none")
-        with _data_errors(self.where):
-            item = self._source.first(self._request(0))
-        reader.microbatch(item, f"{self.where}: microbatch 0")
+        last = None, (self.num_samples - 1) // layout.size
+        self.read = _read_data(
+            self._source, layout, mine, reader, lambda place, _: self._request(place[1]), last
+        )
 
     def microbatches(self, num_samples: int) -> Iterator[Batch]:
         """The data of this device, in the order of the microbatches among all.
@@ -356,7 +417,8 @@ class EvalData:
             return
         coming = self._source.fetched(map(self._request, mine))
         for i in mine:
-            yield _next_batch(coming, self._reader, f"{self.where}: microbatch {i}")
+            where = f"{self.where}: microbatch {i}"
+            yield _next_batch(coming, self._reader, where, lambda named: None)
 
     def _request(self, index: int) -> Request:
         order, size = self._source.order(0), self._layout.size
@@ -423,36 +485,47 @@ def _stream_feed(
     def part(batch: Any, m: int, place: str) -> Batch:
         if loads:
             return reader.part(batch, m, layout.count, place)
-        with _data_errors(place):
-            item = default_collate(batch[m * layout.size : (m + 1) * layout.size])
-        return reader.microbatch(item, place)
+        return reader.microbatch(collated(batch, m, place), place)
 
-    def microbatches(step: int, history: BatchSizeHistory) -> Iterator[Batch]:
+    def collated(batch: Any, m: int, place: str) -> Any:
+        with data_errors(place):
+            return default_collate(batch[m * layout.size : (m + 1) * layout.size])
+
+    def named(batch: Any, m: int, place: str) -> Named:
+        if loads:
+            return reader.named_part(batch, m, layout.count, place)
+        return reader.named(collated(batch, m, place), place)
+
+    def microbatches(step: int, history: BatchSizeHistory, note: Note = unnoted) -> Iterator[Batch]:
         steps = _steps(where, data, layout, history)
-        with _data_errors(f"{where}: step {step}"):
+        with data_errors(f"{where}: step {step}"):
             for _ in range(step):
                 next(steps)
         for at in count(step):
-            with _data_errors(f"{where}: step {at}, microbatch {mine[0]}"):
+            with data_errors(f"{where}: step {at}, microbatch {mine[0]}"):
                 batch = next(steps)
+            for m in range(layout.count):  # those of other devices are read, too
+                place = f"{where}: step {at}, microbatch {m}"
+                note(at, m, partial(named, batch, m, place))
             for m in mine:
                 yield part(batch, m, f"{where}: step {at}, microbatch {m}")
 
-    found = None
-    with _data_errors(f"{where}: step 0"):
+    probes: dict[Place, Prints] = {}
+    with data_errors(f"{where}: step 0"):
         can_restart = iter(inner) is not iter(inner)
     if can_restart:  # else the first step would be lost
         place = f"{where}: step 0, microbatch 0"
-        with _data_errors(place):
+        with data_errors(place):
             batch = next(_steps(where, data, layout, layout.history))
         part(batch, 0, place)
-        found = fingerprint(reader.named(batch if loads else default_collate(batch), place))
+        probes = {(0, m): prints(named(batch, m, place)) for m in {0, layout.count - 1}}
     length = len(inner) if isinstance(inner, Sized) else None
-    return Feed(microbatches, None if length is None else length // layout.samples, found)
+    read = ReadData(tuple(range(layout.count)), length, probes=probes)
+    return Feed(microbatches, None if length is None else length // layout.samples, read)
 
 
 @contextmanager
-def _data_errors(where: str) -> Iterator[None]:
+def data_errors(where: str) -> Iterator[None]:
     """Names the place of what a dataset raises."""
     try:
         yield

@@ -12,8 +12,25 @@ from planner.launcher.job import TrainingJob
 from planner.launcher.options import USUAL_STEPS, Loop
 from planner.operators import synthetic
 from planner.support.errors import LaunchError
-from planner.training.data.batching import BatchLayout, BatchSizeHistory, Feed
-from planner.training.data.datasets import data_name, dataset_feed, given_data, is_dataset
+from planner.training.data.batching import (
+    BatchLayout,
+    BatchSizeHistory,
+    Feed,
+    Note,
+    Place,
+    ReadData,
+    seed_of,
+    seeded_generators,
+    unnoted,
+)
+from planner.training.data.datasets import (
+    data_errors,
+    data_name,
+    dataset_feed,
+    given_data,
+    is_dataset,
+)
+from planner.training.data.fingerprints import Prints, prints
 from planner.training.data.samples import BatchReader, NeededData
 
 
@@ -62,14 +79,14 @@ def make_feed(job: TrainingJob, part: DevicePart, loop: Loop, mine: Sequence[int
         return _each(mine, lambda step, microbatch: Batch({}, {}))
     where, data = given_data(loop.data, "--data", layout.seed)
     if callable(data) and not is_dataset(data):
-        return _each(mine, _called(where, data, reader))
+        return _function_feed(where, data, layout.seed, mine, reader)
     return dataset_feed(where, data, layout, mine, reader)
 
 
 def _each(mine: Sequence[int], batch_of: Callable[[int, int], Batch]) -> Feed:
     """A feed of a function of (step, microbatch)."""
 
-    def microbatches(step: int, history: BatchSizeHistory) -> Iterator[Batch]:
+    def microbatches(step: int, history: BatchSizeHistory, note: Note = unnoted) -> Iterator[Batch]:
         for at in count(step):
             for microbatch in mine:
                 yield batch_of(at, microbatch)
@@ -94,22 +111,40 @@ def _synthetic(job: TrainingJob, needs: NeededData, seed: int) -> Callable[[int,
     return lambda step, microbatch: of(microbatch)
 
 
-def _called(
-    where: str, function: Callable[..., object], reader: BatchReader
-) -> Callable[[int, int], Batch]:
+def _function_feed(
+    where: str, function: Callable[..., object], seed: int, mine: Sequence[int],
+    reader: BatchReader,
+) -> Feed:  # fmt: skip
     """Data of a function of the user, called as `function(step, microbatch, {input: (shape,
-    dtype)})` on every rank that needs the microbatch; it has to return the same everywhere.
+    dtype)})` on every rank that needs the microbatch; it has to return the same everywhere. What it
+    draws follows from the seed, the step and the microbatch.
     """
 
-    def batch_of(step: int, microbatch: int) -> Batch:
+    def returned(step: int, microbatch: int) -> tuple[object, str]:
         place = f"{where}: step {step}, microbatch {microbatch}"
-        try:
-            returned = function(step, microbatch, dict(reader.wanted))
-        except Exception as error:
-            raise LaunchError(f"{place}: {type(error).__name__}: {error}") from error
-        return reader.returned(returned, place)
+        with data_errors(place), seeded_generators(seed_of(seed, step, microbatch)):
+            return function(step, microbatch, dict(reader.wanted)), place
 
-    return batch_of
+    def microbatches(step: int, history: BatchSizeHistory, note: Note = unnoted) -> Iterator[Batch]:
+        for at in count(step):
+            for m in mine:
+                yield batch(at, m, note)
+
+    def batch(step: int, microbatch: int, note: Note) -> Batch:
+        """One of them; nothing else holds its data, so that it can be freed after its use."""
+        item, place = returned(step, microbatch)
+        found = reader.returned(item, place)
+        note(step, microbatch, lambda: reader.named(item, place))
+        return found
+
+    def read(
+        place: Place, history: BatchSizeHistory, most: int | None
+    ) -> tuple[Prints, Sequence[Any]]:
+        step, microbatch = place
+        assert step is not None, "no function gives the data of an evaluation"
+        return prints(reader.named(*returned(step, microbatch))), ()
+
+    return Feed(microbatches, read=ReadData(tuple(mine), read=read))
 
 
 def number_of_steps(loop: Loop, feed: Feed, groups: Groups) -> int:
@@ -117,30 +152,16 @@ def number_of_steps(loop: Loop, feed: Feed, groups: Groups) -> int:
     calls it.
 
     Raises:
-        LaunchError: if ranks read different datasets, or epochs have no length.
+        LaunchError: if epochs have no length.
     """
     if loop.data is None:
         return loop.steps or USUAL_STEPS
-    name = data_name(loop.data, "--data")
-    facts = groups.gather((feed.steps_per_epoch, feed.fingerprint))
-    lengths: set[int] = {length for length, _ in facts if length is not None}
-    prints = {one for _, one in facts if one is not None}
-    if len(lengths) > 1:
-        raise LaunchError(
-            f"{name}: expected the same dataset on all ranks, got epochs"
-            f" of {' and '.join(map(str, sorted(lengths)))} steps"
-        )
-    if len(prints) > 1:
-        raise LaunchError(
-            f"{name}: expected the same samples on all ranks, got different ones; draw them by"
-            " torch's, numpy's or Python's own generators, which have the same seed on all ranks,"
-            " or give generators of your own a seed"
-        )
+    lengths: set[int] = {one for one in groups.gather(feed.steps_per_epoch) if one is not None}
     if loop.epochs is None:
         return loop.steps or USUAL_STEPS
     if not lengths:
         raise LaunchError(
-            f"--epochs {loop.epochs}: expected data with a length, got {name}; give the dataset a"
-            " __len__, or give --steps"
+            f"--epochs {loop.epochs}: expected data with a length, got"
+            f" {data_name(loop.data, '--data')}; give the dataset a __len__, or give --steps"
         )
-    return loop.epochs * lengths.pop()
+    return loop.epochs * max(lengths)

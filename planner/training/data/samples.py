@@ -109,6 +109,17 @@ class BatchReader:
             microbatch: its index.
             count: microbatches of the step.
         """
+        return self._batch(self.named_part(item, microbatch, count, where, self._needs), where)
+
+    def named_part(
+        self, item: object, microbatch: int, count: int, where: str,
+        needs: NeededData | None = None,
+    ) -> Named:  # fmt: skip
+        """The same, by the names of the model.
+
+        Args:
+            needs: what is taken of it; None takes all.
+        """
         named = self.named(item, where)
 
         def narrow(name: str, value: object, size: int) -> object:
@@ -123,14 +134,14 @@ class BatchReader:
             return value[microbatch * size : (microbatch + 1) * size]
 
         inputs, targets = {}, {}
-        for name in sorted(self._needs.inputs):
+        for name in sorted(self._inputs if needs is None else needs.inputs):
             sizes = self._inputs[name].shape[:1]
             inputs[name] = narrow(f"input {name!r}", named.inputs.get(name), *(sizes or (0,)))
-        for name in sorted(self._needs.targets):
+        for name in sorted(self._losses if needs is None else needs.targets):
             sizes = self._losses[name].target_shape[:1]
             what = f"target of {name!r}"
             targets[name] = narrow(what, named.targets.get(name), *(sizes or (0,)))
-        return self._batch(Named(inputs, targets), where)
+        return Named(inputs, targets)
 
     def named(self, item: object, where: str) -> Named:
         """A sample or batch by the names of the model.
@@ -139,14 +150,14 @@ class BatchReader:
             LaunchError: if it has none of the forms above.
         """
         if isinstance(item, Mapping):
-            return Named(item, self._targets_in(item))
+            return Named(self._inputs_in(item), self._targets_in(item))
         values: Sequence[object] = (item,)
         if isinstance(item, Sequence) and not isinstance(item, str):
             values = item
         first = values[0] if values else None
         num_inputs, num_targets = len(self._inputs), len(self._losses)
         if len(values) == 2 and isinstance(first, Mapping):
-            return Named(first, self._targets_of(values[1], where))
+            return Named(self._inputs_in(first), self._targets_of(values[1], where))
         packed = len(values) == 2 and num_targets > 0
         if packed and isinstance(first, Sequence) and len(first) == num_inputs:
             return Named(self._in_order(first), self._targets_of(values[1], where))
@@ -157,6 +168,9 @@ class BatchReader:
             f"{where}: expected {self._expected()}, or a dict of them by name, got"
             f" {described(item)}"
         )
+
+    def _inputs_in(self, item: Mapping[str, object]) -> dict[str, object]:
+        return {name: item[name] for name in self._inputs if name in item}
 
     def _in_order(self, values: Sequence[object]) -> dict[str, object]:
         return dict(zip(self._inputs, values, strict=True))
