@@ -65,20 +65,25 @@ class _Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class _Finer:
-    """What a rank tells the others of a microbatch that they have differently.
+class ReadBatch:
+    """A batch as one rank has read it, where others have another one.
 
     Attributes:
         prints: of it.
         indices: of its samples in the dataset; empty where they are not known.
         draws: whether it is another one when it is read again.
-        hashed: a string, by this process.
+        hashed: the hash of a string, by this process.
     """
 
     prints: Prints
     indices: tuple[Any, ...] = ()
     draws: bool = False
     hashed: int = field(default_factory=lambda: hash("planner"))
+
+
+def compares_all(since: int, step: int) -> bool:
+    """Whether all elements of what is read in a step are compared, since some steps."""
+    return since < FIRST_STEPS or step % EVERY == 0
 
 
 class DataAgreement:
@@ -146,7 +151,7 @@ class DataAgreement:
         self._first = step if self._first is None else self._first
         position = self._position(step, history)
         begins = position is not None and (position[1] == 0 or step == self._first)
-        is_due = step - self._first < FIRST_STEPS or step % EVERY == 0 or begins
+        is_due = compares_all(step - self._first, step) or begins
         if not self._several or not ((is_due and self._shared) or (begins and self._ordered)):
             yield
             return
@@ -209,27 +214,28 @@ class DataAgreement:
         """
         finer = None
         if own is not None:
-            finer = _Finer(own)
+            finer = ReadBatch(own)
             if self._data is not None and self._data.read is not None:
                 (one, indices), (two, _) = (self._data.read(place, history, None) for _ in "12")
                 rows = max((len(tensor.rows) for tensor in own), default=0)
-                finer = _Finer(own, tuple(indices[:rows]), one != two)
-        raise LaunchError(
-            difference(self._where, place, self._groups.gather(finer), drawn, _OTHER_DATA)
-        )
+                finer = ReadBatch(own, tuple(indices[:rows]), one != two)
+        read = self._groups.gather(finer)
+        raise LaunchError(difference(self._where, words_of_place(place), read, _OTHER_DATA, drawn))
 
 
 def difference(
-    where: str, place: Place, told: Sequence["_Finer | None"], drawn: str, other: str
+    where: str, place: str, read: Sequence[ReadBatch | None], other: str, drawn: str = ""
 ) -> str:
-    """The message on a microbatch that ranks have differently.
+    """The message on a batch that ranks have differently.
 
     Args:
-        told: by rank; None if it has not read it.
-        drawn: the cause where the data draws by itself.
-        other: the cause where it does not.
+        where: it is from.
+        place: of it, such as "step 0, microbatch 1".
+        read: by rank; None if it has not read it.
+        other: the cause where the data is another one on each rank.
+        drawn: the cause where it draws by itself.
     """
-    known = _known(told)
+    known = _known(read)
     pair = _unlike({rank: one.prints for rank, one in known.items()})
     assert pair is not None, "their numbers differ"
     (first, rank), (one, two) = pair, (known[rank] for rank in pair)
@@ -237,12 +243,11 @@ def difference(
     cause = drawn if any(one.draws for one in known.values()) else other
     hashes = _OTHER_HASHES if one.hashed != two.hashed else ""
     return (
-        f"{where}: rank {first} and rank {rank} read different {words}"
-        f" ({words_of_place(place)}): {cause}{hashes}"
+        f"{where}: rank {first} and rank {rank} read different {words} ({place}): {cause}{hashes}"
     )
 
 
-def _unlike_tensor(one: _Finer, two: _Finer) -> str:
+def _unlike_tensor(one: ReadBatch, two: ReadBatch) -> str:
     """The first tensor of two ranks that differs, and the first sample in it."""
     names = [", ".join(tensor.name for tensor in rank.prints) for rank in (one, two)]
     if names[0] != names[1]:

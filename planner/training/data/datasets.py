@@ -69,8 +69,7 @@ def given_data(value: object, option: str, seed: int) -> tuple[str, object]:
     """
     where = data_name(value, option)
     if isinstance(value, str):
-        with seeded_generators(seed_of(seed, "module")):
-            value = function_named(value, option, LaunchError)
+        value = function_named(value, option, LaunchError)
     if is_dataset(value) or not callable(value):
         return where, _checked_dataset(where, value)
     required = _num_required(value)
