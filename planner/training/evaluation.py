@@ -36,6 +36,7 @@ from planner.schedules.actions import (
     text,
 )
 from planner.support.errors import LaunchError, words_of
+from planner.training.data.agreement import DataAgreement
 from planner.training.data.batching import BatchLayout
 from planner.training.data.datasets import EvalData
 from planner.training.metrics import Meter, metrics_of
@@ -100,13 +101,9 @@ class Evaluator:
         self._coming: Iterator[Batch] = iter(())
         self._batches: dict[int, Batch] = {}  # of microbatches between their first and last stage
         self.notes: tuple[str, ...] = ()
-        known = {one for one in groups.gather(data.num_samples) if one is not None}
-        if len(known) != 1:
-            counts = " and ".join(map(str, sorted(known))) or "no"
-            raise LaunchError(
-                f"{data.where}: expected the same dataset on all ranks, got {counts} samples"
-            )
-        (self._num_samples,) = known
+        agreed = DataAgreement(data.where, data.read, layout, groups).num_samples
+        assert agreed is not None, "some rank reads samples, and knows how many there are"
+        self._num_samples = agreed
         left = self._num_samples % layout.size
         if left and not all(_has_rows(loss, layout.size) for loss in job.losses):
             self._num_samples -= left

@@ -29,7 +29,8 @@ from planner.support.errors import LaunchError, OptionError
 from planner.support.named import function_named
 from planner.training.checkpoints.folder import name_of
 from planner.training.checkpoints.start import check_later
-from planner.training.data.fingerprints import fingerprint
+from planner.training.data.agreement import ReadBatch, compares_all, difference
+from planner.training.data.fingerprints import fingerprint, number, prints
 from planner.training.data.samples import samples_of
 from planner.training.options import TrainingRequest, check_folder
 from planner.training.trainer import SET_RATE, Trainer
@@ -41,6 +42,10 @@ WITHOUT = frozenset({
 """Options of the planner's own loop alone."""
 EVALUATE = "evaluate"
 """How messages call the data of an evaluation."""
+_OTHER_BATCHES = (
+    "give each rank the batch of the whole step, without DistributedSampler, and with shuffle=True"
+    " only after the same torch.manual_seed on all ranks"
+)
 
 
 class BatchTrainer:
@@ -221,16 +226,18 @@ def _compare(trainer: Trainer, batch: object, where: str) -> None:
         raise LaunchError(f"{where}: expected the batch of the whole step, got None")
     if len(trainer.job.plan.ranks) == 1:
         return
-    own = None if batch is None else fingerprint(trainer.reader.named(batch, where))
+    begun = 0 if trainer.start is None else trainer.start.record.step
+    whole = compares_all(trainer.next_step - begun, trainer.next_step)
+    named = None if batch is None else trainer.reader.named(batch, where)
+    own = None
+    if named is not None:
+        own = number(prints(named)) if whole else fingerprint(named)
     rate = trainer.optimizer_step.rate
     current_status().enter(Phase.BARRIER)
     (first, last), (slowest, fastest) = trainer.groups.extremes([own, rate])
     if first < last:
-        raise LaunchError(
-            f"{where}: expected the same batch on all ranks, got different ones; give each rank"
-            " that of the whole step: without DistributedSampler, and with shuffle=True only"
-            " after the same torch.manual_seed on all ranks"
-        )
+        read = trainer.groups.gather(None if named is None else ReadBatch(prints(named)))
+        raise LaunchError(difference("planner.trainer", where, read, _OTHER_BATCHES))
     if slowest < fastest:
         raise LaunchError(
             f"{where}: expected the same learning rate on all ranks, got {rate} here"
@@ -243,7 +250,7 @@ def _microbatches(trainer: Trainer, batch: object, where: str) -> tuple[StepBatc
     reader, layout = trainer.reader, trainer.layout
     if not reader.reads:
         return StepBatches(None, {m: Batch({}, {}) for m in trainer.microbatches}), 0
-    samples = reader.num_samples(batch, layout, where)
+    samples = reader.num_samples(batch, layout.size, layout.count, where)
     number, left = divmod(samples, layout.size)
     if samples < trainer.least:
         raise LaunchError(

@@ -1,8 +1,10 @@
 """`Trainer`: one device's part of a training, from meeting the other ranks to leaving them."""
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
@@ -51,6 +53,7 @@ from planner.training.checkpoints.content import Content
 from planner.training.checkpoints.folder import Checkpoint
 from planner.training.checkpoints.saver import Saver
 from planner.training.checkpoints.start import GROUPS, check_fits, start_of
+from planner.training.data.agreement import DataAgreement
 from planner.training.data.batching import BatchSizeHistory, StepData
 from planner.training.data.datasets import EvalData, data_name
 from planner.training.data.feeds import (
@@ -128,7 +131,11 @@ class Trainer:
         self._given_data, self._lost = loop.data, tuple[str, ...]()
         self._set_rate: float | None = None
         self._takes_rate = loop.learning_rate is None
-        epoch = epoch_of(loop, self._feed, self.reader.reads, self.groups)
+        where = data_name(loop.data, "--data")
+        self._agreement = DataAgreement(where, self._feed.read, self.layout, self.groups)
+        epoch = epoch_of(
+            self._agreement.num_samples, self._feed.least, self.reader.reads, self.groups
+        )
         self.least = epoch.least or self.layout.least
         self.size = StepSize(self.layout.count, len(epoch.readers))
         self.first_reader = min(epoch.readers, default=None)
@@ -357,7 +364,8 @@ class Trainer:
                 yield self.step()
                 continue
             stop = flow_end(self.next_step, end, self.layout.count, intervals)
-            for record in self.flow.run(self._minibatches(), self.next_step, stop - self.next_step):
+            data = self._minibatches()
+            for record in self.flow.run(data, self.next_step, stop - self.next_step):
                 self.next_step += 1
                 yield record
 
@@ -414,9 +422,10 @@ class Trainer:
 
     def batches(self) -> StepBatches:
         """The data of this device in the next step."""
-        data = next(self._data())
-        by_microbatch = zip(self.microbatches, map(self.local, data.batches), strict=False)
-        return StepBatches(data.num_microbatches, dict(by_microbatch))
+        with self._agreement.step(self.next_step, self.history):
+            data = next(self._data())
+            batches = zip(self.microbatches, map(self.local, data.batches), strict=False)
+            return StepBatches(data.num_microbatches, dict(batches))
 
     def local(self, batch: Batch) -> Batch:
         """The part of a microbatch that this device needs, of the data that it is given."""
@@ -425,13 +434,17 @@ class Trainer:
     def _data(self) -> Iterator[StepData]:
         """The data of this device from the next step on."""
         if self._coming is None:
-            self._coming = self._feed.steps(self.next_step, self.history)
+            self._coming = self._feed.steps(self.next_step, self.history, self._agreement.note)
         return self._coming
 
     def _minibatches(self) -> Iterator[Batch]:
-        """The microbatches of this device from the next step on."""
-        for data in self._data():
-            yield from data.batches
+        """The microbatches of this device from the next step on; those of that step are compared
+        with other ranks' first.
+        """
+        with self._agreement.step(self.next_step, self.history):
+            begun = deque(next(self._data()).batches)
+        later = chain.from_iterable(data.batches for data in self._data())
+        return chain((begun.popleft() for _ in range(len(begun))), later)
 
     def notes(self) -> tuple[str, ...]:
         """On data that is left out and state that was lost, as far as any rank knows; all ranks

@@ -5,7 +5,6 @@ import json
 import weakref
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,13 +13,11 @@ from torch.utils.data import DataLoader
 
 from planner import launch
 from planner.artefacts.losses import losses as model_losses
-from planner.launcher.options import Loop
 from planner.model.load import load
 from planner.operators import randomness
 from planner.support.errors import LaunchError
 from planner.training.data.batching import BatchLayout, BatchSizeHistory
 from planner.training.data.datasets import dataset_feed, given_data
-from planner.training.data.feeds import Epoch, epoch_of
 from planner.training.data.samples import BatchReader, NeededData
 from tests.support import datasets
 from tests.support.mode_runs import SEED, launched, net, profile_of, run_all, write_strategy
@@ -151,18 +148,6 @@ def test_all_ranks_draw_the_same_dataset():
         ranks.append(given_data(f"{HERE}:drawn", "--data", SEED)[1].tensors)
         assert torch.equal(torch.rand(3), expected), "it leaves other draws alone"
     assert torch.equal(ranks[0][0], ranks[1][0]) and torch.equal(ranks[0][1], ranks[1][1])
-
-
-@pytest.mark.parametrize("name", ["of_entropy", "EntropyStream"])
-def test_ranks_with_other_samples_are_told(feed, name):
-    own, other = feed(name).feed, feed(name).feed
-    told = lambda: (other.num_samples, other.fingerprint, other.least, True)  # noqa: E731
-    groups = SimpleNamespace(gather=lambda mine: [mine, told()])
-    loop = Loop(data=f"{HERE}:{name}", steps=3)
-    with pytest.raises(LaunchError, match=f"{name}: expected the same samples on all ranks"):
-        epoch_of(loop, own, True, groups)
-    other = own
-    assert epoch_of(loop, own, True, groups) == Epoch(own.num_samples, 4, (0, 1))
 
 
 def test_workers_end_with_their_feed_and_wait_for_no_garbage_collector(feed):

@@ -11,7 +11,7 @@ from planner.artefacts.options import Optimizer
 from planner.launcher.updates import make_optimizer
 from planner.operators import randomness
 from planner.support.errors import FileError, LaunchError, OptionError
-from planner.training.data.fingerprints import fingerprint
+from planner.training.data.fingerprints import fingerprint, number, prints
 from planner.training.data.samples import Named
 from tests.support.mode_runs import MICROBATCHES, RATIO, SEED, net, profile_of, write_strategy
 from tests.support.own_loops import RATES, SAMPLES, STEPS, batches, run_all
@@ -102,6 +102,11 @@ def assert_same(found, expected, tolerance=1e-12):
 
 
 HOW = {"optimizer": "momentum", "weight_decay": 0.05, "clip": 1.0}
+OTHER_VALUES = "planner.trainer: rank 0 and rank 1 read different "
+WHOLE = (
+    "give each rank the batch of the whole step, without DistributedSampler, and with shuffle=True"
+    " only after the same torch.manual_seed on all ranks"
+)
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +147,7 @@ def test_a_loop_goes_on_from_a_checkpoint_on_another_strategy(made, together):
 
 def test_ranks_that_differ_are_told_and_not_trained(together):
     for batch, rate in together["refused"]:
-        assert batch.startswith("step 0: expected the same batch on all ranks, got different ones")
+        assert batch.startswith(f"{OTHER_VALUES}values of input 'x' in row 0 (step 0): {WHOLE}")
         assert rate.startswith("step 0: expected the same learning rate on all ranks, got 0.")
 
 
@@ -293,10 +298,11 @@ import planner
 from planner.training import loop
 from tests.support.own_loops import batches
 rank = int(os.environ["RANK"])
-loop.fingerprint = lambda named: 5 + rank
+loop.number = lambda prints: 5 + rank
 trainer = planner.trainer("three.json", threads=1)
+x, classes = batches()[0]
 try:
-    trainer.step(batches()[0])
+    trainer.step((x, (classes + rank) % 5))
 except planner.PlannerError as error:
     print(rank, error, flush=True)
 trainer.close()
@@ -307,8 +313,9 @@ def test_every_rank_refuses_batches_of_which_its_own_is_the_mean(made, tmp_path)
     write_strategy(made / "three.json", profile_of(made / "net.onnx"), (1, 1, 1))
     (tmp_path / "loop.txt").write_text(THREE)
     said = sorted(forked(tmp_path / "loop.txt", 3, folder=made).splitlines())
-    assert [line[:40] for line in said] == [
-        f"{rank} step 0: expected the same batch on all ra"[:40] for rank in range(3)
+    assert said == [
+        f"{rank} {OTHER_VALUES}values of target of 'logits' in row 0 (step 0): {WHOLE}"
+        for rank in range(3)
     ]
 
 
@@ -327,6 +334,23 @@ def test_a_fingerprint_tells_batches_apart():
     assert len({one, *map(fingerprint, others)}) == len(others) + 1
 
 
+def test_a_fingerprint_sees_every_element_of_a_small_tensor():
+    x = torch.zeros(4, 1024)
+    for place in (0, 1, 700, 4095):
+        other = x.clone()
+        other.view(-1)[place] = 1
+        assert fingerprint(Named({"x": x}, {})) != fingerprint(Named({"x": other}, {}))
+
+
+def test_prints_see_every_element_and_say_its_row():
+    x = torch.zeros(5, 3, 40_000)
+    other = x.clone()
+    other[3, 1, 29_171] = 1
+    (one,), (two,) = (prints(Named({"x": some}, {})) for some in (x, other))
+    assert (one.name, one.form) == ("input 'x'", "(5, 3, 40000) torch.float32")
+    assert [a == b for a, b in zip(one.rows, two.rows, strict=True)] == [True] * 3 + [False, True]
+
+
 def test_a_fingerprint_sees_pictures_with_empty_borders():
     x = torch.zeros(64, 1, 28, 28)
     x[..., 4:24, 4:24] = torch.rand(64, 1, 20, 20, generator=torch.Generator().manual_seed(0))
@@ -336,4 +360,7 @@ def test_a_fingerprint_sees_pictures_with_empty_borders():
 def test_a_fingerprint_takes_every_kind_of_tensor():
     for tensor in (torch.zeros(()), torch.zeros(0, 3), torch.zeros(3, 4).T, torch.tensor([True]),
                    torch.zeros(2, dtype=torch.bfloat16)):  # fmt: skip
-        assert 0 <= fingerprint(Named({"x": tensor}, {})) < 2**32
+        named = Named({"x": tensor}, {"y": 3})
+        assert 0 <= fingerprint(named) < 2**32
+        assert 0 <= number(prints(named)) < 2**32
+        assert len(prints(named)[0].rows) == (len(tensor) if tensor.dim() else 1)

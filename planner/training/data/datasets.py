@@ -30,6 +30,7 @@ import torch
 from torch.utils.data import (
     DataLoader,
     Dataset,
+    DistributedSampler,
     IterableDataset,
     RandomSampler,
     SequentialSampler,
@@ -43,15 +44,20 @@ from planner.training.data.batching import (
     BatchLayout,
     BatchSizeHistory,
     Feed,
+    Note,
+    Place,
+    ReadData,
     Request,
     StepData,
     left_out,
     seed_of,
     seeded_generators,
+    unnoted,
+    words_of_place,
 )
-from planner.training.data.fingerprints import fingerprint
+from planner.training.data.fingerprints import Prints, prints
 from planner.training.data.orders import EpochOrders, with_inner
-from planner.training.data.samples import BatchReader
+from planner.training.data.samples import BatchReader, Named
 from planner.training.data.states import bring_back, has_state, held, kept, left_as_it_is
 
 # ------------------------------------------------------------------------------ what is given
@@ -195,7 +201,7 @@ class MapSource:
         Args:
             same: whether the dataset was read by as many ranks, and this one read the same.
         """
-        with _data_errors(self.where):
+        with data_errors(self.where):
             lost = self._orders.restore(state.get("sampler"))
             lost += bring_back(self.held, state.get("dataset", {}) if same else {})
         if self.num_workers:
@@ -218,13 +224,24 @@ class MapSource:
 
     def _order(self, epoch: int) -> list[Any]:
         seed = seed_of(self._layout.seed, "epoch", epoch)
-        with _data_errors(self.where), seeded_generators(seed):
+        with data_errors(self.where), seeded_generators(seed):
             return self._drawn(epoch)
 
+    @property
+    def orderer(self) -> str:
+        """Why ranks may have other orders, and what to do about it."""
+        sampler = None if self._loader is None else self._loader.batch_sampler
+        sampler = getattr(sampler, "sampler", sampler)
+        if isinstance(sampler, DistributedSampler):
+            return "leave DistributedSampler out, as each rank takes its part of what all read"
+        return (
+            f"the {type(sampler).__name__} goes by RANK, or draws from a generator of its own"
+            " without a seed; give it a seed, or let it draw from torch's, numpy's or Python's"
+        )
+
     def first(self, request: Request) -> Any:
-        """One microbatch, collated; without workers. The dataset is left as it is."""
-        with left_as_it_is(self.held):
-            return self._collated().__getitems__(request)
+        """One microbatch, collated; without workers."""
+        return self._collated().__getitems__(request)
 
     def fetched(self, requests: Iterable[Any]) -> Iterator[Any]:
         """The microbatches of some requests, collated; by the workers of the DataLoader."""
@@ -333,43 +350,85 @@ def _map_feed(
 ) -> Feed:
     """The microbatches of one device out of a map-style dataset."""
 
-    def steps(step: int, history: BatchSizeHistory) -> Iterator[StepData]:
+    def steps(step: int, history: BatchSizeHistory, note: Note = unnoted) -> Iterator[StepData]:
         coming = source.fetched(_requests(source, layout, mine, step, history))
         for at in count(step):
             number = history.position(at, source.num_samples).samples // layout.size
-            due = _of_step(mine, number)
-            yield StepData(number, _read(coming, reader, f"{source.where}: step {at}", due))
+            due, noted = _of_step(mine, number), partial(note, at)
+            yield StepData(number, _read(coming, reader, f"{source.where}: step {at}", due, noted))
 
-    where = f"{source.where}: step 0, microbatch 0"
-    first = seed_of(layout.seed, 0, 0), source.order(0)[: layout.size]
-    with _data_errors(where):
-        item = source.first(first)
-    reader.microbatch(item, where)
-    note = left_out(layout, source.least, source.num_samples)
+    def request(place: Place, history: BatchSizeHistory) -> Request:
+        step, m = place
+        assert step is not None, "no evaluation"
+        return next(_requests(source, layout, (m,), step, history))
 
     def state(step: int, history: BatchSizeHistory) -> dict[str, Any] | None:
         found = source.state(history.position(step, source.num_samples).epoch)
         return found if any(found.values()) else None
 
+    history = BatchSizeHistory.begun(layout.samples, source.least)
+    last_step = history.end_of(1, source.num_samples) - 1
+    number = history.position(last_step, source.num_samples).samples // layout.size
+    read = _read_data(source, layout, mine, reader, request, (last_step, number - 1))
+    note = left_out(layout, source.least, source.num_samples)
     return Feed(
-        steps, source.num_samples, source.least, fingerprint(reader.named(item, where)),
-        lambda: () if note is None else (note,), state, source.restore,
+        steps, source.num_samples, source.least, read, lambda: () if note is None else (note,),
+        state, source.restore,
     )  # fmt: skip
 
 
 def _read(
-    coming: Iterator[Any], reader: BatchReader, where: str, due: Iterable[int]
-) -> Iterator[Batch]:
+    coming: Iterator[Any], reader: BatchReader, where: str, due: Iterable[int],
+    note: Callable[[int, Callable[[], Named]], None],
+) -> Iterator[Batch]:  # fmt: skip
     """The next microbatches."""
     for m in due:
-        yield _next_batch(coming, reader, f"{where}, microbatch {m}")
+        yield _next_batch(coming, reader, f"{where}, microbatch {m}", partial(note, m))
 
 
-def _next_batch(coming: Iterator[Any], reader: BatchReader, where: str) -> Batch:
+def _read_data(
+    source: MapSource, layout: BatchLayout, mine: Sequence[int], reader: BatchReader,
+    request: Callable[[Place, BatchSizeHistory], Request], last: Place,
+) -> ReadData:  # fmt: skip
+    """A map-style dataset for the comparison with other ranks. Its first microbatch, and the first
+    sample of its last one, are read; the dataset is left as it is.
+
+    Raises:
+        LaunchError: if the first microbatch does not fit the model.
+    """
+
+    def item_at(place: Place, history: BatchSizeHistory, most: int | None) -> tuple[Any, Any]:
+        seed, indices = request(place, history)
+        with data_errors(f"{source.where}: {words_of_place(place)}"):
+            return source.first((seed, indices[:most])), indices[:most]
+
+    def read(
+        place: Place, history: BatchSizeHistory, most: int | None
+    ) -> tuple[Prints, Sequence[Any]]:
+        item, indices = item_at(place, history, most)
+        return prints(reader.named(item, source.where)), indices
+
+    first: Place = (None if last[0] is None else 0, 0)
+    with left_as_it_is(source.held):
+        item, _ = item_at(first, layout.history, None)
+        where = f"{source.where}: {words_of_place(first)}"
+        reader.microbatch(item, where)
+        probes = {first: prints(reader.named(item, where))}
+        if last != first:
+            probes[last], _ = read(last, layout.history, 1)
+    return ReadData(tuple(mine), source.num_samples, source.order, source.orderer, probes, read)
+
+
+def _next_batch(
+    coming: Iterator[Any], reader: BatchReader, where: str,
+    note: Callable[[Callable[[], Named]], None],
+) -> Batch:  # fmt: skip
     """The next microbatch; nothing else holds its data, so that it can be freed after its use."""
-    with _data_errors(where):
+    with data_errors(where):
         item = next(coming)
-    return reader.microbatch(item, where)
+    found = reader.microbatch(item, where)
+    note(lambda: reader.named(item, where))
+    return found
 
 
 class EvalData:
@@ -378,6 +437,7 @@ class EvalData:
     Attributes:
         where: they are from, for messages.
         num_samples: None where this device reads none.
+        read: the data, for the comparison with other ranks; None where this device reads none.
 
     Args:
         data: as a user gives it.
@@ -394,7 +454,8 @@ class EvalData:
         reader: BatchReader,
     ) -> None:  # fmt: skip
         self._layout, self._mine, self._reader = layout, mine, reader
-        self.where, self.num_samples = option, None
+        self.where, self.num_samples = data_name(data, option), None
+        self.read: ReadData | None = None
         if not reader.reads:
             return
         self.where, found = given_data(data, option, layout.seed)
@@ -409,9 +470,10 @@ class EvalData:
         self.num_samples = self._source.num_samples
         if not self.num_samples:
             raise LaunchError(f"{self.where}: expected at least one sample, got none")
-        with _data_errors(self.where):
-            item = self._source.first(self._request(0))
-        reader.microbatch(item, f"{self.where}: microbatch 0")
+        last = None, (self.num_samples - 1) // layout.size
+        self.read = _read_data(
+            self._source, layout, mine, reader, lambda place, _: self._request(place[1]), last
+        )
 
     def microbatches(self, num_samples: int) -> Iterator[Batch]:
         """The data of this device, in the order of the microbatches among all.
@@ -427,7 +489,8 @@ class EvalData:
         with left_as_it_is(self._source.held):  # all evaluations draw the same
             coming = self._source.fetched(map(self._request, mine))
             for i in mine:
-                yield _next_batch(coming, self._reader, f"{self.where}: microbatch {i}")
+                where = f"{self.where}: microbatch {i}"
+                yield _next_batch(coming, self._reader, where, lambda named: None)
 
     def _request(self, index: int) -> Request:
         order, size = self._source.order(0), self._layout.size
@@ -484,7 +547,7 @@ class _Stream:
 
     def restore(self, state: Any, same: bool) -> list[str]:
         """As `Feed.restore`."""
-        with _data_errors(self._where):
+        with data_errors(self._where):
             lost = bring_back(self.held, state.get("dataset", {}))
         if self.held and "dataset" not in lost:
             self._begin = state["epoch"], state["step"]
@@ -540,7 +603,9 @@ class _Stream:
             loaded = next(items, None)
         if loaded is None:
             return None, 0
-        size = self._reader.num_samples(loaded, self._layout, f"{self._where}: step {step}")
+        size = self._reader.num_samples(
+            loaded, self._layout.size, self._layout.count, f"{self._where}: step {step}"
+        )
         return loaded, size
 
     def _ended(self, epoch: int, steps: int) -> LaunchError:
@@ -581,40 +646,50 @@ def _stream_feed(
     def part(batch: Any, m: int, place: str) -> Batch:
         if loads:
             return reader.part(batch, m, place)
-        with _data_errors(place):
-            item = default_collate(batch[m * layout.size : (m + 1) * layout.size])
-        return reader.microbatch(item, place)
+        return reader.microbatch(collated(batch, m, place), place)
 
     def parts(batch: Any, due: Iterable[int], place: str) -> Iterator[Batch]:
         for m in due:
             yield part(batch, m, f"{place}, microbatch {m}")
 
-    def steps(step: int, history: BatchSizeHistory) -> Iterator[StepData]:
+    def collated(batch: Any, m: int, place: str) -> Any:
+        with data_errors(place):
+            return default_collate(batch[m * layout.size : (m + 1) * layout.size])
+
+    def named(batch: Any, m: int, place: str) -> Named:
+        if loads:
+            return reader.named_part(batch, m, place)
+        return reader.named(collated(batch, m, place), place)
+
+    def steps(step: int, history: BatchSizeHistory, note: Note = unnoted) -> Iterator[StepData]:
         coming = stream.steps(step, history)
         for at in count(step):
-            with _data_errors(f"{where}: step {at}, microbatch {mine[0]}"):
+            place = f"{where}: step {at}"
+            with data_errors(f"{place}, microbatch {mine[0]}"):
                 batch, number = next(coming)
-            yield StepData(number, parts(batch, _of_step(mine, number), f"{where}: step {at}"))
+            for m in range(number):  # those of other devices are read, too
+                note(at, m, partial(named, batch, m, f"{place}, microbatch {m}"))
+            yield StepData(number, parts(batch, _of_step(mine, number), place))
 
-    found = None
-    with _data_errors(f"{where}: step 0"):
+    probes: dict[Place, Prints] = {}
+    with data_errors(f"{where}: step 0"):
         inner = data.dataset if loads else data
         can_restart = iter(inner) is not iter(inner)
     if can_restart:  # else the first step would be lost
         place = f"{where}: step 0, microbatch 0"
-        with _data_errors(place), left_as_it_is(stream.held):
+        with data_errors(place), left_as_it_is(stream.held):
             history = BatchSizeHistory.begun(layout.samples, stream.least)
-            batch, _ = next(stream.steps(0, history))
+            batch, number = next(stream.steps(0, history))
         part(batch, 0, place)
-        whole = batch if loads else default_collate(batch)
-        found = fingerprint(reader.named(whole, place))
+        probes = {(0, m): prints(named(batch, m, place)) for m in {0, number - 1}}
+    read = ReadData(tuple(range(layout.count)), stream.num_samples, probes=probes)
     return Feed(
-        steps, stream.num_samples, stream.least, found, stream.notes, stream.state, stream.restore
+        steps, stream.num_samples, stream.least, read, stream.notes, stream.state, stream.restore
     )
 
 
 @contextmanager
-def _data_errors(where: str) -> Iterator[None]:
+def data_errors(where: str) -> Iterator[None]:
     """Names the place of what a dataset raises."""
     try:
         yield

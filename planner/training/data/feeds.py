@@ -13,8 +13,26 @@ from planner.launcher.job import TrainingJob
 from planner.launcher.options import USUAL_STEPS, Loop
 from planner.operators import synthetic
 from planner.support.errors import LaunchError
-from planner.training.data.batching import BatchLayout, BatchSizeHistory, Feed, StepData
-from planner.training.data.datasets import data_name, dataset_feed, given_data, is_dataset
+from planner.training.data.batching import (
+    BatchLayout,
+    BatchSizeHistory,
+    Feed,
+    Note,
+    Place,
+    ReadData,
+    StepData,
+    seed_of,
+    seeded_generators,
+    unnoted,
+)
+from planner.training.data.datasets import (
+    data_errors,
+    data_name,
+    dataset_feed,
+    given_data,
+    is_dataset,
+)
+from planner.training.data.fingerprints import Prints, prints
 from planner.training.data.samples import BatchReader, NeededData
 
 
@@ -60,19 +78,19 @@ def make_feed(job: TrainingJob, part: DevicePart, loop: Loop, mine: Sequence[int
     """
     layout, reader = layout_of(job, loop), reader_of(job, part)
     if not reader.reads:
-        return Feed(lambda step, history: _nothing(mine))
+        return Feed(lambda step, history, note=unnoted: _nothing(mine))
     if loop.data is None:
         return _each(layout, mine, _synthetic(job, _needs(job, part), layout.seed))
     where, data = given_data(loop.data, "--data", layout.seed)
     if callable(data) and not is_dataset(data):
-        return _each(layout, mine, _called(where, data, reader))
+        return _function_feed(where, data, layout, mine, reader)
     return dataset_feed(where, data, layout, mine, reader)
 
 
 def _each(layout: BatchLayout, mine: Sequence[int], batch_of: Callable[[int, int], Batch]) -> Feed:
     """A feed of a function of (step, microbatch)."""
 
-    def steps(step: int, history: BatchSizeHistory) -> Iterator[StepData]:
+    def steps(step: int, history: BatchSizeHistory, note: Note = unnoted) -> Iterator[StepData]:
         for at in count(step):
             yield StepData(layout.count, map(partial(batch_of, at), mine))
 
@@ -102,22 +120,39 @@ def _synthetic(job: TrainingJob, needs: NeededData, seed: int) -> Callable[[int,
     return lambda step, microbatch: of(microbatch)
 
 
-def _called(
-    where: str, function: Callable[..., object], reader: BatchReader
-) -> Callable[[int, int], Batch]:
+def _function_feed(
+    where: str, function: Callable[..., object], layout: BatchLayout, mine: Sequence[int],
+    reader: BatchReader,
+) -> Feed:  # fmt: skip
     """Data of a function of the user, called as `function(step, microbatch, {input: (shape,
-    dtype)})` on every rank that needs the microbatch; it has to return the same everywhere.
+    dtype)})` on every rank that needs the microbatch; it has to return the same everywhere. What it
+    draws follows from the seed, the step and the microbatch.
     """
 
-    def batch_of(step: int, microbatch: int) -> Batch:
+    def returned(step: int, microbatch: int) -> tuple[object, str]:
         place = f"{where}: step {step}, microbatch {microbatch}"
-        try:
-            returned = function(step, microbatch, dict(reader.wanted))
-        except Exception as error:
-            raise LaunchError(f"{place}: {type(error).__name__}: {error}") from error
-        return reader.returned(returned, place)
+        with data_errors(place), seeded_generators(seed_of(layout.seed, step, microbatch)):
+            return function(step, microbatch, dict(reader.wanted)), place
 
-    return batch_of
+    def steps(step: int, history: BatchSizeHistory, note: Note = unnoted) -> Iterator[StepData]:
+        for at in count(step):
+            yield StepData(layout.count, map(partial(batch, at, note=note), mine))
+
+    def batch(step: int, microbatch: int, note: Note) -> Batch:
+        """One of them; nothing else holds its data, so that it can be freed after its use."""
+        item, place = returned(step, microbatch)
+        found = reader.returned(item, place)
+        note(step, microbatch, lambda: reader.named(item, place))
+        return found
+
+    def read(
+        place: Place, history: BatchSizeHistory, most: int | None
+    ) -> tuple[Prints, Sequence[Any]]:
+        step, microbatch = place
+        assert step is not None, "no function gives the data of an evaluation"
+        return prints(reader.named(*returned(step, microbatch))), ()
+
+    return Feed(steps, read=ReadData(tuple(mine), read=read))
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,33 +170,18 @@ class Epoch:
     readers: tuple[int, ...]
 
 
-def epoch_of(loop: Loop, feed: Feed, reads: bool, groups: Groups) -> Epoch:
-    """What the ranks that read data know of its epochs. Every rank calls it.
+def epoch_of(num_samples: int | None, least: int | None, reads: bool, groups: Groups) -> Epoch:
+    """An epoch of the data. Every rank calls it.
 
     Args:
-        reads: whether this rank reads any.
-
-    Raises:
-        LaunchError: if ranks read different datasets.
+        num_samples: of an epoch, on all ranks.
+        least: samples that a step has at least, if this rank reads a dataset.
+        reads: whether this rank reads any data.
     """
-    name = data_name(loop.data, "--data")
-    facts = groups.gather((feed.num_samples, feed.fingerprint, feed.least, reads))
-    lengths: set[int] = {length for length, *_ in facts if length is not None}
-    prints = {one for _, one, *_ in facts if one is not None}
-    if len(lengths) > 1:
-        raise LaunchError(
-            f"{name}: expected the same dataset on all ranks, got epochs"
-            f" of {' and '.join(map(str, sorted(lengths)))} samples"
-        )
-    if len(prints) > 1:
-        raise LaunchError(
-            f"{name}: expected the same samples on all ranks, got different ones; draw them by"
-            " torch's, numpy's or Python's own generators, which have the same seed on all ranks,"
-            " or give generators of your own a seed"
-        )
-    least = next((one for *_, one, _ in facts if one is not None), None)
-    readers = tuple(rank for rank, (*_, does) in enumerate(facts) if does)
-    return Epoch(next(iter(lengths), None), least, readers)
+    facts = groups.gather((least, reads))
+    known = (one for one, _ in facts if one is not None)
+    readers = tuple(rank for rank, (_, does) in enumerate(facts) if does)
+    return Epoch(num_samples, next(known, None), readers)
 
 
 def number_of_steps(loop: Loop, epoch: Epoch, history: BatchSizeHistory) -> int:

@@ -24,7 +24,6 @@ from planner.artefacts.losses import Loss, LossName
 from planner.launcher.batch import Batch, torch_dtype
 from planner.operators.losses import IGNORED_CLASS
 from planner.support.errors import LaunchError
-from planner.training.data.batching import BatchLayout
 
 USUAL_TARGETS = ("target", "targets", "label", "labels")
 
@@ -104,27 +103,28 @@ class BatchReader:
             )
         return self.microbatch(item, where)
 
-    def num_samples(self, item: object, layout: BatchLayout, where: str) -> int:
+    def num_samples(self, item: object, size: int, count: int, where: str) -> int:
         """The samples in the batch of a step: those of a whole step, or fewer.
 
         Args:
             item: of a whole step, or shorter.
-            layout: how samples become microbatches.
+            size: samples of a microbatch.
+            count: microbatches of a whole step.
 
         Raises:
             LaunchError: if its tensors have other numbers of rows.
         """
         counts: set[int] = set()
-        for name, value, size in self._sized(self.named(item, where)):
+        for name, value, height in self._sized(self.named(item, where)):
             rows = value.shape[0] if value.dim() else 0
-            counts.add(rows * layout.size // size)
-            if not value.dim() or rows > layout.count * size or len(counts) > 1:
+            counts.add(rows * size // height)
+            if not value.dim() or rows > count * height or len(counts) > 1:
                 raise LaunchError(
-                    f"{where}: {name}: expected {layout.count * size} samples on dimension 0"
-                    f" ({layout.count} microbatches of {size}), or fewer, as many in all tensors,"
-                    f" got shape {tuple(value.shape)}"
+                    f"{where}: {name}: expected {count * height} samples on dimension 0 ({count}"
+                    f" microbatches of {height}), or fewer, as many in all tensors, got shape"
+                    f" {tuple(value.shape)}"
                 )
-        return counts.pop() if counts else layout.samples
+        return counts.pop() if counts else size * count
 
     def _sized(self, named: Named) -> Iterator[tuple[str, Tensor, int]]:
         """The tensors of a batch that this device needs, and that have a row for each sample; how
@@ -146,6 +146,16 @@ class BatchReader:
             item: whose rows `num_samples` has counted.
             microbatch: its index.
         """
+        return self._batch(self.named_part(item, microbatch, where, self._needs), where)
+
+    def named_part(
+        self, item: object, microbatch: int, where: str, needs: NeededData | None = None
+    ) -> Named:
+        """The same, by the names of the model.
+
+        Args:
+            needs: what is taken of it; None takes all.
+        """
         named = self.named(item, where)
 
         def narrow(value: object, shape: tuple[int, ...]) -> object:
@@ -153,15 +163,17 @@ class BatchReader:
                 return value
             return value[microbatch * shape[0] : (microbatch + 1) * shape[0]]
 
-        inputs = {
-            name: narrow(named.inputs.get(name), self._inputs[name].shape)
-            for name in self._needs.inputs
-        }
-        targets = {
-            name: narrow(named.targets.get(name), self._losses[name].target_shape)
-            for name in self._needs.targets
-        }
-        return self._batch(Named(inputs, targets), where)
+        inputs, targets = self._inputs, self._losses
+        return Named(
+            {
+                name: narrow(named.inputs.get(name), inputs[name].shape)
+                for name in sorted(inputs if needs is None else needs.inputs)
+            },
+            {
+                name: narrow(named.targets.get(name), targets[name].target_shape)
+                for name in sorted(targets if needs is None else needs.targets)
+            },
+        )
 
     def named(self, item: object, where: str) -> Named:
         """A sample or batch by the names of the model.
@@ -170,14 +182,14 @@ class BatchReader:
             LaunchError: if it has none of the forms above.
         """
         if isinstance(item, Mapping):
-            return Named(item, self._targets_in(item))
+            return Named(self._inputs_in(item), self._targets_in(item))
         values: Sequence[object] = (item,)
         if isinstance(item, Sequence) and not isinstance(item, str):
             values = item
         first = values[0] if values else None
         num_inputs, num_targets = len(self._inputs), len(self._losses)
         if len(values) == 2 and isinstance(first, Mapping):
-            return Named(first, self._targets_of(values[1], where))
+            return Named(self._inputs_in(first), self._targets_of(values[1], where))
         packed = len(values) == 2 and num_targets > 0
         if packed and isinstance(first, Sequence) and len(first) == num_inputs:
             return Named(self._in_order(first), self._targets_of(values[1], where))
@@ -188,6 +200,9 @@ class BatchReader:
             f"{where}: expected {self._expected()}, or a dict of them by name, got"
             f" {described(item)}"
         )
+
+    def _inputs_in(self, item: Mapping[str, object]) -> dict[str, object]:
+        return {name: item[name] for name in self._inputs if name in item}
 
     def _in_order(self, values: Sequence[object]) -> dict[str, object]:
         return dict(zip(self._inputs, values, strict=True))
