@@ -3,6 +3,7 @@ losses and weights are those of a plain PyTorch loop in float64.
 """
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -39,10 +40,12 @@ LEFT = {
     "ten": "2 of 10 samples of each epoch fill no microbatch of 4 and are left out",
 }
 WHOLE = "11 of 43 samples of each epoch fill no step of 16 (4 microbatches of 4) and are left out"
+QUICK = [("of_37", "pipeline"), ("of_37", "replicas"), ("of_37", "zero3"), ("ten", "replicas"),
+         ("stream_loader", "replicas")]  # fmt: skip
+"""Cases that `make test` runs."""
 EXACT = ("counted_epochs", "stateful_sampler", "drawing", "collating", "StatefulStream",
          "stateful_loader", "DrawingStream")  # fmt: skip
 """Data that has a state."""
-ON_TWO = ("counted_epochs", "drawing", "seeded_loader")
 AFTER = (2, 3, 5)
 """Steps after which it goes on: within an epoch, at the end of one, and in another one."""
 
@@ -54,31 +57,49 @@ def folder(tmp_path_factory):
     return folder
 
 
+def launches(cases, own, states, after):
+    """The launches on two ranks, by name.
+
+    Args:
+        cases: data and plans.
+        own: plans of own loops.
+        states: data with a state.
+        after: steps after which it goes on.
+    """
+    made = {
+        f"{plan} {data}": {"plan": plan, "data": data, "steps": STEPS, "keep": f"{plan} {data}"}
+        for data, plan in cases
+    }
+    for plan in own:
+        made[f"own {plan}"] = {"plan": plan, "data": "of_43", "own": True, "keep": f"own {plan}"}
+    for data in states:
+        how = {"plan": "pipeline", "data": data, "steps": STEPS}
+        every = {"checkpoint_every": 1, "checkpoint_keep": STEPS}
+        made[data] = {**how, "keep": data, **every}
+        for step in after:
+            start = {"keep": f"{data} {step}", "resume": f"{data}/step-{step:08d}"}
+            made[f"{data} {step}"] = how | start
+    return made
+
+
 @pytest.fixture(scope="module")
 def told(folder):
-    """What rank 0 tells of all launches."""
-    launches = {
-        f"{plan} {data}": {"plan": plan, "data": data, "steps": STEPS, "keep": f"{plan} {data}"}
-        for data, plan in CASES
-    }
-    for plan in ("pipeline", "replicas", "zero3"):
-        how = {"plan": plan, "data": "of_43", "own": True, "keep": f"own {plan}"}
-        launches[f"own {plan}"] = how
-    launches["flow"] = {"plan": "flow", "data": "of_43", "epochs": 2}
-    launches["epochs"] = {"plan": "pipeline", "data": "of_43", "epochs": 2}
-    every = {"steps": STEPS, "plan": "pipeline"}
-    for data in ON_TWO:
-        launches[data] = {**every, "data": data, "keep": data, "checkpoint_every": 1,
-                          "checkpoint_keep": STEPS}  # fmt: skip
-        for step in AFTER:
-            launches[f"{data} {step}"] = {
-                **every, "data": data, "keep": f"{data} {step}",
-                "resume": f"{data}/step-{step:08d}",
-            }  # fmt: skip
-    launches["elsewhere"] = {
+    """What rank 0 tells of the launches of `make test`."""
+    some = launches([case for case in CASES if case in QUICK], ["replicas"], ["drawing"], [3])
+    some["flow"] = {"plan": "flow", "data": "of_43", "epochs": 2}
+    some["elsewhere"] = {
         "plan": "replicas", "data": "drawing", "steps": STEPS, "resume": "drawing/step-00000005",
     }  # fmt: skip
-    return run_all(folder, launches)
+    return run_all(folder, some)
+
+
+@pytest.fixture(scope="module")
+def rest(folder):
+    """What rank 0 tells of all other ones."""
+    cases = [case for case in CASES if case not in QUICK]
+    some = launches(cases, ["pipeline", "zero3"], ["counted_epochs", "seeded_loader"], AFTER)
+    some["epochs"] = {"plan": "pipeline", "data": "of_43", "epochs": 2}
+    return run_all(folder, some)
 
 
 def batches(data):
@@ -99,25 +120,47 @@ def assert_learned(path, expected):
     assert len(found.keys() & expected.keys()) == len(expected)
 
 
-@pytest.mark.parametrize(("data", "plan"), CASES)
-def test_a_shorter_step_is_that_of_a_plain_loop_under_every_plan(folder, told, data, plan):
-    losses, state = by_torch(batches(SAME.get(data, data)), STEPS)
-    found = told[f"{plan} {data}"]
-    assert found["losses"] == pytest.approx(losses, rel=1e-9)
-    assert_learned(folder / f"{plan} {data}", state)
-    assert found["notes"].count(LEFT[SAME.get(data, data)]) == 1
+@cache
+def plain(dataset):
+    """Losses and parameters of a plain loop over a dataset."""
+    return by_torch(batches(dataset), STEPS)
 
 
-@pytest.mark.parametrize("plan", ["pipeline", "replicas", "zero3"])
-def test_a_short_batch_of_an_own_loop_is_a_shorter_step(folder, told, plan):
+def assert_plain(folder, told, cases):
+    for data, plan in cases:
+        dataset = SAME.get(data, data)
+        losses, state = plain(dataset)
+        found = told[f"{plan} {data}"]
+        assert found["losses"] == pytest.approx(losses, rel=1e-9), (plan, data)
+        assert_learned(folder / f"{plan} {data}", state)
+        assert found["notes"].count(LEFT[dataset]) == 1, (plan, data)
+
+
+def assert_own(folder, told, plans):
     losses, state = by_torch(batches("of_43"), 3)
-    assert told[f"own {plan}"]["losses"] == pytest.approx(losses, rel=1e-9)
-    assert_learned(folder / f"own {plan}", state)
+    for plan in plans:
+        assert told[f"own {plan}"]["losses"] == pytest.approx(losses, rel=1e-9), plan
+        assert_learned(folder / f"own {plan}", state)
 
 
-def test_epochs_count_shorter_steps(told):
+def test_a_shorter_step_is_that_of_a_plain_loop(folder, told):
+    assert_plain(folder, told, QUICK)
+
+
+def test_a_short_batch_of_an_own_loop_is_a_shorter_step(folder, told):
+    assert_own(folder, told, ["replicas"])
+
+
+@pytest.mark.slow
+def test_a_shorter_step_is_that_of_a_plain_loop_under_every_plan(folder, rest):
+    assert_plain(folder, rest, [case for case in CASES if case not in QUICK])
+    assert_own(folder, rest, ["pipeline", "zero3"])
+
+
+@pytest.mark.slow
+def test_epochs_count_shorter_steps(rest):
     losses, _ = by_torch(batches("of_43"), 6)
-    assert told["epochs"]["losses"] == pytest.approx(losses, rel=1e-9)
+    assert rest["epochs"]["losses"] == pytest.approx(losses, rel=1e-9)
 
 
 def test_an_asynchronous_schedule_leaves_the_end_of_an_epoch_out_and_says_so(told):
@@ -188,12 +231,21 @@ def test_data_with_a_state_goes_on_as_if_never_interrupted(folder, tmp_path, dat
         assert not [note for note in after.notes if "begin of a training" in note]
 
 
-@pytest.mark.parametrize("data", ON_TWO)
-def test_both_ranks_of_a_pipeline_go_on(folder, told, data):
-    for step in AFTER:
+def assert_goes_on(folder, told, data, after):
+    for step in after:
         assert told[f"{data} {step}"]["losses"] == told[data]["losses"][step:]
         first, second = parameters(folder / data), parameters(folder / f"{data} {step}")
         assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_both_ranks_of_a_pipeline_go_on(folder, told):
+    assert_goes_on(folder, told, "drawing", [3])
+
+
+@pytest.mark.slow
+def test_both_ranks_of_a_pipeline_go_on_from_every_place(folder, rest):
+    for data in ("counted_epochs", "seeded_loader"):
+        assert_goes_on(folder, rest, data, AFTER)
 
 
 def test_state_that_is_lost_is_said(folder, told, tmp_path):
