@@ -41,7 +41,9 @@ AUTO = "auto"
 
 
 class LossName(StrEnum):
-    """A function of an output and a target; each is a mean over the elements of the target."""
+    """A function of an output and a target; each is a mean over the elements of the target, those
+    over classes over its counted elements.
+    """
 
     CROSS_ENTROPY = "cross-entropy"
     NLL = "nll"
@@ -88,6 +90,11 @@ class Loss:
     def is_users(self) -> bool:
         """Whether the user's own function computes it."""
         return self.function not in tuple(LossName)
+
+    @property
+    def counts_targets(self) -> bool:
+        """Whether it is a mean over those class indices of a target that are not to be ignored."""
+        return self.class_dim is not None and not self.is_users
 
     @property
     def compares_parts(self) -> bool:

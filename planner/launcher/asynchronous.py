@@ -10,7 +10,7 @@ first + floor(m / M), and data, losses and drawn numbers go by the latter, as in
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -27,6 +27,7 @@ from planner.launcher.groups import Groups
 from planner.launcher.job import TrainingJob
 from planner.launcher.options import Loop, NanRule
 from planner.launcher.stage import StageModule, Tensors
+from planner.launcher.totals import LossTotals
 from planner.launcher.updates import OptimizerStep, StepResult, UpdateRules
 from planner.launcher.versions import Versions
 from planner.profilers.storages import MemoryTracker
@@ -119,6 +120,8 @@ class Flow:
         weights: of the only stage of this device.
         optimizer_step: makes their next version.
         longest: the actions of the longest flow; of several, the last one.
+        uncounted: number of minibatches so far without counted targets, of those whose loss this
+            device reports.
 
     Args:
         job: what is trained, under an asynchronous schedule.
@@ -128,14 +131,16 @@ class Flow:
         rules: how steps are done.
         groups: the other devices.
         executor: runs the lists.
+        totals: that the losses of a minibatch are divided by.
     """
 
     def __init__(
         self, job: TrainingJob, part: DevicePart, gradients: GradientBuckets,
         optimizer: Optimizer | None, rules: UpdateRules, groups: Groups, executor: Executor,
+        totals: LossTotals,
     ) -> None:  # fmt: skip
         self.strategy, self._graph, self._device = job.plan.strategy, job.model.graph, groups.device
-        self._gradients, self._executor = gradients, executor
+        self._gradients, self._executor, self._totals = gradients, executor, totals
         ((self._stage, place),) = part.places.items()
         self._num_replicas, self._replica = place.stage.num_replicas, place.replica
         self.weights = Versions(part.stages[self._stage].module, part.trained, gradients)
@@ -153,7 +158,7 @@ class Flow:
         self._batch = Batch({}, {})
         self._minibatch_loss = 0.0
         self._losses: dict[int, float] = {}  # of this device, by step
-        self.longest = FlowRecord()
+        self.longest, self.uncounted = FlowRecord(), 0
 
     def run(
         self,
@@ -243,9 +248,10 @@ class Flow:
             self._known[num_minibatches] = device_actions(program, self._device)
         return self._known[num_minibatches]
 
-    def meet(self) -> None:
+    def meet(self, actions: Sequence[Action]) -> Sequence[Action]:
         """As `Work.meet`."""
         self._groups.barrier()
+        return actions
 
     def place(self, microbatch: int) -> tuple[int, int]:
         """As `Work.place`."""
@@ -264,15 +270,21 @@ class Flow:
 
     def forward(self, action: Compute, stage: StageModule, tensors: Tensors) -> Tensors:
         """As `Work.forward`, with the version of the weights that the minibatch uses. The loss of a
-        step is the mean over its minibatches.
+        step is the mean over its minibatches, each of which is divided by its own total. Without
+        counted targets a minibatch has a loss of zero, and gradients of zero in all stages: these
+        never meet, so that none of them could leave out its step.
         """
         batch, self._batch = self._batch, Batch({}, {})
         with self.weights.forward(action.microbatch // self._num_replicas):
             inputs = {**batch.inputs, **tensors}
-            outputs, loss = stage.forward(action.microbatch, inputs, batch.targets)
+            totals = self._totals.of_microbatch(batch)
+            outputs, (loss, counted) = stage.forward(
+                action.microbatch, inputs, batch.targets, totals
+            )
         step, _ = self.place(action.microbatch)
         self._losses[step] = self._losses.get(step, 0.0) + loss / self.strategy.num_microbatches
         self._minibatch_loss = loss
+        self.uncounted += self._totals.is_nothing(totals, counted)
         return outputs
 
     def backward(self, action: Compute, stage: StageModule, gradients: Tensors) -> Tensors:

@@ -8,8 +8,6 @@ from torch import Tensor
 
 from planner.artefacts import graph as graphs
 
-IGNORED_CLASS = -100  # torch's losses ignore elements of this class
-
 
 def torch_dtype(tensor: graphs.Tensor) -> torch.dtype:
     """The torch dtype of a tensor of the graph."""
@@ -29,3 +27,18 @@ class Batch:
 
     inputs: Mapping[str, Tensor]
     targets: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatches:
+    """The data of a step that a process needs.
+
+    Attributes:
+        num_microbatches: of the step, over all replicas; None where this process reads no data, and
+            does not know.
+        by_microbatch: the data of the microbatches that it runs; where it does not know their
+            number, of all those that it would run in a whole step.
+    """
+
+    num_microbatches: int | None
+    by_microbatch: Mapping[int, Batch]

@@ -25,9 +25,10 @@ from planner.launcher.mesh.shards import OptimizerShards
 from planner.launcher.stage import StageModule
 from planner.model.load import Model
 from planner.operators import parameters
-from planner.operators.losses import Criterion
+from planner.operators.losses import Criterion, LossValue
 from planner.operators.running import autocast
 from planner.resharding.conversion import conversion
+from planner.support.errors import LaunchError
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,43 +183,52 @@ def local_parameters(
 def _stage_module(
     job: TrainingJob, place: StagePlace, values: Mapping[str, Tensor], scale: Callable[[], float]
 ) -> StageModule:
-    graph, strategy = job.model.graph, job.plan.strategy
-    # A step of the optimizer takes the mean of so many microbatches.
-    num_microbatches = 1 if strategy.schedule.is_asynchronous else strategy.num_microbatches
+    graph = job.model.graph
     outputs = {name for v in indices_of(place.stage, graph) for name in graph.operators[v].outputs}
     losses = [loss for loss in job.losses if loss.output.name in outputs]
     return StageModule(
         split_module(job.model, place.stage, place.mesh, values, job.device),
         graph,
         place.stage.recompute,
-        {
-            name: partial(_share, criterion, num_microbatches)
-            for name, criterion in stage_criteria(losses, place).items()
-        },
+        stage_criteria(losses, place, alone=len(job.losses) == 1),
         partial(autocast, job.device, shorter_dtype(job)),
         scale,
         unreported_losses(losses, place),
     )
 
 
-def _share(
-    criterion: Criterion, num_microbatches: int, output: Tensor, target: Tensor | None
-) -> Tensor:
-    """The share of a microbatch in the loss of a step."""
-    return criterion(output, target) / num_microbatches
-
-
-def stage_criteria(losses: Iterable[Loss], place: StagePlace) -> dict[str, Criterion]:
+def stage_criteria(
+    losses: Iterable[Loss], place: StagePlace, *, alone: bool = True
+) -> dict[str, Criterion]:
     """The losses of a stage on this device, by output, of its local part.
 
     Args:
         losses: of outputs that the stage makes.
+        alone: whether the model has no other loss, so that it may say itself how much it counts.
 
     Raises:
         LaunchError: if a loss cannot be computed from parts.
     """
     specs = ((loss, place.spec("outputs", loss.output.name)) for loss in losses)
-    return {loss.output.name: split_criterion(loss, spec, place.mesh) for loss, spec in specs}
+    found = {loss.output.name: split_criterion(loss, spec, place.mesh) for loss, spec in specs}
+    return found if alone else {n: partial(_without_count, n, one) for n, one in found.items()}
+
+
+def _without_count(
+    name: str, criterion: Criterion, output: Tensor, target: Tensor | None
+) -> LossValue:
+    """One of several losses. Gradients of all are summed by the time that a count would be known.
+
+    Raises:
+        LaunchError: if it says itself how much it counts.
+    """
+    found = criterion(output, target)
+    if found.counted is not None:
+        raise LaunchError(
+            f"--loss of output {name!r}: (sum, count) is possible where the model has no other"
+            " loss; return a scalar, for example sum / count"
+        )
+    return found
 
 
 def unreported_losses(losses: Iterable[Loss], place: StagePlace) -> frozenset[str]:

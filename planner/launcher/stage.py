@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Node
 
 from planner.artefacts.graph import Graph, tensors_by_name, unread_tensors
 from planner.launcher.mesh.gather_again import function_of
-from planner.operators.losses import Criterion
+from planner.operators.losses import Criterion, LossValue
 from planner.operators.normalization import batch_normalization
 from planner.operators.running import evaluating, next_state, reading, updating, value_of
 
@@ -23,13 +23,27 @@ class _ForwardPass:
     """The results of a forward pass, with their autograd graph.
 
     Attributes:
-        loss: the sum of the losses that are computed here.
-        reported_loss: the sum of the losses that this device reports.
+        loss: the sum of the losses that are computed here, each divided by its total.
+        reported_loss: the sum of those that this device reports.
+        counted: how much the reported losses count, where they say so themselves; else 1 each.
     """
 
     outputs: Tensors
     loss: Tensor | None
     reported_loss: Tensor | None
+    counted: float
+
+
+class ReportedLoss(NamedTuple):
+    """The part of a microbatch in the losses that one device reports.
+
+    Attributes:
+        loss: divided by the totals.
+        counted: how much it counts, where the user's function says so; else 1 for each loss.
+    """
+
+    loss: float
+    counted: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +56,7 @@ class _SavedForward:
 
     leaves: Tensors
     targets: Mapping[str, Tensor]
+    totals: Mapping[str, float]
     states: Mapping[int, Tensor]
     forward_pass: _ForwardPass | None
 
@@ -60,8 +75,7 @@ class StageModule:
         module: with `input_names` and `output_names`.
         graph: knows which tensors carry a gradient.
         recompute: whether to run the forward pass again instead of stashing it.
-        criteria: the losses of the outputs that the stage makes, by output, already divided by the
-            number of microbatches.
+        criteria: the losses of the outputs that the stage makes, by output.
         precision: gives the context that forward passes run in.
         scale: gives the factor of the losses in a backward pass.
         unreported: outputs whose loss this device computes and another one reports.
@@ -95,13 +109,17 @@ class StageModule:
         self._stash: dict[int, _SavedForward] = {}
 
     def forward(
-        self, microbatch: int, tensors: Mapping[str, Tensor], targets: Mapping[str, Tensor]
-    ) -> tuple[Tensors, float]:
-        """The outputs of the stage, and the microbatch's share of the losses computed here.
+        self, microbatch: int, tensors: Mapping[str, Tensor], targets: Mapping[str, Tensor],
+        totals: Mapping[str, float],
+    ) -> tuple[Tensors, ReportedLoss]:  # fmt: skip
+        """The outputs of the stage, and the microbatch's part in the losses reported here.
 
         Args:
             tensors: inputs of the stage, by name.
             targets: of the losses that have one, by output.
+            totals: as `LossTotals` has them: what losses are divided by, by output. One that is not
+                among them is divided by its own count. Nothing counts in a total of 0, and
+                the loss is 0.
         """
         # Leaves of their own: the stage's autograd graph ends at its inputs, also at those that
         # another stage of this process has made.
@@ -112,14 +130,15 @@ class StageModule:
         # Copies, because autograd may keep what operators read until the backward pass.
         before = {id(self.states[name]): self.states[name].clone() for name in self._read}
         with torch.set_grad_enabled(not self._recompute), updating(self.states.values()):
-            done = self._run(leaves, targets, before)
+            done = self._run(leaves, targets, totals, before)
         self._stash[microbatch] = (
-            _SavedForward(leaves, targets, before, None)
+            _SavedForward(leaves, targets, totals, before, None)
             if self._recompute
-            else _SavedForward(leaves, targets, {}, done)
+            else _SavedForward(leaves, targets, totals, {}, done)
         )
         loss = 0.0 if done.reported_loss is None else done.reported_loss.item()
-        return {name: tensor.detach() for name, tensor in done.outputs.items()}, loss
+        outputs = {name: tensor.detach() for name, tensor in done.outputs.items()}
+        return outputs, ReportedLoss(loss, done.counted)
 
     def backward(self, microbatch: int, gradients: Mapping[str, Tensor]) -> Tensors:
         """Accumulates the parameters' gradients.
@@ -131,7 +150,9 @@ class StageModule:
             The gradients of the inputs that carry one.
         """
         stashed = self._stash.pop(microbatch)
-        done = stashed.forward_pass or self._run(stashed.leaves, stashed.targets, stashed.states)
+        done = stashed.forward_pass or self._run(
+            stashed.leaves, stashed.targets, stashed.totals, stashed.states
+        )
         roots: list[tuple[Tensor, Tensor | None]] = [
             (done.outputs[name], gradient) for name, gradient in gradients.items()
         ]
@@ -160,15 +181,28 @@ class StageModule:
         self,
         leaves: Mapping[str, Tensor],
         targets: Mapping[str, Tensor],
+        totals: Mapping[str, float],
         states: Mapping[int, Tensor],
     ) -> _ForwardPass:
         with self._precision(), reading(states):
             results = self.module(*(leaves[name] for name in self.input_names))
         made = zip(self.output_names, results, strict=True)
         outputs = {name: one for name, one in made if name not in self._next_states}
-        losses = {n: of(outputs[n], targets.get(n)) for n, of in self._criteria.items()}
-        reported = [one for name, one in losses.items() if name not in self._unreported]
-        return _ForwardPass(outputs, _sum([*losses.values()]), _sum(reported))
+        values = {n: of(outputs[n], targets.get(n)) for n, of in self._criteria.items()}
+        losses = {n: _divided(one, totals.get(n)) for n, one in values.items()}
+        reported = [name for name in losses if name not in self._unreported]
+        counts = [values[name].counted for name in reported]
+        return _ForwardPass(
+            outputs, _sum([*losses.values()]), _sum([losses[name] for name in reported]),
+            sum(1.0 if one is None else one for one in counts),
+        )  # fmt: skip
+
+
+def _divided(one: LossValue, total: float | None) -> Tensor:
+    """A loss over its total, or over its own count; 0 where nothing counts."""
+    if total is None:
+        total = 1.0 if one.counted is None else one.counted
+    return one.value / total if total else one.value * 0.0
 
 
 def _sum(losses: Sequence[Tensor]) -> Tensor | None:

@@ -3,14 +3,15 @@
 The norm of a model's gradients is known to no rank alone, nor is whether all of them are finite. So
 ranks add up two numbers: the squares of the gradients that each of them owns, and its share of the
 loss. A parameter that several devices hold belongs to the first of them; by then its gradients are
-already summed. Without clipping, a loss scale and a rule for NaN nothing is exchanged. Under an
-asynchronous schedule each stage steps for itself, and decides alone.
+already summed. Without clipping, a loss scale and a rule for NaN nothing is exchanged, unless the
+user's loss may say how much it counts: then its counts are, and gradients and loss are divided by
+their sum. Under an asynchronous schedule each stage steps for itself, and decides alone.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -95,6 +96,7 @@ class StepResult:
         norm: of all gradients before clipping; None where it is not computed.
         skipped: whether the weights were left as they were.
         scale: of the loss.
+        counted: whether a target of any loss counts; if not, the loss is nan.
     """
 
     rate: float
@@ -102,6 +104,15 @@ class StepResult:
     norm: float | None = None
     skipped: bool = False
     scale: float = 1.0
+    counted: bool = True
+
+
+class _Sums(NamedTuple):
+    """Sums over all ranks: the squares of gradients as they are, the loss, and its count."""
+
+    squares: float
+    loss: float
+    counted: float
 
 
 class OptimizerStep:
@@ -110,7 +121,8 @@ class OptimizerStep:
     Attributes:
         last: the result of the last step.
         scale: of the losses.
-        skipped: number of steps that left the weights as they were.
+        skipped: number of steps that left the weights as they were, as something was not finite.
+        uncounted: number of steps that did so because no target of any loss counts.
 
     Args:
         optimizer: of the device's parameters; None if it trains none.
@@ -122,22 +134,23 @@ class OptimizerStep:
         scale: of the losses; None leaves them as they are.
         together: adds up numbers over all ranks, which make a step at the same time; None where
             this device decides alone.
+        is_counted: whether the loss is the user's, which may say how much it counts.
         mean_over: the number by which all gradients are divided.
     """
 
     def __init__(
         self, optimizer: Optimizer | None, buckets: GradientBuckets, owned: Sequence[Tensor],
         shards: OptimizerShards, weights: Weights, *, rules: UpdateRules,
-        scale: LossScale | None = None, mean_over: int = 1,
+        scale: LossScale | None = None, mean_over: int = 1, is_counted: bool = False,
         together: Callable[[Sequence[float]], Sequence[float]] | None = None,
     ) -> None:  # fmt: skip
         self._optimizer, self._buckets, self._owned = optimizer, buckets, owned
         self._shards, self._weights, self._rules = shards, weights, rules
         self.scale = scale or LossScale()
-        self._together, self._mean_over = together, mean_over
+        self._together, self._mean_over, self._is_counted = together, mean_over, is_counted
         self._measures = rules.clip is not None or rules.nan is not None or self.scale.is_dynamic
         self.last = StepResult(rules.learning_rate)
-        self.skipped = 0
+        self.skipped = self.uncounted = 0
 
     def set_rate(self, learning_rate: float) -> None:
         """Changes the learning rate, before its schedule, from the next step on."""
@@ -152,12 +165,34 @@ class OptimizerStep:
         """The learning rate of a step of the training."""
         return self._rules.learning_rate * self._rules.factor(index)
 
-    def step(self, index: int, loss: float) -> None:
+    def leave_out(self, index: int) -> float:
+        """A step without counted targets: leaves the weights as they are; clears the gradients.
+
+        Args:
+            index: of the step of the training.
+
+        Returns:
+            The loss, nan.
+        """
+        self.last = StepResult(
+            self.rate_at(index), math.nan, skipped=True, scale=self.scale.value, counted=False
+        )
+        self.uncounted += 1
+        self._buckets.clear()
+        return math.nan
+
+    def step(self, index: int, loss: float, count: float = 1.0, expected: float = 1.0) -> float:
         """Changes the weights, or leaves them as they are; clears the gradients.
 
         Args:
             index: of the step of the training.
-            loss: this rank's share.
+            loss: this rank's share, of gradients that were divided by `expected`.
+            count: this rank's share of the number to divide by in place of it, if the loss is one
+                that may say how much it counts.
+            expected: the same on all ranks.
+
+        Returns:
+            This rank's share of the loss, divided by the counts of all ranks.
 
         Raises:
             LaunchError: if something is not finite and the rule is to stop; on all ranks that
@@ -167,7 +202,15 @@ class OptimizerStep:
             for buffer in self._buckets.everything():
                 buffer.div_(self._mean_over)
         self._shards.cut()
-        norm, total = self._norm_and_loss(loss)
+        sums = self._sums(loss, count)
+        if sums is not None and self._is_counted and not sums.counted:
+            return self.leave_out(index)
+        factor = expected / sums.counted if sums is not None and self._is_counted else 1.0
+        total = None if sums is None else sums.loss * factor
+        norm = None
+        if sums is not None and self._measures:
+            squares = sums.squares
+            norm = math.sqrt(squares) * factor / self.scale.value if squares >= 0 else math.nan
         finite = norm is None or (math.isfinite(norm) and math.isfinite(total or 0.0))
         if not finite:
             self._check_rule(index, norm, total)
@@ -175,11 +218,12 @@ class OptimizerStep:
         self.last = StepResult(self.rate_at(index), total, norm, skipped, self.scale.value)
         self.skipped += skipped
         if not skipped:
-            self._scale_gradients(norm)
+            self._scale_gradients(factor / self.scale.value, norm)
             self._change()
         if self.scale.is_dynamic:
             self.scale.learn(finite=finite)
         self._buckets.clear()
+        return loss * factor
 
     def _change(self) -> None:
         if self._optimizer is not None:
@@ -188,13 +232,12 @@ class OptimizerStep:
             self._weights.step(self._optimizer.step)
         self._shards.gather()
 
-    def _norm_and_loss(self, share: float) -> tuple[float | None, float | None]:
-        """The norm of all gradients, and the loss of all ranks, where they are needed."""
-        add_up = self._together or list
-        if not self._measures:
-            return None, add_up([share])[0] if self._rules.reports_loss else None
-        squares, loss = add_up([self._own_squares(), share])
-        return math.sqrt(squares) / self.scale.value if squares >= 0 else math.nan, loss
+    def _sums(self, loss: float, count: float) -> _Sums | None:
+        """Over all ranks, where they are needed."""
+        if not (self._measures or self._rules.reports_loss or self._is_counted):
+            return None
+        squares = self._own_squares() if self._measures else 0.0
+        return _Sums(*(self._together or list)([squares, loss, count]))
 
     def _own_squares(self) -> float:
         held = [one.grad for one in self._owned if one.grad is not None]
@@ -212,9 +255,12 @@ class OptimizerStep:
                 f" and gradients of norm {norm} (--nan stop); {advice}"
             )
 
-    def _scale_gradients(self, norm: float | None) -> None:
-        """Takes the loss scale out of all gradients, and clips them."""
-        factor = 1 / self.scale.value
+    def _scale_gradients(self, factor: float, norm: float | None) -> None:
+        """Multiplies all gradients by a factor, and clips them.
+
+        Args:
+            norm: of the gradients with the factor.
+        """
         if self._rules.clip is not None and norm is not None:
             factor *= min(1.0, self._rules.clip / (norm + TINY))
         if factor != 1:

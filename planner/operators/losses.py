@@ -3,7 +3,10 @@
 In the latter, classes lie on dimension 1.
 """
 
+import math
 from collections.abc import Callable, Mapping
+from math import prod
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,8 +16,26 @@ from planner.artefacts.losses import Loss, LossName
 from planner.support.errors import LaunchError, OperatorError
 from planner.support.named import function_named
 
-Criterion = Callable[[Tensor, Tensor | None], Tensor]
-"""(output, target) -> loss, a scalar. An output that is the loss itself has no target."""
+IGNORED_CLASS = -100
+"""The class index that losses ignore, torch's default."""
+
+
+class LossValue(NamedTuple):
+    """The loss of one microbatch, before it is divided by its total.
+
+    Attributes:
+        value: a scalar. A loss over classes is the sum over its counted targets (`num_counted`), so
+            that its total is their number; any other one is a mean, with a total of 1. In a step
+            of several microbatches totals add up.
+        counted: the total, where only the user's function knows it; else None.
+    """
+
+    value: Tensor
+    counted: float | None = None
+
+
+Criterion = Callable[[Tensor, Tensor | None], LossValue]
+"""(output, target) -> loss. An output that is the loss itself has no target."""
 
 _OF_VALUES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     LossName.MSE: functional.mse_loss,
@@ -29,17 +50,24 @@ def criterion(loss: Loss) -> Criterion:
 
     Raises:
         LaunchError: if the user's function is not there; later, if it fails, or does not give a
-            scalar that depends differentiably on the output.
+            scalar that depends differentiably on the output, or such a sum and a count.
     """
     if loss.function == LossName.OWN:
-        return lambda output, target: _long(output).reshape(())
-    compute = _users(loss.function) if loss.is_users else _known(loss)
+        return lambda output, target: LossValue(_long(output).reshape(()))
+    if loss.is_users:
+        return _users(loss)
+    compute = _known(loss)
 
-    def compared(output: Tensor, target: Tensor | None) -> Tensor:
+    def compared(output: Tensor, target: Tensor | None) -> LossValue:
         assert target is not None, "only an output that is the loss itself has no target"
-        return compute(_long(output), target)
+        return LossValue(compute(_long(output), target))
 
     return compared
+
+
+def num_counted(classes: Tensor) -> Tensor:
+    """The number of class indices that are not to be ignored, as a scalar."""
+    return (classes != IGNORED_CLASS).sum()
 
 
 def _long(output: Tensor) -> Tensor:
@@ -58,11 +86,11 @@ def _known(loss: Loss) -> Callable[[Tensor, Tensor], Tensor]:
 def _of_classes(loss: Loss, class_dim: int, output: Tensor, target: Tensor) -> Tensor:
     scores, classes = output.movedim(class_dim, -1).flatten(0, -2), target.flatten()
     if loss.function == LossName.NLL or loss.operator == "LogSoftmax":
-        return functional.nll_loss(scores, classes)
+        return functional.nll_loss(scores, classes, reduction="sum")
     if loss.operator == "Softmax":
         smallest = torch.finfo(scores.dtype).tiny
-        return functional.nll_loss(scores.clamp_min(smallest).log(), classes)
-    return functional.cross_entropy(scores, classes)
+        return functional.nll_loss(scores.clamp_min(smallest).log(), classes, reduction="sum")
+    return functional.cross_entropy(scores, classes, reduction="sum")
 
 
 def _binary(loss: Loss, output: Tensor, target: Tensor) -> Tensor:
@@ -71,29 +99,62 @@ def _binary(loss: Loss, output: Tensor, target: Tensor) -> Tensor:
     return functional.binary_cross_entropy_with_logits(output, target)
 
 
-def _users(name: str) -> Callable[[Tensor, Tensor], Tensor]:
-    """The user's function, its results checked."""
+def _users(loss: Loss) -> Criterion:
+    """The user's function, its results checked. A sum and a count are divided by the number of rows
+    of classes in the output, which leaves their quotient as it is. So gradients of the sum are of
+    the size of a mean's, which a loss scale is made for.
+    """
+    name, rows = loss.function, prod(loss.output.shape[:-1])
     function = function_named(name, "--loss", LaunchError)
 
-    def checked(output: Tensor, target: Tensor) -> Tensor:
+    def checked(output: Tensor, target: Tensor | None) -> LossValue:
+        output = _long(output)
         try:
             value: object = function(output, target)
         except Exception as error:
             raise LaunchError(f"--loss {name}: {type(error).__name__}: {error}") from error
-        if not isinstance(value, Tensor) or value.shape or not value.is_floating_point():
+        if not isinstance(value, tuple | list):
+            return LossValue(_checked(name, value, output))
+        if len(value) != 2:
             raise LaunchError(
-                f"--loss {name}: expected a scalar float tensor, got {_described(value)};"
-                " reduce it, for example by .mean()"
+                f"--loss {name}: expected a scalar or (sum, count), got {len(value)} values"
             )
-        if output.requires_grad and torch.is_grad_enabled() and not value.requires_grad:
-            raise LaunchError(
-                f"--loss {name}: expected a loss that depends differentiably on the output, got"
-                " one without a gradient; compute it by torch functions, without .detach(),"
-                " .item() or argmax"
-            )
-        return value
+        return LossValue(_checked(name, value[0], output) / rows, _count(name, value[1]) / rows)
 
     return checked
+
+
+def _checked(name: str, value: object, output: Tensor) -> Tensor:
+    """A scalar that the user's function has returned."""
+    if not isinstance(value, Tensor) or value.shape or not value.is_floating_point():
+        raise LaunchError(
+            f"--loss {name}: expected a scalar float tensor, got {_described(value)};"
+            " reduce it, for example by .mean()"
+        )
+    if output.requires_grad and torch.is_grad_enabled() and not value.requires_grad:
+        raise LaunchError(
+            f"--loss {name}: expected a loss that depends differentiably on the output, got"
+            " one without a gradient; compute it by torch functions, without .detach(),"
+            " .item() or argmax"
+        )
+    return value
+
+
+def _count(name: str, count: object) -> float:
+    """A count that the user's function has returned beside a sum."""
+    if isinstance(count, Tensor) and not count.shape:
+        if count.requires_grad:
+            raise LaunchError(
+                f"--loss {name}: expected a count without a gradient; divide the sum by what"
+                " depends on the output, or return count.detach()"
+            )
+        count = count.item()
+    if not isinstance(count, int | float) or not 0 <= count < math.inf:
+        shown = _described(count) if isinstance(count, Tensor) else repr(count)
+        raise LaunchError(
+            f"--loss {name}: expected (sum, count) with a finite count of at least 0, got {shown}"
+        )
+    return float(count)
 
 
 def _described(value: object) -> str:
@@ -103,8 +164,6 @@ def _described(value: object) -> str:
 
 
 # ---- operators
-
-_NO_CLASS = -100  # torch's default for the class that is ignored
 
 
 def negative_log_likelihood_loss(
@@ -117,7 +176,7 @@ def negative_log_likelihood_loss(
     """Minus the target's input, weighted by class; the mean is divided by the sum of weights."""
     if reduction not in ("none", "mean", "sum"):
         raise OperatorError(f"reduction: expected none, mean or sum, got {reduction!r}")
-    ignored = _NO_CLASS if ignore_index is None else ignore_index
+    ignored = IGNORED_CLASS if ignore_index is None else ignore_index
     return functional.nll_loss(
         input, target.long(), weight, ignore_index=ignored, reduction=reduction
     )

@@ -62,7 +62,7 @@ def _runnable(loss: Loss, device: str, seed: int) -> RunnableLoss:
             compute(_made(loss, device), target)
     except LaunchError as error:
         return RunnableLoss(loss.output.name, torch.sum, _left_out(loss, error))
-    return RunnableLoss(loss.output.name, lambda output: compute(output, target), "")
+    return RunnableLoss(loss.output.name, lambda output: compute(output, target).value, "")
 
 
 def _left_out(loss: Loss, error: LaunchError) -> str:
@@ -154,7 +154,7 @@ def _computed(
         if loss.has_target:
             target = torch.empty(loss.target_shape, dtype=getattr(torch, loss.target_dtype))
         values: list[Tensor] = []
-        forward = listed(lambda: values.append(compute(output, target)))
+        forward = listed(lambda: values.append(compute(output, target).value))
         backward = listed(values[0].backward)
     forward_s, backward_s = (round(float(one), 9) for one in seconds((forward, backward)))
     return LossCost(loss.output.name, forward_s, backward_s)

@@ -26,7 +26,15 @@ from planner.launcher.job import TrainingJob
 from planner.launcher.stage import StageModule, Tensors
 from planner.launcher.transfers import boxes_of
 from planner.operators.running import REFUSALS
-from planner.schedules.actions import Compute, Direction, Receive, Send, text
+from planner.schedules.actions import (
+    Action,
+    Compute,
+    Direction,
+    Receive,
+    Send,
+    of_microbatches,
+    text,
+)
 from planner.support.errors import LaunchError, words_of
 from planner.training.data.agreement import DataAgreement
 from planner.training.data.batching import BatchLayout
@@ -112,13 +120,13 @@ class Evaluator:
         total = -(-self._num_samples // self._layout.size)
         for first in range(0, total, self._layout.count):
             self._first, count = first, min(self._layout.count, total - first)
-            self._executor.run([one for one in self._forwards if one.microbatch < count], self)
+            self._executor.run(of_microbatches(self._forwards, count), self)
         self._status.enter(Phase.BARRIER)
         sums = self._groups.add_up(self._meter.sums())
         self._status.enter(Phase.BETWEEN)
         return self._meter.figures(sums)
 
-    def meet(self) -> None:
+    def meet(self, actions: Sequence[Action]) -> Sequence[Action]:
         """Never: an evaluation is no step."""
         raise NotImplementedError
 

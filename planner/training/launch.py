@@ -15,10 +15,12 @@ from planner.launcher.executor import IterationRecord
 from planner.launcher.failures.errors import peak_bytes
 from planner.launcher.job import check_ranks
 from planner.launcher.rendezvous import process_rank
+from planner.launcher.totals import why_nothing_counts
 from planner.launcher.trained_groups import with_rest
 from planner.profilers.storages import watching
 from planner.simulator.traces.read import measured_by
 from planner.simulator.traces.write import write_trace
+from planner.support.errors import LaunchError
 from planner.training.checkpoints.folder import Checkpoint
 from planner.training.checkpoints.start import check_left
 from planner.training.evaluation import Evaluation
@@ -29,6 +31,24 @@ from planner.training.trainer import Trainer
 
 Progress = Callable[[int, int, float | None], None]
 KEPT_STEPS = 50  # the last ones, whose actions are kept
+
+
+class _Timed:
+    """Steps of one kind, and their times.
+
+    Attributes:
+        records: of the last ones.
+        times: start and length of each.
+    """
+
+    def __init__(self) -> None:
+        self.records: deque[IterationRecord] = deque(maxlen=KEPT_STEPS)
+        self.times: list[tuple[float, float]] = []
+
+    def add(self, record: IterationRecord) -> None:
+        """One more."""
+        self.records.append(record)
+        self.times.append((record.begun_s, record.iteration_s))
 
 
 def launch(
@@ -58,6 +78,7 @@ def launch(
         return None
     with trainer, trainer.errors():
         ranks, clocks, evaluations = _trained(trainer, request, progress)
+        data_notes = trainer.notes()
     if trainer.rank > 0:
         return None
     job, graph = trainer.job, trainer.job.model.graph
@@ -68,6 +89,7 @@ def launch(
         *_resume_notes(trainer.start),
         *_option_notes(plan, job.plan),
         *launch_report.notes,
+        *data_notes,
         *_skip_notes(trainer.optimizer_step.skipped, launch_report.steps),
         *(() if trainer.evaluator is None else trainer.evaluator.notes),
     )
@@ -113,14 +135,15 @@ def _trained(
     if checkpoints.checkpoint is not None:
         saver = trainer.saver(checkpoints.checkpoint, checkpoints.checkpoint_keep)
     before, evaluations = trainer.groups.read_clocks(), list[Evaluation]()
-    records: deque[IterationRecord] = deque(maxlen=KEPT_STEPS)
-    times: list[tuple[float, float, float]] = []  # loss, start and length of each step
+    losses: list[float] = []
+    whole, short = _Timed(), _Timed()
     log = Log(loop.log, trainer.next_step) if loop.log is not None and trainer.rank == 0 else None
     every = loop.eval_every, checkpoints.checkpoint_every
     for record in trainer.steps(total - trainer.next_step, every):
         done, last = trainer.next_step, trainer.optimizer_step.last
-        records.append(record)
-        times.append((record.loss, record.begun_s, record.iteration_s))
+        losses.append(record.loss)
+        if last.counted:
+            (whole if record.is_whole else short).add(record)
         if log is not None:
             log.step(done, last, record.iteration_s)
         if trainer.evaluator is not None and _is_due(done, total, loop.eval_every):
@@ -137,36 +160,44 @@ def _trained(
         log.close()
     if saver is not None:
         saver.finish()
+    timed = whole if whole.times else short
+    if not timed.times:
+        why = why_nothing_counts(trainer.job.losses)
+        raise LaunchError(f"no step was run: in each of {len(losses)}, {why}")
     clocks = [Clock(*pair) for pair in zip(before, trainer.groups.read_clocks(), strict=True)]
-    peaks_bytes = _watched(trainer) if request.launching.track_memory else None
-    own = _measurements(trainer, records, times, peaks_bytes)
+    peaks_bytes = _watched(trainer, timed is whole) if request.launching.track_memory else None
+    own = _measurements(trainer, losses, timed, timed is whole, peaks_bytes)
     return trainer.groups.gather(own), clocks, evaluations
 
 
 def _measurements(
     trainer: Trainer,
-    records: Iterable[IterationRecord],
-    times: Iterable[tuple[float, float, float]],
+    losses: Iterable[float],
+    timed: "_Timed",
+    are_whole: bool,
     peaks_bytes: tuple[int, ...] | None,
 ) -> RankMeasurements:
     """What this rank has measured.
 
     Args:
         trainer: after its last step.
-        records: of the last steps.
-        times: loss, start and length of each step.
+        losses: of each step.
+        timed: steps of one kind that were run.
+        are_whole: whether these have all microbatches.
         peaks_bytes: of the steps in which memory was watched.
     """
-    loss, begun_s, iterations_s = zip(*times, strict=True)
+    begun_s, iterations_s = zip(*timed.times, strict=True)
     flow = None if trainer.flow is None else trainer.flow.longest
     return RankMeasurements(
         device=trainer.groups.device,
         ended_s=() if flow is None else flow.ended_s,
         peaks_bytes=peaks_bytes,
-        loss=loss,
+        loss=tuple(losses),
+        uncounted=trainer.uncounted,
         begun_s=begun_s,
         iterations_s=iterations_s,
-        records=tuple(records) if flow is None else (flow.record,),
+        records=tuple(timed.records) if flow is None else (flow.record,),
+        are_whole=are_whole,
         **_machine(trainer.job.device),
     )
 
@@ -176,12 +207,15 @@ def _is_due(done: int, total: int, every: int | None) -> bool:
     return done == total or (every is not None and done % every == 0)
 
 
-def _watched(trainer: Trainer) -> tuple[int, ...]:
-    """Memory in more steps, by event, in bytes."""
+def _watched(trainer: Trainer, whole: bool) -> tuple[int, ...]:
+    """Memory in more steps, by event, in bytes; the last one is whole, if there are such steps."""
     stay = staying(trainer.part, trainer.buckets, trainer.optimizer, trainer.weights.tensors())
-    data = trainer.batches()
-    with watching(trainer.job.device, stay) as watch:
-        return tuple(trainer.watched(watch, data).peaks_bytes)
+    while True:
+        data = trainer.batches()
+        with watching(trainer.job.device, stay) as watch:
+            record = trainer.watched(watch, data)
+        if trainer.optimizer_step.last.counted and record.is_whole >= whole:
+            return tuple(record.peaks_bytes)
 
 
 class _Machine(TypedDict):

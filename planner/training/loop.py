@@ -9,6 +9,7 @@ import gc
 import math
 import shlex
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,11 +19,12 @@ from typing import Any, Self
 import torch.distributed as dist
 from torch import Tensor
 
-from planner.launcher.batch import Batch
+from planner.launcher.batch import Batch, StepBatches
 from planner.launcher.failures.rank import current_rank, current_status, enter_from_script
 from planner.launcher.failures.status import Phase
 from planner.launcher.rates import KNOWN
 from planner.launcher.rendezvous import ProcessRank
+from planner.launcher.totals import why_nothing_counts
 from planner.support.errors import LaunchError, OptionError
 from planner.support.named import function_named
 from planner.training.checkpoints.folder import name_of
@@ -60,10 +62,11 @@ class BatchTrainer:
         self._checkpoints, self._metrics = request.checkpoints, request.loop.metrics
         self._trainer: Trainer | None = trainer
         self._folders: set[Path] = set()
+        self._has_warned = False
 
     @property
     def batch_size(self) -> int:
-        """Samples of a step."""
+        """Samples of a step; the last one of an epoch may have fewer."""
         return self._open().layout.samples
 
     @property
@@ -93,11 +96,16 @@ class BatchTrainer:
         Args:
             batch: of the whole step, the same on every rank: inputs in the model's order and then
                 targets, as a DataLoader gives them; (inputs, target); or a mapping from their
-                names. Tensors have a row for each sample, on any device. A rank whose stages read
-                neither inputs nor targets may give None.
+                names. Tensors have a row for each sample, on any device. With fewer rows than
+                `batch_size` the step has fewer microbatches, and rows that fill none are left out.
+                A rank whose stages read neither inputs nor targets may give None.
 
         Returns:
-            The loss of the whole batch before the step: the mean of its microbatches'.
+            The loss of the whole batch before the step: of classes the mean over all targets that
+            are not -100, of the user's function with (sum, count) the sum over the count, else the
+            mean over all microbatches. Under the schedule pipedream it is the mean of such losses
+            of microbatches. Without a counted target in the batch, nothing is done but a warning
+            on rank 0, and the loss is nan.
 
         Raises:
             LaunchError: if the batch does not fit the model, or ranks have different ones.
@@ -106,7 +114,22 @@ class BatchTrainer:
         with self._failing() as trainer:
             where = f"step {trainer.next_step}"
             _compare(trainer, batch, where)
-            trainer.step(_microbatches(trainer, batch, where))
+            before = trainer.uncounted
+            data, left = _microbatches(trainer, batch, where)
+            trainer.step(data)
+            if trainer.uncounted > before and (trainer.rank == 0 or trainer.flow is not None):
+                why = why_nothing_counts(trainer.job.losses)
+                done = (
+                    "is left out" if trainer.flow is None else "has microbatches that learn nothing"
+                )
+                warnings.warn(f"{where} {done}: {why}", stacklevel=2)
+        if left and not self._has_warned and trainer.rank == trainer.first_reader:
+            self._has_warned = True
+            size = trainer.layout.size
+            warnings.warn(
+                f"{where}: the last {left} rows of the batch fill no microbatch of {size}"
+                " samples and are left out, as in all such batches", stacklevel=2,
+            )  # fmt: skip
         loss = trainer.optimizer_step.last.loss
         assert loss is not None, "the settings ask for it"
         return loss
@@ -222,12 +245,21 @@ def _compare(trainer: Trainer, batch: object, where: str) -> None:
         )
 
 
-def _microbatches(trainer: Trainer, batch: object, where: str) -> dict[int, Batch]:
-    """The microbatches of this rank."""
-    reader, count = trainer.reader, trainer.layout.count
+def _microbatches(trainer: Trainer, batch: object, where: str) -> tuple[StepBatches, int]:
+    """The microbatches of this rank, and the number of rows that fill none."""
+    reader, layout = trainer.reader, trainer.layout
     if not reader.reads:
-        return {m: Batch({}, {}) for m in trainer.microbatches}
-    return {m: trainer.local(reader.part(batch, m, count, where)) for m in trainer.microbatches}
+        return StepBatches(None, {m: Batch({}, {}) for m in trainer.microbatches}), 0
+    samples = reader.num_samples(batch, layout, where)
+    number, left = divmod(samples, layout.size)
+    if samples < trainer.least:
+        raise LaunchError(
+            f"{where}: expected a batch of {layout.samples} samples, or at least {trainer.least},"
+            f" got {samples}; give batches of trainer.batch_size"
+        )
+    due = (m for m in trainer.microbatches if m < number)
+    parts = {m: trainer.local(reader.part(batch, m, where)) for m in due}
+    return StepBatches(number, parts), left
 
 
 def begin(request: TrainingRequest, metrics: Sequence[str]) -> BatchTrainer:

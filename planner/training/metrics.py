@@ -1,7 +1,8 @@
 """Figures of an evaluation: the loss, the accuracy, and functions of the user.
 
 Each is a mean over all samples of all ranks, not one of means: microbatches count by their samples,
-cross-entropy and accuracy by the classes that are not ignored.
+losses over classes and accuracy by the classes that are not ignored, and a loss of the user that
+returns (sum, count) by its count.
 """
 
 import math
@@ -12,8 +13,7 @@ import torch
 from torch import Tensor
 
 from planner.artefacts.losses import Loss
-from planner.launcher.batch import IGNORED_CLASS
-from planner.operators.losses import criterion
+from planner.operators.losses import criterion, num_counted
 from planner.support.errors import LaunchError
 from planner.support.named import function_named
 
@@ -49,8 +49,8 @@ def metrics_of(losses: Sequence[Loss], names: Sequence[str]) -> tuple[Metric, ..
     return tuple(found)
 
 
-def value_of(metric: Metric, output: Tensor, target: Tensor | None) -> tuple[float, float]:
-    """A figure of some samples, and how much it counts.
+def sum_of(metric: Metric, output: Tensor, target: Tensor | None) -> tuple[float, float]:
+    """A figure of some samples, summed over what counts in it, and how much that is.
 
     Raises:
         LaunchError: if a function of the user fails, or returns no number.
@@ -58,16 +58,20 @@ def value_of(metric: Metric, output: Tensor, target: Tensor | None) -> tuple[flo
     loss = metric.loss
     counts = float(output.shape[0]) if output.dim() else 1.0
     if loss.class_dim is not None and target is not None:
-        counts = float((target != IGNORED_CLASS).sum())
+        counts = float(num_counted(target))
         if not counts:
             return 0.0, 0.0
     if metric.name == LOSS:
-        return criterion(loss)(output, target).item(), counts
+        value, count = criterion(loss)(output, target)
+        if loss.counts_targets or count is not None:
+            return value.item(), counts if count is None else count
+        return value.item() * counts, counts
     assert target is not None, "without a target there is only a loss"
     if metric.name == ACCURACY:
         assert loss.class_dim is not None
-        return (output.argmax(loss.class_dim) == target).sum().item() / counts, counts
-    return _users(metric.name, output, target), float(output.shape[0])
+        return float((output.argmax(loss.class_dim) == target).sum()), counts
+    rows = float(output.shape[0])
+    return _users(metric.name, output, target) * rows, rows
 
 
 def _users(name: str, output: Tensor, target: Tensor) -> float:
@@ -102,8 +106,8 @@ class Meter:
             output = outputs.get(metric.loss.output.name)
             if output is not None:
                 target = targets.get(metric.loss.output.name)
-                value, counts = value_of(metric, output, target)
-                self._sums[2 * i] += value * counts
+                value, counts = sum_of(metric, output, target)
+                self._sums[2 * i] += value
                 self._sums[2 * i + 1] += counts
 
     def sums(self) -> list[float]:

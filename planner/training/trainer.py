@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
@@ -12,9 +12,9 @@ import torch
 
 from planner.artefacts.options import Optimizer as OptimizerName
 from planner.launcher.asynchronous import Flow, check_schedule, flow_end
-from planner.launcher.batch import Batch
+from planner.launcher.batch import Batch, StepBatches
 from planner.launcher.device_part import as_it_crosses, make_part, shorter_dtype
-from planner.launcher.executor import Executor, IterationRecord, TrainingStep
+from planner.launcher.executor import Executor, IterationRecord, StepSize, TrainingStep
 from planner.launcher.failures.errors import introduce, with_causes
 from planner.launcher.failures.hosts import hosts_watched
 from planner.launcher.failures.rank import current_status, take_error_hook
@@ -34,6 +34,7 @@ from planner.launcher.rendezvous import (
     meet_others,
     process_rank,
 )
+from planner.launcher.totals import loss_totals
 from planner.launcher.trained_groups import optimizer_groups, settings, trained_groups
 from planner.launcher.transfers import boxes_of
 from planner.launcher.updates import (
@@ -56,12 +57,14 @@ from planner.training.data.agreement import DataAgreement
 from planner.training.data.batching import BatchSizeHistory
 from planner.training.data.datasets import EvalData, data_name
 from planner.training.data.feeds import (
+    epoch_of,
     layout_of,
     make_feed,
     number_of_steps,
     reader_of,
     training_seed,
 )
+from planner.training.data.reading import StepData
 from planner.training.evaluation import Evaluator
 from planner.training.options import TrainingRequest
 from planner.training.steady import steps_to_show
@@ -84,9 +87,13 @@ class Trainer:
         optimizer: of the same; None if there are none.
         optimizer_step: everything that a step does around the optimizer.
         executor: runs its actions.
+        totals: that its losses are divided by.
         flow: runs the steps of an asynchronous schedule; None for other schedules.
         num_steps: steps of the whole training.
         layout: how samples become microbatches.
+        least: samples that a step has at least.
+        first_reader: the first rank that reads data; None if none does.
+        size: of steps.
         history: the sizes of all batches since the first step.
         evaluator: for --eval-data; None without it.
         content: of its checkpoints.
@@ -97,9 +104,12 @@ class Trainer:
         job: what is trained.
         loop: how.
         rank: of this process.
+        start: the checkpoint that it will go on from (`resume`).
     """
 
-    def __init__(self, job: TrainingJob, loop: Loop, rank: int) -> None:
+    def __init__(
+        self, job: TrainingJob, loop: Loop, rank: int, start: Checkpoint | None = None
+    ) -> None:
         plan = job.plan
         if job.device == "cpu":
             torch.set_num_threads(loop.threads or plan.threads or 1)
@@ -114,15 +124,19 @@ class Trainer:
         scale = loss_scale(shorter_dtype(job))
         self.part = make_part(job, self.groups, lambda: scale.value)
         self.layout, self.reader = layout_of(job, loop), reader_of(job, self.part)
-        self.history, self.next_step = self.layout.history, 0
         self._feed = make_feed(job, self.part, loop, self.microbatches)
-        self._coming: Iterator[Batch] | None = None  # from the next step on
+        self._coming: Iterator[StepData] | None = None  # from the next step on
         where = data_name(loop.data, "--data")
         self._agreement = DataAgreement(where, self._feed.read, self.layout, self.groups)
+        epoch = epoch_of(self._feed, self.reader.reads, self.groups)
+        self.least = epoch.least or self.layout.least
+        self.size = StepSize(self.layout.count, len(epoch.readers))
+        self.first_reader = min(epoch.readers, default=None)
+        self.history, self.next_step = self._history(start), 0
         self.evaluator: Evaluator | None = None
         if loop.eval_data is not None:
             self.evaluator = self._evaluator(loop.eval_data, "--eval-data", loop.metrics)
-        self.num_steps = number_of_steps(loop, self._feed, self.groups)
+        self.num_steps = number_of_steps(loop, epoch, self.history)
         self.optimizer = make_optimizer(
             OptimizerName(plan.optimizer),
             optimizer_groups(job.groups, self.part.optimizer_parameters),
@@ -136,12 +150,14 @@ class Trainer:
         self.start: Checkpoint | None = None
         self._savers: dict[Path, Saver] = {}
         self.executor = self._executor(training_seed(job, loop))
+        self.totals = loss_totals(job.losses, self.part)
         rules = _rules(job, loop, self.num_steps, self.groups)
         self.flow: Flow | None = None
         if plan.strategy.schedule.is_asynchronous:
             self.flow = Flow(
-                job, self.part, self.buckets, self.optimizer, rules, self.groups, self.executor
-            )
+                job, self.part, self.buckets, self.optimizer, rules, self.groups, self.executor,
+                self.totals,
+            )  # fmt: skip
             self.weights: Weights = self.flow.weights
             self.optimizer_step = self.flow.optimizer_step
         else:
@@ -171,6 +187,7 @@ class Trainer:
         return OptimizerStep(
             self.optimizer, self.buckets, owned, self.part.shards, self.weights,
             rules=rules, scale=scale, together=self.groups.add_up,
+            is_counted=len(self.job.losses) == 1 and self.job.losses[0].is_users,
         )  # fmt: skip
 
     # ------------------------------------------------------------------------ begin and end
@@ -206,7 +223,7 @@ class Trainer:
             watched.enter_context(hosts_watched(agreed.hosts, process.rank))
             with with_causes(plan, device):
                 job, start = _read_job(request, agreed, process)
-                trainer = cls(job, loop, process.rank)
+                trainer = cls(job, loop, process.rank, start)
                 take_error_hook()
                 if start is not None:
                     trainer.resume(start)
@@ -249,6 +266,7 @@ class Trainer:
             LaunchError: if the ranks do not see the same one.
         """
         self.content.restore(start)
+        self.history = self._history(start)
         self.restore(start.record.extras, start.record.step)
         self.start = start
 
@@ -277,10 +295,15 @@ class Trainer:
         if "loss_scale" in extras and self.optimizer_step.scale.is_dynamic:
             self.optimizer_step.scale.value = float(extras["loss_scale"]["value"])
             self.optimizer_step.scale.good_steps = int(extras["loss_scale"]["good_steps"])
-        if "batches" in extras:
-            parts = tuple((int(begin), int(size)) for begin, size in extras["batches"])
-            self.history = BatchSizeHistory(parts).then(step, self.layout.samples)
         self.next_step, self._coming = step, None
+
+    def _history(self, start: Checkpoint | None) -> BatchSizeHistory:
+        """The sizes of all batches: those before a checkpoint, and those of this launch."""
+        samples = self.layout.samples
+        if start is None or "batches" not in start.record.extras:
+            return BatchSizeHistory.begun(samples, self.least)
+        before = BatchSizeHistory.read(start.record.extras["batches"])
+        return before.then(start.record.step, samples, self.least)
 
     # ------------------------------------------------------------------------ steps
 
@@ -297,33 +320,36 @@ class Trainer:
                 yield self.step()
                 continue
             stop = flow_end(self.next_step, end, self.layout.count, intervals)
-            data = self._flow_data()
+            data = self._minibatches()
             for record in self.flow.run(data, self.next_step, stop - self.next_step):
                 self.next_step += 1
                 yield record
 
     def step(
-        self, batches: Mapping[int, Batch] | None = None, watch: MemoryTracker | None = None
+        self, data: StepBatches | None = None, watch: MemoryTracker | None = None
     ) -> IterationRecord:
         """One step of the training. Under an asynchronous schedule it is a flow of its own.
 
         Args:
-            batches: the data of this device, by microbatch; None takes that of `batches`.
+            data: of this device; None takes that of `batches`.
             watch: of the memory in use.
         """
-        if batches is None:
-            batches = self.batches()
+        if data is None:
+            data = self.batches()
         if self.flow is not None:
-            coming = _again_and_again(batches)
+            coming = _again_and_again(data.by_microbatch)
             (record,) = self.flow.run(coming, self.next_step, 1, watch)
         else:
-            work = TrainingStep(self.next_step, batches, self.optimizer_step, self.groups.add_up)
+            work = TrainingStep(
+                self.next_step, data, self.optimizer_step, self.totals, self.size,
+                self.groups.add_up,
+            )  # fmt: skip
             record = self.executor.run(self._actions, work, step=self.next_step, watch=watch)
-            record.loss = work.loss
+            record.loss, record.is_whole = work.loss, work.is_whole
         self.next_step += 1
         return record
 
-    def watched(self, watch: MemoryTracker, data: Mapping[int, Batch]) -> IterationRecord:
+    def watched(self, watch: MemoryTracker, data: StepBatches) -> IterationRecord:
         """Steps in which memory is watched, enough of them for its peak: one, or under an
         asynchronous schedule a flow in which all versions are alive.
 
@@ -335,40 +361,53 @@ class Trainer:
         Returns:
             All actions.
         """
-        batches = _Copies(data)
+        batches = _Copies(data.by_microbatch)
         if self.flow is None:
-            return self.step(batches, watch)
+            return self.step(StepBatches(data.num_microbatches, batches), watch)
         count = steps_to_show(self.flow.strategy)
         steps = self.flow.run(_again_and_again(batches), self.next_step, count, watch)
         self.next_step += sum(1 for _ in steps)
         return self.executor.record
 
-    def batches(self) -> dict[int, Batch]:
-        """The data of this device in the next step, by microbatch."""
-        coming = self._data()
-        with self._agreement.step(self.next_step, self.history):
-            return {m: self.local(next(coming)) for m in self.microbatches}
-
-    def _flow_data(self) -> Iterator[Batch]:
-        """The microbatches of this device from the next step on; those of that step are compared
-        with other ranks' first.
+    @property
+    def uncounted(self) -> int:
+        """Number of steps so far without counted targets, which were not run; under an asynchronous
+        schedule that of minibatches, on the ranks that report their losses.
         """
+        return self.optimizer_step.uncounted if self.flow is None else self.flow.uncounted
+
+    def batches(self) -> StepBatches:
+        """The data of this device in the next step."""
         coming = self._data()
         with self._agreement.step(self.next_step, self.history):
-            begun = deque(islice(coming, len(self.microbatches)))
-        return chain((begun.popleft() for _ in range(len(begun))), coming)
+            data = next(coming)
+            by_microbatch = zip(self.microbatches, map(self.local, data.batches), strict=False)
+            return StepBatches(data.num_microbatches, dict(by_microbatch))
 
     def local(self, batch: Batch) -> Batch:
         """The part of a microbatch that this device needs, of the data that it is given."""
         return self.part.local(batch, self.job.losses)
 
-    def _data(self) -> Iterator[Batch]:
-        """The microbatches of this device from the next step on."""
+    def _data(self) -> Iterator[StepData]:
+        """The data of this device from the next step on."""
         if self._coming is None:
-            self._coming = self._feed.microbatches(
-                self.next_step, self.history, self._agreement.note
-            )
+            self._coming = self._feed.steps(self.next_step, self.history, self._agreement.note)
         return self._coming
+
+    def _minibatches(self) -> Iterator[Batch]:
+        """The microbatches of this device from the next step on; those of that step are compared
+        with other ranks' first.
+        """
+        coming = self._data()
+        with self._agreement.step(self.next_step, self.history):
+            begun = deque(next(coming).batches)
+        later = chain.from_iterable(data.batches for data in coming)
+        return chain((begun.popleft() for _ in range(len(begun))), later)
+
+    def notes(self) -> tuple[str, ...]:
+        """On samples that are left out, as far as any rank knows; all ranks call it."""
+        known = self.groups.gather(self._feed.notes())
+        return tuple(dict.fromkeys(note for notes in known for note in notes))
 
     # ------------------------------------------------------------------------ evaluation
 

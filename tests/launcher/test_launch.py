@@ -22,7 +22,7 @@ from planner.launcher.source import read_model
 from planner.launcher.stage import StageModule
 from planner.launcher.updates import make_optimizer
 from planner.operators import to_torch
-from planner.operators.losses import criterion
+from planner.operators.losses import LossValue, criterion
 from planner.reports.launch import launch_json, launch_tables, loss_lines
 from planner.schedules.actions import Compute, Direction
 from planner.simulator.traces.read import read_trace
@@ -272,7 +272,7 @@ def test_commands_are_shown_as_a_shell_takes_them():
 
 
 def test_a_loss_that_is_not_finite_is_noted_and_null_in_json(alone, monkeypatch):
-    nothing = lambda loss: lambda output, target: output.sum() * torch.nan  # noqa: E731
+    nothing = lambda loss: lambda output, target: LossValue(output.sum() * torch.nan)  # noqa: E731
     monkeypatch.setattr("planner.launcher.mesh.losses.criterion", nothing)
     found = launch(alone, steps=2)
     said = "the loss is not finite: look for weights that are not, or lower --lr"
@@ -518,7 +518,7 @@ def test_recomputation_keeps_no_output(tmp_path):
     for recompute in (False, True):
         (chosen,) = losses(model.graph)
         stage = StageModule(module, model.graph, recompute, {"logits": criterion(chosen)})
-        _, loss = stage.forward(0, {"ids": ids}, {"logits": target})
+        _, (loss, _) = stage.forward(0, {"ids": ids}, {"logits": target}, {"logits": 2})
         assert (stage._stash[0].forward_pass is None) == recompute
         stage.backward(0, {})
         assert stage._stash == {} and loss > 0

@@ -1,4 +1,4 @@
-"""Every loss against torch.nn.functional, value and gradient."""
+"""Every loss against torch.nn.functional, value and gradient, divided by its total."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from planner.artefacts.graph import LossChoice
 from planner.artefacts.losses import losses
-from planner.operators.losses import criterion
+from planner.operators.losses import criterion, num_counted
 from planner.support.errors import LaunchError
 from tests.model.test_losses import one_output, with_loss
 
@@ -22,8 +22,19 @@ def value_and_gradient(compute, output, target):
     return loss, gradient
 
 
+def mean(loss):
+    """The loss of a microbatch alone."""
+
+    def divided(output, target):
+        value, counted = criterion(loss)(output, target)
+        counted = num_counted(target) if loss.counts_targets else counted
+        return value if counted is None else value / counted
+
+    return divided
+
+
 def same(loss, expected, output, target):
-    found = value_and_gradient(criterion(loss), output, target)
+    found = value_and_gradient(mean(loss), output, target)
     torch.testing.assert_close(found, value_and_gradient(expected, output, target))
 
 
@@ -75,7 +86,7 @@ def test_cross_entropy_of_logits_probabilities_and_their_logarithms(shape, type_
     (loss,) = losses(with_loss(one_output(type_, shape), "cross-entropy"))
     target = torch.randint(5, loss.target_shape)
     expected = functional.cross_entropy(logits.movedim(dim, 1), target)
-    found = criterion(loss)(last(logits, dim), target)
+    found = mean(loss)(last(logits, dim), target)
     assert found.item() == pytest.approx(expected.item(), rel=1e-5)
 
 
@@ -83,14 +94,14 @@ def test_binary_cross_entropy_of_probabilities():
     (loss,) = losses(with_loss(one_output("Sigmoid", SHAPE), "bce"))
     logits, target = torch.randn(SHAPE), torch.rand(SHAPE)
     expected = functional.binary_cross_entropy_with_logits(logits, target)
-    torch.testing.assert_close(criterion(loss)(logits.sigmoid(), target), expected)
+    torch.testing.assert_close(mean(loss)(logits.sigmoid(), target), expected)
 
 
 @pytest.mark.parametrize("shape", [(), (1,)])
 def test_an_own_loss_is_the_output(shape):
     (loss,) = losses(with_loss(one_output("ReduceMean", shape), "own"))
-    assert criterion(loss)(torch.full(shape, 2.5), None).item() == 2.5
-    assert criterion(loss)(torch.full(shape, 2.5).bfloat16(), None).dtype == torch.float32
+    assert mean(loss)(torch.full(shape, 2.5), None).item() == 2.5
+    assert mean(loss)(torch.full(shape, 2.5).bfloat16(), None).dtype == torch.float32
 
 
 @pytest.fixture
@@ -114,6 +125,17 @@ def test_the_users_function_computes_the_loss(users):
     same(loss, expected, torch.randn(2, 5), torch.tensor([1, 4]))
 
 
+@pytest.mark.parametrize("count", ["known.sum()", "int(known.sum())", "known.sum().double()"])
+def test_the_users_function_may_say_how_much_it_counts(users, count):
+    body = (
+        "known = target != 9; picked = output.log_softmax(-1).gather(-1, target.where(known, 0)"
+        f"[:, None])[:, 0]; return -(picked * known).sum(), {count}"
+    )
+    loss = users(body, f"counted_{abs(hash(count))}")
+    expected = lambda x, t: functional.cross_entropy(x, t, ignore_index=9)  # noqa: E731
+    same(loss, expected, torch.randn(2, 5), torch.tensor([9, 4]))
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [
@@ -122,6 +144,17 @@ def test_the_users_function_computes_the_loss(users):
         ("return output.argmax()", "got shape [] and torch.int64"),
         ("return output.detach().sum()", "depends differentiably on the output"),
         ("return output.nothing", "AttributeError"),
+        ("return output.sum(), 2, 3", "expected a scalar or (sum, count), got 3 values"),
+        ("return output, 2", "expected a scalar float tensor, got shape [2, 5]"),
+        (
+            "return output.sum(), -1.0",
+            "expected (sum, count) with a finite count of at least 0, got -1.0",
+        ),
+        (
+            "return output.sum(), target",
+            "with a finite count of at least 0, got shape [2] and torch.int64",
+        ),
+        ("return output.sum(), output.sum() ** 2", "expected a count without a gradient"),
     ],
 )
 def test_a_users_function_that_gives_no_loss_is_one_message(users, body, message):

@@ -38,13 +38,15 @@ from planner.artefacts.strategy import (
     violations,
 )
 from planner.commands.errors import ranks_leave_at_once
+from planner.launcher.batch import StepBatches
 from planner.launcher.device_part import as_it_crosses, make_part
-from planner.launcher.executor import Executor, TrainingStep
+from planner.launcher.executor import Executor, StepSize, TrainingStep
 from planner.launcher.gradients import GradientBuckets
 from planner.launcher.groups import Groups
 from planner.launcher.job import TrainingJob
 from planner.launcher.options import Loop
 from planner.launcher.rendezvous import begin_generation
+from planner.launcher.totals import loss_totals
 from planner.launcher.transfers import boxes_of
 from planner.model.load import load
 from planner.operators import parameters, synthetic, to_torch
@@ -55,7 +57,8 @@ from planner.schedules.dry_run import dry_run
 from planner.schedules.orders import default_warmups
 from planner.schedules.program import program
 from planner.solvers.placement.stages import pieces, segments
-from planner.training.data.feeds import layout_of, make_feed
+from planner.training.data.batching import BatchSizeHistory
+from planner.training.data.feeds import make_feed, reader_of
 
 BATCH, LENGTH, WIDTH, WORDS = 2, 3, 4, 7
 
@@ -277,9 +280,10 @@ class Capture:
         self.trained, self.buckets = trained, buckets
         self.found = []
 
-    def step(self, index, loss):
+    def step(self, index, loss, *counts):
         self.found.append({name: p.grad.clone() for name, p in self.trained.items()})
         self.buckets.clear()
+        return loss
 
 
 def whole_gradients(model, num_microbatches, seed, shorter):
@@ -317,10 +321,14 @@ def run_case(case, folder, rank):
     capture = Capture(part.trained, gradients)
     boxes = boxes_of(plan.strategy, as_it_crosses(model.graph, plan), groups.device)
     executor = Executor(part.stages, boxes, gradients, groups, waiting_for_sends(lists.code))
-    mine, loop = range(case.num_microbatches), Loop()
+    computed = (one for one in lists.lists[groups.device] if isinstance(one, Compute))
+    mine, loop = sorted({one.microbatch for one in computed}), Loop()
     feed = make_feed(job, part, loop, mine)
-    batches = dict(zip(mine, feed.microbatches(0, layout_of(job, loop).history), strict=False))
-    works = [TrainingStep(0, batches, capture, groups.add_up) for _ in range(2)]
+    data = next(feed.steps(0, BatchSizeHistory.begun(case.num_microbatches, 1)))
+    data = StepBatches(data.num_microbatches, dict(zip(mine, data.batches, strict=True)))
+    totals = loss_totals(job.losses, part)
+    size = StepSize(case.num_microbatches, sum(groups.gather(reader_of(job, part).reads)))
+    works = [TrainingStep(0, data, capture, totals, size, groups.add_up) for _ in range(2)]
     records = [executor.run(lists.lists[groups.device], work, step=0) for work in works]
     values = [work.loss for work in works]
     check_overlap(case, records[-1].events)

@@ -211,9 +211,15 @@ def alone(model, batches, wanted=()):
     for inputs, target in batches:
         made = module(*(inputs[name] for name in module.input_names))
         output = made[module.output_names.index(loss.output.name)]
-        total = total + criterion(loss)(output, target)
+        total = total + mean_of(loss, output, target)
     total.backward()
     return total.item(), {n: v.grad for n, v in values.items() if v.requires_grad}
+
+
+def mean_of(loss, output, target):
+    """The loss of a microbatch alone."""
+    value = criterion(loss)(output, target).value
+    return value / (target != -100).sum() if loss.counts_targets else value
 
 
 def local_run(model, stage, batches, mesh, recompute=False):
@@ -236,9 +242,12 @@ def local_run(model, stage, batches, mesh, recompute=False):
             for name, one in inputs.items()
         }
         goals = target_of(model, sharding, target, mesh)
-        _, told = runner.forward(m, local, goals)
+        counted = {
+            one.output.name: (target != -100).sum().item() if one.counts_targets else 1
+            for one in some
+        }
+        total += runner.forward(m, local, goals, counted)[1].loss
         runner.backward(m, {})
-        total += told
     return total, {name: v.grad for name, v in values.items() if v.requires_grad}
 
 

@@ -28,7 +28,6 @@ from planner.launcher.options import Loop
 from planner.launcher.rendezvous import begin_generation
 from planner.launcher.updates import make_optimizer
 from planner.operators import parameters, synthetic, to_torch
-from planner.operators.losses import criterion
 from planner.schedules.dry_run import dry_run, meshes_of
 from planner.schedules.program import program
 from planner.solvers.sharded.edges import with_local_all_gathers
@@ -36,7 +35,7 @@ from planner.solvers.sharded.options import Megatron
 from planner.training.trainer import Trainer
 from tests.support.builders import islands, problem_of, profile_of
 from tests.support.split_models import loaded, megatron
-from tests.support.split_plans import cut_further, error, plan_of, random_sharding
+from tests.support.split_plans import cut_further, error, mean_of, plan_of, random_sharding
 from tests.support.split_profiles import planned
 
 STEPS, SEED, RATE = 2, 3, 0.05
@@ -216,7 +215,7 @@ def alone(model, case, count):
             inputs = synthetic.inputs(model, seed=SEED, microbatch=m)
             (output,) = module(*(inputs[name] for name in module.input_names))
             target = synthetic.target(loss, seed=SEED, microbatch=m)
-            total = total + criterion(loss)(output, target) / count
+            total = total + mean_of(loss, output, target) / count
         total.backward()
         if case.clip is not None:
             torch.nn.utils.clip_grad_norm_(trained, case.clip)

@@ -139,7 +139,7 @@ def test_a_stage_that_steps_alone_takes_the_mean_over_its_replicas(weight):
 
 def test_ranks_that_step_together_clip_by_the_norm_of_all(weight):
     """The other ranks have a gradient of 8, so that the norm is 10, and a loss of 1."""
-    step = step_of(weight, clip=5.0, together=lambda own: [own[0] + 64.0, own[1] + 1.0])
+    step = step_of(weight, clip=5.0, together=lambda own: [own[0] + 64.0, own[1] + 1.0, own[2]])
     step.step(0, 0.25)
     assert weight[0].item() == pytest.approx(1.0 - 0.5 * 3.0)
     assert (step.last.norm, step.last.loss) == (10.0, 1.25)

@@ -1,10 +1,9 @@
 """Losses of outputs that are cut over the devices of a mesh.
 
-A loss is a mean over the elements of its target. Where n devices have equal parts of an output,
-each computes the mean over its own part and divides it by n: their sum is the loss. Class indices
-may say that an element does not count, so that parts count differently much; each device weighs
-its mean by its share of the elements that count. For that it has all class indices of a microbatch,
-and a part of all other targets.
+Where n devices have equal parts of an output, a loss that is a mean over the elements of its target
+is the sum of n parts: each device computes the mean over its own part and divides it by n. A loss
+over classes is a sum over the counted elements (`operators/losses.py`), and each device adds up its
+own. All devices have all class indices of a microbatch, and a part of all other targets.
 
 Along an axis where the output is whole, or its classes are cut, each device computes the same loss,
 and the first one reports it.
@@ -17,10 +16,9 @@ from torch import Tensor
 
 from planner.artefacts.losses import Loss
 from planner.artefacts.sharding import Spec, blocks_of, dim_of
-from planner.launcher.batch import IGNORED_CLASS
 from planner.launcher.mesh.convert import local_part
 from planner.launcher.mesh.lines import Mesh
-from planner.operators.losses import Criterion, criterion
+from planner.operators.losses import Criterion, LossValue, criterion
 from planner.operators.parts import cross_entropy
 from planner.support.errors import LaunchError
 
@@ -43,18 +41,14 @@ def split_criterion(loss: Loss, spec: Spec, mesh: Mesh) -> Criterion:
     if loss.is_users or not loss.has_target:
         raise LaunchError(f"{where} is computed from all of it; expected R, got {','.join(spec)}")
     if loss.class_dim is None:
-        return lambda output, target: whole(output, target) / n
+        return lambda output, target: LossValue(whole(output, target).value / n)
     whole = _over_classes(loss, spec, mesh) or whole
 
-    def of_classes(output: Tensor, target: Tensor | None) -> Tensor:
+    # Also without counted elements its backward has to run: it may have collectives that the other
+    # devices of the mesh wait in.
+    def of_classes(output: Tensor, target: Tensor | None) -> LossValue:
         assert target is not None, "a loss over classes has a target"
-        here = local_part(target, cut, mesh)
-        own, total = (int((one != IGNORED_CLASS).sum().item()) for one in (here, target))
-        if not total:
-            return whole(output, here)  # a mean over nothing, as on one device
-        # Without counted elements the loss is zero, but its backward has to run: it may have
-        # collectives that the other devices of the mesh wait in.
-        return whole(output, here) * (own / total) if own else output.sum() * 0.0
+        return whole(output, local_part(target, cut, mesh))
 
     return of_classes
 
@@ -76,11 +70,11 @@ def _over_classes(loss: Loss, spec: Spec, mesh: Mesh) -> Criterion | None:
         )
     line, dim = mesh.lines[axes[0]], loss.class_dim or 0
 
-    def compared(output: Tensor, target: Tensor | None) -> Tensor:
+    def compared(output: Tensor, target: Tensor | None) -> LossValue:
         assert target is not None, "a loss over classes has a target"
         long = output.float() if output.dtype in (torch.float16, torch.bfloat16) else output
         scores = long.movedim(dim, -1).flatten(0, -2).contiguous()
-        return cross_entropy(scores, target.flatten(), line)
+        return LossValue(cross_entropy(scores, target.flatten(), line))
 
     return compared
 

@@ -9,10 +9,8 @@ import torch
 from torch import Tensor
 
 from planner.operators import indexing
+from planner.operators.losses import IGNORED_CLASS
 from planner.operators.parts.line import Cut, MeshAxisGroup, place
-
-IGNORED = -100
-"""The class that is ignored, torch's default."""
 
 
 def gather(
@@ -34,14 +32,14 @@ def gather(
 
 
 def cross_entropy(scores: Tensor, classes: Tensor, line: MeshAxisGroup) -> Tensor:
-    """Mean cross-entropy of scores whose classes are cut over a line; the same on each device.
+    """Summed cross-entropy of scores whose classes are cut over a line; the same on each device.
 
     Its gradient needs no other device, and is that of the whole loss: each device begins with the
     same gradient of the loss.
 
     Args:
         scores: (N, C / n) scores of this device's classes.
-        classes: (N,) the true classes, from 0 to C; `IGNORED` ones do not count.
+        classes: (N,) the true classes, from 0 to C; `IGNORED_CLASS` does not count.
     """
     loss: Tensor = _CrossEntropy.apply(scores, classes, line)  # type: ignore[no-untyped-call]
     return loss
@@ -58,8 +56,7 @@ class _CrossEntropy(torch.autograd.Function):
         own = scores.gather(1, index[:, None])[:, 0] - largest
         own = torch.where(inside, own, 0.0)
         total, true = line.all_reduce(torch.stack([powers.sum(1), own])).unbind()
-        counted = (classes != IGNORED).to(scores.dtype)
-        weight = counted / counted.sum()
+        weight = (classes != IGNORED_CLASS).to(scores.dtype)
         ctx.save_for_backward(powers / total[:, None], index, inside, weight)
         return ((total.log() - true) * weight).sum()
 

@@ -18,14 +18,9 @@ from planner.launcher.failures.rank import current_status
 from planner.launcher.failures.status import Phase
 from planner.launcher.groups import Groups
 from planner.support.errors import LaunchError
-from planner.training.data.batching import (
-    BatchLayout,
-    BatchSizeHistory,
-    Place,
-    ReadData,
-    words_of_place,
-)
+from planner.training.data.batching import BatchLayout, BatchSizeHistory, StepPosition
 from planner.training.data.fingerprints import Prints, number, prints
+from planner.training.data.reading import Place, ReadData, words_of_place
 from planner.training.data.samples import Named
 
 FIRST_STEPS, EVERY = 4, 50
@@ -126,20 +121,19 @@ class DataAgreement:
         for place in next(iter(facts.values())).probes if facts else ():
             if _unlike({rank: one.probes[place] for rank, one in facts.items()}) is not None:
                 own = None if data is None else data.probes[place]
-                self._refuse(place, layout.history, own, _UNSEEDED)
+                self._refuse(place, None, own, _UNSEEDED)
         apart = self._several and not self._shared
         if apart and all(one.can_read and not one.probes for one in facts.values()):
             self._probe((0, 0))
 
     def _probe(self, place: Place) -> None:
         """Compares a microbatch that all ranks read, where they have none in common."""
-        data, history = self._data, self._layout.history
-        own = None
+        data, own = self._data, None
         if data is not None and data.read is not None:
-            own, _ = data.read(place, history, None)
+            own, _ = data.read(place, None)
         ((low, high),) = self._groups.extremes([None if own is None else number(own)])
         if low < high:
-            self._refuse(place, history, own, _UNSEEDED)
+            self._refuse(place, None, own, _UNSEEDED)
 
     @contextmanager
     def step(self, step: int, history: BatchSizeHistory) -> Iterator[None]:
@@ -150,7 +144,7 @@ class DataAgreement:
         """
         self._first = step if self._first is None else self._first
         position = self._position(step, history)
-        begins = position is not None and (position[1] == 0 or step == self._first)
+        begins = position is not None and (position.first == 0 or step == self._first)
         is_due = compares_all(step - self._first, step) or begins
         if not self._several or not ((is_due and self._shared) or (begins and self._ordered)):
             yield
@@ -158,7 +152,7 @@ class DataAgreement:
         self._due = step if self._shared else None
         yield
         self._due = None
-        epoch = position[0] if begins and self._ordered and position is not None else None
+        epoch = position.epoch if begins and self._ordered and position is not None else None
         self._compare(step, history, epoch)
 
     def note(self, step: int, microbatch: int, named: Callable[[], Named]) -> None:
@@ -166,7 +160,7 @@ class DataAgreement:
         if step == self._due:
             self._prints[microbatch] = prints(named())
 
-    def _position(self, step: int, history: BatchSizeHistory) -> tuple[int, int] | None:
+    def _position(self, step: int, history: BatchSizeHistory) -> StepPosition | None:
         if self.num_samples is None:
             return None
         return history.position(step, self.num_samples)
@@ -204,7 +198,7 @@ class DataAgreement:
         )
 
     def _refuse(
-        self, place: Place, history: BatchSizeHistory, own: Prints | None, drawn: str
+        self, place: Place, history: BatchSizeHistory | None, own: Prints | None, drawn: str
     ) -> None:
         """Says which tensor and sample differ.
 
@@ -216,7 +210,7 @@ class DataAgreement:
         if own is not None:
             finer = ReadBatch(own)
             if self._data is not None and self._data.read is not None:
-                (one, indices), (two, _) = (self._data.read(place, history, None) for _ in "12")
+                (one, indices), (two, _) = (self._data.read(place, history) for _ in "12")
                 rows = max((len(tensor.rows) for tensor in own), default=0)
                 finer = ReadBatch(own, tuple(indices[:rows]), one != two)
         read = self._groups.gather(finer)

@@ -9,10 +9,13 @@ it, so every partition of a plan trains on the same numbers.
     iterable dataset     each device that reads data goes through all samples, and keeps its own
     DataLoader of one    the same with batches of b M samples
 
-What is left at the end of an epoch and fills no step is left out. Epochs and the numbers that a
-dataset draws follow from the seed: a microbatch is fetched with Python's, numpy's and torch's
-generators seeded by seed, step and microbatch. So inputs and targets fit each other, though the
-first stage fetches the ones and the last stage the others.
+What is left at the end of an epoch makes a step of fewer microbatches; samples that fill no
+microbatch are left out. With drop_last=True, and under asynchronous schedules, only whole steps are
+made.
+
+Epochs and the numbers that a dataset draws follow from the seed: a microbatch is fetched with
+Python's, numpy's and torch's generators seeded by seed, step and microbatch. So inputs and targets
+fit each other, though the first stage fetches the ones and the last stage the others.
 """
 
 import inspect
@@ -40,18 +43,23 @@ from planner.support.named import function_named
 from planner.training.data.batching import (
     BatchLayout,
     BatchSizeHistory,
+    Request,
+    left_out,
+    seed_of,
+    seeded_generators,
+)
+from planner.training.data.fingerprints import Prints, prints
+from planner.training.data.reading import (
     Feed,
     Note,
     Place,
+    Read,
     ReadData,
-    Request,
-    seed_of,
-    seeded_generators,
+    StepData,
     unnoted,
     words_of_place,
 )
-from planner.training.data.fingerprints import Prints, prints
-from planner.training.data.samples import BatchReader, Named, tensors_in
+from planner.training.data.samples import BatchReader, Named
 
 # ------------------------------------------------------------------------------ what is given
 
@@ -154,26 +162,29 @@ class MapSource:
     Attributes:
         where: it is from, for messages.
         num_samples: of an epoch.
+        least: samples that a step has at least.
+
+    Args:
+        in_steps: whether it is read in the batches of steps, which then have to fit.
 
     Raises:
         LaunchError: if its length is not known, or its batches are not those of a step.
     """
 
     def __init__(
-        self, where: str, data: Any, layout: BatchLayout, *, whole_steps: bool = True
+        self, where: str, data: Any, layout: BatchLayout, *, in_steps: bool = True
     ) -> None:
         self.where, self._layout = where, layout
         self._loader = data if isinstance(data, DataLoader) else None
         self.dataset: Any = data.dataset if self._loader is not None else data
         self._orders: dict[int, list[Any]] = {}
-        if whole_steps and self._loader is not None:
-            self._check_batch(self._loader.batch_size)
+        self.least = layout.least
+        if in_steps and self._loader is not None:
+            _check_batch(self.where, layout, self._loader.batch_size)
+            self.least = layout.samples if self._loader.drop_last else layout.least
         self.num_samples = len(self.order(0))
-        if whole_steps and self.num_samples < layout.samples:
-            raise LaunchError(
-                f"{where}: expected at least the samples of one step, {layout}, got"
-                f" {self.num_samples}; give more data, or plan with smaller microbatches"
-            )
+        if in_steps and self.num_samples < self.least:
+            raise _too_few(where, layout, self.least, str(self.num_samples))
 
     def order(self, epoch: int) -> list[Any]:
         """The indices of the samples of an epoch."""
@@ -213,13 +224,6 @@ class MapSource:
         collate = default_collate if self._loader is None else self._loader.collate_fn
         return _Collated(self.dataset, collate)
 
-    def _check_batch(self, batch_size: int | None) -> None:
-        if batch_size is not None and batch_size != self._layout.samples:
-            raise LaunchError(
-                f"{self.where}: expected a DataLoader with the samples of a whole step, batch_size="
-                f"{self._layout}, got {batch_size}"
-            )
-
     def _drawn(self, epoch: int) -> list[Any]:
         size = len(self.dataset)
         sampler = None if self._loader is None else self._loader.sampler
@@ -228,16 +232,17 @@ class MapSource:
             return torch.randperm(size).tolist() if shuffled else [*range(size)]
         if self._loader.batch_size is None:  # a batch sampler of the user
             batches = [[*batch] for batch in _of_epoch(self._loader.batch_sampler, epoch)]
-            return [i for batch in self._whole(batches) for i in batch]
+            return [i for batch in self._checked(batches) for i in batch]
         if isinstance(sampler, SequentialSampler):
             return [*range(size)]
         return [*_of_epoch(sampler, epoch)]
 
-    def _whole(self, batches: list[list[Any]]) -> list[list[Any]]:
-        """Batches of a batch sampler; the last one may be short, and is left out."""
-        for batch in batches[:-1] or batches:
-            self._check_batch(len(batch))
-        return [batch for batch in batches if len(batch) == self._layout.samples]
+    def _checked(self, batches: list[list[Any]]) -> list[list[Any]]:
+        """Batches of a batch sampler; the last one may be short."""
+        for i, batch in enumerate(batches):
+            if i < len(batches) - 1 or len(batch) > self._layout.samples:
+                _check_batch(self.where, self._layout, len(batch))
+        return batches
 
 
 def _special(sampler: RandomSampler) -> bool:
@@ -281,8 +286,8 @@ def _requests(
 ) -> Iterator[Request]:  # fmt: skip
     """The samples of the microbatches of a device, from a step on, without end."""
     for at in count(step):
-        for microbatch in mine:
-            epoch, first = history.position(at, source.num_samples)
+        epoch, first, samples = history.position(at, source.num_samples)
+        for microbatch in _of_step(mine, samples // layout.size):
             begin = first + microbatch * layout.size
             indices = source.order(epoch)[begin : begin + layout.size]
             if len(indices) < layout.size:
@@ -293,58 +298,91 @@ def _requests(
             yield seed_of(layout.seed, at, microbatch), indices
 
 
+def _of_step(mine: Sequence[int], num_microbatches: int) -> list[int]:
+    """The microbatches of a device that a step has."""
+    return [m for m in mine if m < num_microbatches]
+
+
 def _map_feed(
     source: MapSource, layout: BatchLayout, mine: Sequence[int], reader: BatchReader
 ) -> Feed:
     """The microbatches of one device out of a map-style dataset."""
 
-    def microbatches(step: int, history: BatchSizeHistory, note: Note = unnoted) -> Iterator[Batch]:
+    def steps(step: int, history: BatchSizeHistory, note: Note = unnoted) -> Iterator[StepData]:
         coming = source.fetched(_requests(source, layout, mine, step, history))
         for at in count(step):
-            for m in mine:
-                place = f"{source.where}: step {at}, microbatch {m}"
-                yield _next_batch(coming, reader, place, partial(note, at, m))
+            number = history.position(at, source.num_samples).samples // layout.size
+            due = _of_step(mine, number)
+            batches = _batches(coming, reader, f"{source.where}: step {at}", due, partial(note, at))
+            yield StepData(number, batches)
 
-    def request(place: Place, history: BatchSizeHistory) -> Request:
+    def request(place: Place, history: BatchSizeHistory | None) -> Request:
         step, m = place
-        assert step is not None, "no evaluation"
-        return next(_requests(source, layout, (m,), step, history))
+        assert step is not None, "this is no evaluation"
+        return next(_requests(source, layout, (m,), step, history or begun))
 
-    steps = source.num_samples // layout.samples
-    last = steps - 1, layout.count - 1
-    return Feed(microbatches, steps, _read_data(source, layout, mine, reader, request, last))
+    begun = BatchSizeHistory.begun(layout.samples, source.least)
+    end = begun.end_of(1, source.num_samples) - 1
+    last = begun.position(end, source.num_samples).samples // layout.size - 1
+    read = _read_again(source, reader, request)
+    probes = _probes(source, reader, read, request((0, 0), None), (end, last))
+    left = left_out(layout, source.least, source.num_samples)
+    return Feed(
+        steps, source.num_samples, source.least, _compared(source, mine, probes, read),
+        lambda: () if left is None else (left,),
+    )  # fmt: skip
 
 
-def _read_data(
-    source: MapSource, layout: BatchLayout, mine: Sequence[int], reader: BatchReader,
-    request: Callable[[Place, BatchSizeHistory], Request], last: Place,
-) -> ReadData:  # fmt: skip
-    """A map-style dataset for the comparison with other ranks. Its first microbatch, and the first
-    sample of its last one, are read.
+def _read_again(
+    source: MapSource, reader: BatchReader,
+    request: Callable[[Place, BatchSizeHistory | None], Request],
+) -> Read:  # fmt: skip
+    """Reads microbatches of a map-style dataset once more, without workers."""
+
+    def read(
+        place: Place, history: BatchSizeHistory | None, most: int | None = None
+    ) -> tuple[Prints, Sequence[Any]]:
+        where = f"{source.where}: {words_of_place(place)}"
+        seed, indices = request(place, history)
+        with data_errors(where):
+            item = source.first((seed, indices[:most]))
+        return prints(reader.named(item, where)), indices[:most]
+
+    return read
+
+
+def _probes(
+    source: MapSource, reader: BatchReader, read: Read, first: Request, last: Place
+) -> dict[Place, Prints]:
+    """The first microbatch, and the first sample of the last one.
 
     Raises:
         LaunchError: if the first microbatch does not fit the model.
     """
-
-    def item_at(place: Place, history: BatchSizeHistory, most: int | None) -> tuple[Any, Any]:
-        seed, indices = request(place, history)
-        with data_errors(f"{source.where}: {words_of_place(place)}"):
-            return source.first((seed, indices[:most])), indices[:most]
-
-    def read(
-        place: Place, history: BatchSizeHistory, most: int | None
-    ) -> tuple[Prints, Sequence[Any]]:
-        item, indices = item_at(place, history, most)
-        return prints(reader.named(item, source.where)), indices
-
-    first: Place = (None if last[0] is None else 0, 0)
-    item, _ = item_at(first, layout.history, None)
-    where = f"{source.where}: {words_of_place(first)}"
+    place: Place = (last[0] and 0, 0)
+    where = f"{source.where}: {words_of_place(place)}"
+    with data_errors(where):
+        item = source.first(first)
     reader.microbatch(item, where)
-    probes = {first: prints(reader.named(item, where))}
-    if last != first:
-        probes[last], _ = read(last, layout.history, 1)
+    found = {place: prints(reader.named(item, where))}
+    if last != place:
+        found[last], _ = read(last, None, 1)
+    return found
+
+
+def _compared(
+    source: MapSource, mine: Sequence[int], probes: dict[Place, Prints], read: Read
+) -> ReadData:
     return ReadData(tuple(mine), source.num_samples, source.order, source.orderer, probes, read)
+
+
+def _batches(
+    coming: Iterator[Any], reader: BatchReader, where: str, due: Iterable[int],
+    note: Callable[[int, Callable[[], Named]], None],
+) -> Iterator[Batch]:  # fmt: skip
+    """The next microbatches."""
+    for m in due:
+        yield _next_batch(coming, reader, f"{where}, microbatch {m}", partial(note, m))
 
 
 def _next_batch(
@@ -365,7 +403,7 @@ class EvalData:
     Attributes:
         where: they are from, for messages.
         num_samples: None where this device reads none.
-        read: the data, for the comparison with other ranks; None where this device reads none.
+        read: for the comparison with other ranks; None where this device reads none.
 
     Args:
         data: as a user gives it.
@@ -394,14 +432,14 @@ class EvalData:
                 f"{self.where}: expected a dataset with __getitem__ and __len__, or a DataLoader of"
                 f" one, got {type(inner).__name__}"
             )
-        self._source = MapSource(self.where, found, layout, whole_steps=False)
+        self._source = MapSource(self.where, found, layout, in_steps=False)
         self.num_samples = self._source.num_samples
         if not self.num_samples:
             raise LaunchError(f"{self.where}: expected at least one sample, got none")
-        last = None, (self.num_samples - 1) // layout.size
-        self.read = _read_data(
-            self._source, layout, mine, reader, lambda place, _: self._request(place[1]), last
-        )
+        last = (self.num_samples - 1) // layout.size
+        read = _read_again(self._source, reader, lambda place, _: self._request(place[1]))
+        probes = _probes(self._source, reader, read, self._request(0), (None, last))
+        self.read = _compared(self._source, mine, probes, read)
 
     def microbatches(self, num_samples: int) -> Iterator[Batch]:
         """The data of this device, in the order of the microbatches among all.
@@ -429,48 +467,108 @@ class EvalData:
 # ------------------------------------------------------------------------------ iterable
 
 
-def _steps(where: str, data: Any, layout: BatchLayout, history: BatchSizeHistory) -> Iterator[Any]:
-    """What an iterable dataset gives for each step from the first one on, in the next epoch where
-    one has ended: a list of samples, or a batch of a DataLoader.
+class _Stream:
+    """The samples of an iterable dataset, or the batches of a DataLoader of one, step by step.
+
+    Args:
+        where: they are from, for messages.
+        data: the dataset or DataLoader.
+        layout: how samples become microbatches.
+        reader: knows how many samples a batch has.
     """
-    items, epoch = iter(()), -1
-    for step in count():
-        batch = _step(items, step, layout, history, loads=isinstance(data, DataLoader))
-        if batch is None:
-            epoch += 1
-            with seeded_generators(seed_of(layout.seed, "epoch", epoch)):
-                items = iter(data)
-            batch = _step(items, step, layout, history, loads=isinstance(data, DataLoader))
-        if batch is None:
-            raise _too_short(where, layout, epoch, step)
-        yield batch
 
+    def __init__(self, where: str, data: Any, layout: BatchLayout, reader: BatchReader) -> None:
+        self._where, self._data, self._layout, self._reader = where, data, layout, reader
+        self._loads = isinstance(data, DataLoader)
+        self.least = layout.least
+        if self._loads:
+            self.least = layout.samples if data.drop_last else layout.least
+            _check_batch(where, layout, data.batch_size)
+        inner = data.dataset if self._loads else data
+        self.num_samples = len(inner) if isinstance(inner, Sized) else None
+        if self.num_samples is not None and self.num_samples < self.least:
+            raise _too_few(where, layout, self.least, str(self.num_samples))
+        self._note = None
+        if self.num_samples is not None:
+            self._note = left_out(layout, self.least, self.num_samples)
 
-def _step(
-    items: Iterator[Any], step: int, layout: BatchLayout, history: BatchSizeHistory, *, loads: bool
-) -> Any:
-    """The samples of a step; None where there are not enough left."""
-    samples = history.samples(step)
-    with seeded_generators(seed_of(layout.seed, step, "stream")):
-        if not loads:
-            batch = list(islice(items, samples))
-            return batch if len(batch) == samples else None
-        loaded = next(items, None)
-    first = next(tensors_in(loaded), None)
-    rows = samples if first is None or not first.dim() else first.shape[0]
-    # The last batch of an epoch may be short; one at the begin is told by whoever reads it.
-    return None if step > 0 and rows < samples else loaded
+    def notes(self) -> tuple[str, ...]:
+        """On samples that are left out, as soon as an epoch is over."""
+        return () if self._note is None else (self._note,)
 
+    def steps(self, history: BatchSizeHistory) -> Iterator[tuple[Any, int]]:
+        """What there is for each step from the first one on, and how many microbatches it makes, in
+        the next epoch where one has ended: a list of samples, or a batch of a DataLoader.
+        """
+        step = 0
+        for epoch in count():
+            with seeded_generators(seed_of(self._layout.seed, "epoch", epoch)):
+                items = iter(self._data)
+            first = step
+            for batch, number in self._epoch(items, step, history):
+                yield batch, number
+                step += 1
+            if step == first:
+                raise self._ended(epoch, step)
 
-def _too_short(where: str, layout: BatchLayout, epoch: int, steps: int) -> LaunchError:
-    if epoch == 0:
+    def _epoch(
+        self, items: Iterator[Any], step: int, history: BatchSizeHistory
+    ) -> Iterator[tuple[Any, int]]:
+        """The steps of an epoch, from one on."""
+        seen, is_short = 0, False
+        while not is_short:
+            _, samples, least = history.sizes(step)
+            batch, size = self._next(items, step, samples)
+            seen += size
+            is_short = size < samples
+            if is_short and self._loads and next(items, None) is not None:
+                raise LaunchError(
+                    f"{self._where}: step {step}: expected a batch of {self._layout} samples, as"
+                    f" only the last one of an epoch may be short, got {size}"
+                )
+            if size >= least:
+                yield batch, size // self._layout.size if is_short else self._layout.count
+            step += 1
+        if self._note is None and self.num_samples is None:
+            self._note = left_out(self._layout, self.least, seen)
+
+    def _next(self, items: Iterator[Any], step: int, samples: int) -> tuple[Any, int]:
+        """What is next for a step, and its number of samples."""
+        with seeded_generators(seed_of(self._layout.seed, step, "stream")):
+            if not self._loads:
+                batch = list(islice(items, samples))
+                return batch, len(batch)
+            loaded = next(items, None)
+        if loaded is None:
+            return None, 0
+        size = self._reader.num_samples(loaded, self._layout, f"{self._where}: step {step}")
+        return loaded, size
+
+    def _ended(self, epoch: int, steps: int) -> LaunchError:
+        """There is nothing in an epoch that makes a step."""
+        if epoch == 0:
+            return _too_few(self._where, self._layout, self.least, "fewer")
         return LaunchError(
-            f"{where}: expected at least the samples of one step, {layout}, got fewer; give more"
-            " data, or plan with smaller microbatches"
+            f"{self._where}: expected a dataset that can be read again in epoch {epoch}, got"
+            f" nothing after the first {steps} steps; return one whose __iter__ begins anew, or"
+            f" give --steps {steps}"
         )
+
+
+def _check_batch(where: str, layout: BatchLayout, batch_size: int | None) -> None:
+    if batch_size is not None and batch_size != layout.samples:
+        raise LaunchError(
+            f"{where}: expected a DataLoader with the samples of a whole step, batch_size="
+            f"{layout}, got {batch_size}"
+        )
+
+
+def _too_few(where: str, layout: BatchLayout, least: int, got: str) -> LaunchError:
+    """A dataset without a step."""
+    of_least = f"one step, {layout}" if least == layout.samples else f"one microbatch, {least}"
     return LaunchError(
-        f"{where}: expected a dataset that can be read again in epoch {epoch}, got nothing after"
-        f" the first {steps} steps; return one whose __iter__ begins anew, or give --steps {steps}"
+        f"{where}: expected at least the samples of {of_least}, got {got}; give more data, or plan"
+        " with smaller microbatches"
     )
 
 
@@ -479,48 +577,51 @@ def _stream_feed(
 ) -> Feed:
     """The microbatches of one device out of an iterable dataset, or of a DataLoader of one."""
     loads = isinstance(data, DataLoader)
-    inner = data.dataset if loads else data
+    stream = _Stream(where, data, layout, reader)
 
     def part(batch: Any, m: int, place: str) -> Batch:
         if loads:
-            return reader.part(batch, m, layout.count, place)
+            return reader.part(batch, m, place)
         return reader.microbatch(collated(batch, m, place), place)
+
+    def named(batch: Any, m: int, place: str) -> Named:
+        if loads:
+            return reader.named_part(batch, m, place)
+        return reader.named(collated(batch, m, place), place)
 
     def collated(batch: Any, m: int, place: str) -> Any:
         with data_errors(place):
             return default_collate(batch[m * layout.size : (m + 1) * layout.size])
 
-    def named(batch: Any, m: int, place: str) -> Named:
-        if loads:
-            return reader.named_part(batch, m, layout.count, place)
-        return reader.named(collated(batch, m, place), place)
+    def parts(batch: Any, due: Iterable[int], place: str) -> Iterator[Batch]:
+        for m in due:
+            yield part(batch, m, f"{place}, microbatch {m}")
 
-    def microbatches(step: int, history: BatchSizeHistory, note: Note = unnoted) -> Iterator[Batch]:
-        steps = _steps(where, data, layout, history)
+    def steps(step: int, history: BatchSizeHistory, note: Note = unnoted) -> Iterator[StepData]:
+        coming = stream.steps(history)
         with data_errors(f"{where}: step {step}"):
             for _ in range(step):
-                next(steps)
+                next(coming)
         for at in count(step):
             with data_errors(f"{where}: step {at}, microbatch {mine[0]}"):
-                batch = next(steps)
-            for m in range(layout.count):  # those of other devices are read, too
-                place = f"{where}: step {at}, microbatch {m}"
-                note(at, m, partial(named, batch, m, place))
-            for m in mine:
-                yield part(batch, m, f"{where}: step {at}, microbatch {m}")
+                batch, number = next(coming)
+            for m in range(number):  # those of other devices are read here, too
+                note(at, m, partial(named, batch, m, f"{where}: step {at}, microbatch {m}"))
+            yield StepData(number, parts(batch, _of_step(mine, number), f"{where}: step {at}"))
 
     probes: dict[Place, Prints] = {}
     with data_errors(f"{where}: step 0"):
+        inner = data.dataset if loads else data
         can_restart = iter(inner) is not iter(inner)
     if can_restart:  # else the first step would be lost
         place = f"{where}: step 0, microbatch 0"
         with data_errors(place):
-            batch = next(_steps(where, data, layout, layout.history))
+            history = BatchSizeHistory.begun(layout.samples, stream.least)
+            batch, number = next(stream.steps(history))
         part(batch, 0, place)
-        probes = {(0, m): prints(named(batch, m, place)) for m in {0, layout.count - 1}}
-    length = len(inner) if isinstance(inner, Sized) else None
-    read = ReadData(tuple(range(layout.count)), length, probes=probes)
-    return Feed(microbatches, None if length is None else length // layout.samples, read)
+        probes = {(0, m): prints(named(batch, m, place)) for m in (0, number - 1)}
+    read = ReadData(tuple(range(layout.count)), stream.num_samples, probes=probes)
+    return Feed(steps, stream.num_samples, stream.least, read, stream.notes)
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """What feeds a training on one device: a function of the user, a dataset, or random numbers."""
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, partial
 from itertools import count
 from typing import Any
 
@@ -15,13 +16,8 @@ from planner.support.errors import LaunchError
 from planner.training.data.batching import (
     BatchLayout,
     BatchSizeHistory,
-    Feed,
-    Note,
-    Place,
-    ReadData,
     seed_of,
     seeded_generators,
-    unnoted,
 )
 from planner.training.data.datasets import (
     data_errors,
@@ -31,6 +27,7 @@ from planner.training.data.datasets import (
     is_dataset,
 )
 from planner.training.data.fingerprints import Prints, prints
+from planner.training.data.reading import Feed, Note, Place, ReadData, StepData, unnoted
 from planner.training.data.samples import BatchReader, NeededData
 
 
@@ -42,9 +39,11 @@ def training_seed(job: TrainingJob, loop: Loop) -> int:
 def layout_of(job: TrainingJob, loop: Loop) -> BatchLayout:
     """How samples become the microbatches of a training."""
     plan = job.plan
+    strategy = plan.strategy
     return BatchLayout(
-        plan.microbatch_size, plan.strategy.num_microbatches, training_seed(job, loop), loop.shuffle
-    )
+        plan.microbatch_size, strategy.num_microbatches, training_seed(job, loop), loop.shuffle,
+        short_steps=not strategy.schedule.is_asynchronous,
+    )  # fmt: skip
 
 
 def reader_of(job: TrainingJob, part: DevicePart) -> BatchReader:
@@ -73,25 +72,30 @@ def make_feed(job: TrainingJob, part: DevicePart, loop: Loop, mine: Sequence[int
         LaunchError: if the user's data does not fit the model.
     """
     layout, reader = layout_of(job, loop), reader_of(job, part)
-    if loop.data is None:
-        return _each(mine, _synthetic(job, _needs(job, part), layout.seed))
     if not reader.reads:
-        return _each(mine, lambda step, microbatch: Batch({}, {}))
+        return Feed(lambda step, history, note=unnoted: _nothing(mine))
+    if loop.data is None:
+        return _each(layout, mine, _synthetic(job, _needs(job, part), layout.seed))
     where, data = given_data(loop.data, "--data", layout.seed)
     if callable(data) and not is_dataset(data):
-        return _function_feed(where, data, layout.seed, mine, reader)
+        return _function_feed(where, data, layout, mine, reader)
     return dataset_feed(where, data, layout, mine, reader)
 
 
-def _each(mine: Sequence[int], batch_of: Callable[[int, int], Batch]) -> Feed:
+def _each(layout: BatchLayout, mine: Sequence[int], batch_of: Callable[[int, int], Batch]) -> Feed:
     """A feed of a function of (step, microbatch)."""
 
-    def microbatches(step: int, history: BatchSizeHistory, note: Note = unnoted) -> Iterator[Batch]:
+    def steps(step: int, history: BatchSizeHistory, note: Note = unnoted) -> Iterator[StepData]:
         for at in count(step):
-            for microbatch in mine:
-                yield batch_of(at, microbatch)
+            yield StepData(layout.count, map(partial(batch_of, at), mine))
 
-    return Feed(microbatches)
+    return Feed(steps)
+
+
+def _nothing(mine: Sequence[int]) -> Iterator[StepData]:
+    """The data of a device that reads none, in each step."""
+    while True:
+        yield StepData(None, (Batch({}, {}) for _ in mine))
 
 
 def _synthetic(job: TrainingJob, needs: NeededData, seed: int) -> Callable[[int, int], Batch]:
@@ -112,7 +116,7 @@ def _synthetic(job: TrainingJob, needs: NeededData, seed: int) -> Callable[[int,
 
 
 def _function_feed(
-    where: str, function: Callable[..., object], seed: int, mine: Sequence[int],
+    where: str, function: Callable[..., object], layout: BatchLayout, mine: Sequence[int],
     reader: BatchReader,
 ) -> Feed:  # fmt: skip
     """Data of a function of the user, called as `function(step, microbatch, {input: (shape,
@@ -122,46 +126,73 @@ def _function_feed(
 
     def returned(step: int, microbatch: int) -> tuple[object, str]:
         place = f"{where}: step {step}, microbatch {microbatch}"
-        with data_errors(place), seeded_generators(seed_of(seed, step, microbatch)):
+        with data_errors(place), seeded_generators(seed_of(layout.seed, step, microbatch)):
             return function(step, microbatch, dict(reader.wanted)), place
 
-    def microbatches(step: int, history: BatchSizeHistory, note: Note = unnoted) -> Iterator[Batch]:
-        for at in count(step):
-            for m in mine:
-                yield batch(at, m, note)
-
-    def batch(step: int, microbatch: int, note: Note) -> Batch:
+    def batch(note: Note, step: int, microbatch: int) -> Batch:
         """One of them; nothing else holds its data, so that it can be freed after its use."""
         item, place = returned(step, microbatch)
         found = reader.returned(item, place)
         note(step, microbatch, lambda: reader.named(item, place))
         return found
 
+    def steps(step: int, history: BatchSizeHistory, note: Note = unnoted) -> Iterator[StepData]:
+        for at in count(step):
+            yield StepData(layout.count, map(partial(batch, note, at), mine))
+
     def read(
-        place: Place, history: BatchSizeHistory, most: int | None
+        place: Place, history: BatchSizeHistory | None, most: int | None = None
     ) -> tuple[Prints, Sequence[Any]]:
         step, microbatch = place
         assert step is not None, "no function gives the data of an evaluation"
         return prints(reader.named(*returned(step, microbatch))), ()
 
-    return Feed(microbatches, read=ReadData(tuple(mine), read=read))
+    return Feed(steps, read=ReadData(tuple(mine), read=read))
 
 
-def number_of_steps(loop: Loop, feed: Feed, groups: Groups) -> int:
-    """The steps of a training; those of its epochs are known to ranks that read data. Every rank
-    calls it.
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """An epoch of the data of a training, as all ranks know it.
+
+    Attributes:
+        num_samples: None without a known length.
+        least: samples that a step has at least; None where no rank reads a dataset.
+        readers: the ranks that read data, and know how many microbatches a step has.
+    """
+
+    num_samples: int | None
+    least: int | None
+    readers: tuple[int, ...]
+
+
+def epoch_of(feed: Feed, reads: bool, groups: Groups) -> Epoch:
+    """What the ranks that read data know of its epochs. Every rank calls it.
+
+    Args:
+        reads: whether this rank reads any.
+
+    """
+    facts = groups.gather((feed.num_samples, feed.least, reads))
+    num_samples = next((one for one, *_ in facts if one is not None), None)
+    least = next((one for _, one, _ in facts if one is not None), None)
+    readers = tuple(rank for rank, (*_, does) in enumerate(facts) if does)
+    return Epoch(num_samples, least, readers)
+
+
+def number_of_steps(loop: Loop, epoch: Epoch, history: BatchSizeHistory) -> int:
+    """The steps of a training, from the very first one.
+
+    Args:
+        history: of the batches before and after this launch goes on.
 
     Raises:
         LaunchError: if epochs have no length.
     """
-    if loop.data is None:
+    if loop.epochs is None or loop.data is None:
         return loop.steps or USUAL_STEPS
-    lengths: set[int] = {one for one in groups.gather(feed.steps_per_epoch) if one is not None}
-    if loop.epochs is None:
-        return loop.steps or USUAL_STEPS
-    if not lengths:
+    if epoch.num_samples is None:
         raise LaunchError(
             f"--epochs {loop.epochs}: expected data with a length, got"
             f" {data_name(loop.data, '--data')}; give the dataset a __len__, or give --steps"
         )
-    return loop.epochs * max(lengths)
+    return history.end_of(loop.epochs, epoch.num_samples)

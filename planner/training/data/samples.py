@@ -21,8 +21,10 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, StackDataset
 
 from planner.artefacts.graph import Graph, tensors_by_name
 from planner.artefacts.losses import Loss, LossName
-from planner.launcher.batch import IGNORED_CLASS, Batch, torch_dtype
+from planner.launcher.batch import Batch, torch_dtype
+from planner.operators.losses import IGNORED_CLASS
 from planner.support.errors import LaunchError
+from planner.training.data.batching import BatchLayout
 
 USUAL_TARGETS = ("target", "targets", "label", "labels")
 
@@ -102,46 +104,65 @@ class BatchReader:
             )
         return self.microbatch(item, where)
 
-    def part(self, item: object, microbatch: int, count: int, where: str) -> Batch:
-        """The data of one microbatch out of the batch of a whole step.
+    def num_samples(self, item: object, layout: BatchLayout, where: str) -> int:
+        """The samples in the batch of a step: those of a whole step, or fewer.
 
         Args:
+            item: of a whole step, or shorter.
+            layout: how samples become microbatches.
+
+        Raises:
+            LaunchError: if its tensors have other numbers of rows.
+        """
+        counts: set[int] = set()
+        for name, value, size in self._sized(self.named(item, where)):
+            rows = value.shape[0] if value.dim() else 0
+            counts.add(rows * layout.size // size)
+            if not value.dim() or rows > layout.count * size or len(counts) > 1:
+                raise LaunchError(
+                    f"{where}: {name}: expected {layout.count * size} samples on dimension 0"
+                    f" ({layout.count} microbatches of {size}), or fewer, as many in all tensors,"
+                    f" got shape {tuple(value.shape)}"
+                )
+        return counts.pop() if counts else layout.samples
+
+    def _sized(self, named: Named) -> Iterator[tuple[str, Tensor, int]]:
+        """The tensors of a batch that this device needs, and that have a row for each sample; how
+        messages call them, and the rows of a microbatch.
+        """
+        for name in sorted(self._needs.inputs):
+            value, size = named.inputs.get(name), self._inputs[name].shape[:1]
+            if isinstance(value, Tensor) and size != () and size[0]:
+                yield f"input {name!r}", value, size[0]
+        for name in sorted(self._needs.targets):
+            value, size = named.targets.get(name), self._losses[name].target_shape[:1]
+            if isinstance(value, Tensor) and size != () and size[0]:
+                yield f"target of {name!r}", value, size[0]
+
+    def part(self, item: object, microbatch: int, where: str) -> Batch:
+        """The data of one microbatch out of the batch of a step.
+
+        Args:
+            item: whose rows `num_samples` has counted.
             microbatch: its index.
-            count: microbatches of the step.
         """
-        return self._batch(self.named_part(item, microbatch, count, where, self._needs), where)
+        return self._batch(self.named_part(item, microbatch, where), where)
 
-    def named_part(
-        self, item: object, microbatch: int, count: int, where: str,
-        needs: NeededData | None = None,
-    ) -> Named:  # fmt: skip
-        """The same, by the names of the model.
-
-        Args:
-            needs: what is taken of it; None takes all.
-        """
+    def named_part(self, item: object, microbatch: int, where: str) -> Named:
+        """The same by the names of the model, whatever this device needs of it."""
         named = self.named(item, where)
 
-        def narrow(name: str, value: object, size: int) -> object:
-            if not isinstance(value, Tensor) or not size:
+        def narrow(value: object, shape: tuple[int, ...]) -> object:
+            if not isinstance(value, Tensor) or not shape or not shape[0]:
                 return value
-            rows = value.shape[0] if value.dim() else 0
-            if rows != count * size:
-                raise LaunchError(
-                    f"{where}: {name}: expected {count * size} samples on dimension 0 ({count}"
-                    f" microbatches of {size}), got shape {tuple(value.shape)}"
-                )
-            return value[microbatch * size : (microbatch + 1) * size]
+            return value[microbatch * shape[0] : (microbatch + 1) * shape[0]]
 
-        inputs, targets = {}, {}
-        for name in sorted(self._inputs if needs is None else needs.inputs):
-            sizes = self._inputs[name].shape[:1]
-            inputs[name] = narrow(f"input {name!r}", named.inputs.get(name), *(sizes or (0,)))
-        for name in sorted(self._losses if needs is None else needs.targets):
-            sizes = self._losses[name].target_shape[:1]
-            what = f"target of {name!r}"
-            targets[name] = narrow(what, named.targets.get(name), *(sizes or (0,)))
-        return Named(inputs, targets)
+        inputs, targets = named.inputs.items(), named.targets.items()
+        return Named(
+            {n: narrow(one, self._inputs[n].shape) for n, one in inputs},
+            {n: narrow(one, self._losses[n].target_shape) for n, one in targets
+             if n in self._losses},
+        )  # fmt: skip
 
     def named(self, item: object, where: str) -> Named:
         """A sample or batch by the names of the model.

@@ -195,7 +195,7 @@ def test_running_statistics_follow_where_parameters_are_gathered_again(tmp_path)
         module = split_module(model, stage, mesh, values, "cpu")
         runner = StageModule(module, model.graph, False, {})
         for m, (inputs, _) in enumerate(batches):
-            runner.forward(m, inputs, {})
+            runner.forward(m, inputs, {}, {})
         return runner.states.keys(), [values[name].clone() for name in names]
 
     weights = parameters(model, ["k"])["k"].detach()

@@ -1,0 +1,114 @@
+"""`LossTotals`: the numbers that the losses of a step are divided by.
+
+A loss over classes is a sum over the counted targets of a microbatch, and its total is the number
+of counted targets in the whole step, over all microbatches and replicas. So a step has the mean
+over all its counted targets, whatever the sizes of its microbatches. Any other loss is a mean of
+its microbatch, and its total is the number of microbatches.
+
+Each rank counts in its own microbatches before the first action of a step, and the ranks add up
+their counts where they meet. Of a mesh, whose devices have the same class indices, the first one's
+count is added. Under an asynchronous schedule each microbatch is divided by its own totals.
+
+A sum inside the model's graph with a denominator of its own would be one more name with a counter.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from planner.artefacts.losses import Loss
+from planner.launcher.batch import Batch
+from planner.launcher.device_part import DevicePart
+from planner.operators.losses import IGNORED_CLASS, num_counted
+
+Counter = Callable[[Batch], Tensor]
+"""A count in a microbatch, as this device has it: a scalar."""
+
+
+class LossTotals:
+    """The totals of all losses.
+
+    Args:
+        losses: that are trained, all of the model.
+        counters: by name, the counts that this device can make from its data. A loss over classes
+            is called after its output.
+        reported: names of the losses that this device counts for its mesh.
+    """
+
+    def __init__(
+        self, losses: Sequence[Loss], counters: Mapping[str, Counter], reported: Iterable[str]
+    ) -> None:
+        self._losses, self._counters, self._reported = losses, counters, frozenset(reported)
+        self.names = tuple(sorted(one.output.name for one in losses if one.counts_targets))
+
+    def counts(self, batches: Iterable[Batch]) -> dict[str, float]:
+        """The counts of this device in some microbatches, each summed over them, by name."""
+        each = [count(batch).double() for batch in batches for count in self._counters.values()]
+        if not each:
+            return {}
+        # One transfer from the device.
+        sums = torch.stack(each).view(-1, len(self._counters)).sum(0).tolist()
+        return dict(zip(self._counters, sums, strict=True))
+
+    def own(self, batches: Iterable[Batch]) -> dict[str, float]:
+        """The counts that this rank adds to those of the others; the same names on all ranks."""
+        counts = self.counts(batches) if self._reported else {}
+        return {n: counts.get(n, 0.0) if n in self._reported else 0.0 for n in self.names}
+
+    def of_step(self, counts: Mapping[str, float], num_microbatches: int) -> dict[str, float]:
+        """The totals of a step, by output.
+
+        Args:
+            counts: of all ranks, added up.
+            num_microbatches: of the step, over all replicas.
+        """
+        return {
+            one.output.name: counts[one.output.name] if one.counts_targets else num_microbatches
+            for one in self._losses
+        }
+
+    def of_microbatch(self, batch: Batch) -> dict[str, float]:
+        """The totals of one microbatch alone, by output, of losses whose targets this device has.
+        One whose count is known after its forward is left out.
+        """
+        means = (one for one in self._losses if not one.counts_targets and not one.is_users)
+        return {**self.counts([batch]), **{one.output.name: 1.0 for one in means}}
+
+    def is_nothing(self, totals: Mapping[str, float], counted: float) -> bool:
+        """Whether this device reports the losses of a microbatch alone, and nothing counts in it.
+
+        Args:
+            totals: of the microbatch.
+            counted: as `ReportedLoss` has it.
+        """
+        users = any(one.is_users for one in self._losses)
+        return bool(self._reported) and not (counted if users else any(totals.values()))
+
+
+def why_nothing_counts(losses: Sequence[Loss]) -> str:
+    """Why a microbatch or a step has no counted targets, as a clause.
+
+    Args:
+        losses: all of a model, each of which counts nothing.
+    """
+    return " and ".join(
+        f"--loss {one.function} counts 0"
+        if one.is_users
+        else f"all targets of {one.output.name!r} are {IGNORED_CLASS}, which is ignored"
+        for one in losses
+    )
+
+
+def loss_totals(losses: Sequence[Loss], part: DevicePart) -> LossTotals:
+    """The totals of the losses of a model, as one device counts them."""
+    made = {name: s for s, stage in part.stages.items() for name in stage.output_names}
+    here = [one for one in losses if one.output.name in made]
+    counters = {n: _counter(n) for n in (one.output.name for one in here if one.counts_targets)}
+    names = (one.output.name for one in here)
+    return LossTotals(losses, counters, [n for n in names if not part.places[made[n]].mesh.index])
+
+
+def _counter(output: str) -> Counter:
+    """Counts the targets of an output."""
+    return lambda batch: num_counted(batch.targets[output])
