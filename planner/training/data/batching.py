@@ -177,6 +177,13 @@ def seed_of(*parts: object) -> int:
     return seeded(*parts).initial_seed() % 2**32
 
 
+def seed_generators(seed: int) -> None:
+    """Lets Python, numpy and torch draw on the CPU from a seed."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.default_generator.manual_seed(seed)
+
+
 @contextmanager
 def seeded_generators(seed: int) -> Iterator[None]:
     """A context in which Python, numpy and torch draw on the CPU from a seed; afterwards they go on
@@ -184,9 +191,7 @@ def seeded_generators(seed: int) -> Iterator[None]:
     """
     before = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
-        random.seed(seed)
-        np.random.seed(seed)
-        torch.default_generator.manual_seed(seed)
+        seed_generators(seed)
         try:
             yield
         finally:

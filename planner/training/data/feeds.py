@@ -16,8 +16,8 @@ from planner.support.errors import LaunchError
 from planner.training.data.batching import (
     BatchLayout,
     BatchSizeHistory,
+    seed_generators,
     seed_of,
-    seeded_generators,
 )
 from planner.training.data.datasets import (
     data_errors,
@@ -126,7 +126,8 @@ def _function_feed(
 
     def returned(step: int, microbatch: int) -> tuple[object, str]:
         place = f"{where}: step {step}, microbatch {microbatch}"
-        with data_errors(place), seeded_generators(seed_of(layout.seed, step, microbatch)):
+        seed_generators(seed_of(layout.seed, step, microbatch))
+        with data_errors(place):
             return function(step, microbatch, dict(reader.wanted)), place
 
     def batch(note: Note, step: int, microbatch: int) -> Batch:
