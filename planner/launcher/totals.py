@@ -22,8 +22,8 @@ from planner.launcher.batch import Batch
 from planner.launcher.device_part import DevicePart
 from planner.operators.losses import IGNORED_CLASS, num_counted
 
-Counter = Callable[[Batch], Tensor]
-"""A count in a microbatch, as this device has it: a scalar."""
+Counter = Callable[[Sequence[Batch]], Tensor]
+"""A count in some microbatches together, as this device has them: a scalar."""
 
 
 class LossTotals:
@@ -39,17 +39,15 @@ class LossTotals:
     def __init__(
         self, losses: Sequence[Loss], counters: Mapping[str, Counter], reported: Iterable[str]
     ) -> None:
-        self._losses, self._counters, self._reported = losses, counters, frozenset(reported)
+        self._counters, self._reported = counters, frozenset(reported)
         self.names = tuple(sorted(one.output.name for one in losses if one.counts_targets))
+        self._means = [one.output.name for one in losses if not one.counts_targets]
+        self._users = {one.output.name for one in losses if one.is_users}
 
     def counts(self, batches: Iterable[Batch]) -> dict[str, float]:
         """The counts of this device in some microbatches, each summed over them, by name."""
-        each = [count(batch).double() for batch in batches for count in self._counters.values()]
-        if not each:
-            return {}
-        # One transfer from the device.
-        sums = torch.stack(each).view(-1, len(self._counters)).sum(0).tolist()
-        return dict(zip(self._counters, sums, strict=True))
+        some = [*batches]
+        return {name: float(count(some)) for name, count in self._counters.items()} if some else {}
 
     def own(self, batches: Iterable[Batch]) -> dict[str, float]:
         """The counts that this rank adds to those of the others; the same names on all ranks."""
@@ -63,17 +61,14 @@ class LossTotals:
             counts: of all ranks, added up.
             num_microbatches: of the step, over all replicas.
         """
-        return {
-            one.output.name: counts[one.output.name] if one.counts_targets else num_microbatches
-            for one in self._losses
-        }
+        return {n: counts[n] for n in self.names} | dict.fromkeys(self._means, num_microbatches)
 
     def of_microbatch(self, batch: Batch) -> dict[str, float]:
         """The totals of one microbatch alone, by output, of losses whose targets this device has.
         One whose count is known after its forward is left out.
         """
-        means = (one for one in self._losses if not one.counts_targets and not one.is_users)
-        return {**self.counts([batch]), **{one.output.name: 1.0 for one in means}}
+        means = [name for name in self._means if name not in self._users]
+        return self.counts([batch]) | dict.fromkeys(means, 1.0)
 
     def is_nothing(self, totals: Mapping[str, float], counted: float) -> bool:
         """Whether this device reports the losses of a microbatch alone, and nothing counts in it.
@@ -82,8 +77,7 @@ class LossTotals:
             totals: of the microbatch.
             counted: as `ReportedLoss` has it.
         """
-        users = any(one.is_users for one in self._losses)
-        return bool(self._reported) and not (counted if users else any(totals.values()))
+        return bool(self._reported) and not (counted if self._users else any(totals.values()))
 
 
 def why_nothing_counts(losses: Sequence[Loss]) -> str:
@@ -111,4 +105,5 @@ def loss_totals(losses: Sequence[Loss], part: DevicePart) -> LossTotals:
 
 def _counter(output: str) -> Counter:
     """Counts the targets of an output."""
-    return lambda batch: num_counted(batch.targets[output])
+    # All targets at once: on a CPU, a call of torch takes as long as to count thousands of them.
+    return lambda batches: num_counted(torch.cat([one.targets[output] for one in batches]))

@@ -33,7 +33,7 @@ from planner.training.data.agreement import ReadBatch, compares_all, difference
 from planner.training.data.fingerprints import fingerprint, number, prints
 from planner.training.data.samples import samples_of
 from planner.training.options import TrainingRequest, check_folder
-from planner.training.trainer import Trainer
+from planner.training.trainer import SET_RATE, Trainer
 
 WITHOUT = frozenset({
     "steps", "epochs", "data", "shuffle", "eval_data", "eval_every", "metrics", "log", "config",
@@ -87,7 +87,7 @@ class BatchTrainer:
         """
         if not 0 <= lr < math.inf:
             raise OptionError(f"set_lr: expected a finite number of at least 0, got {lr}")
-        self._open().optimizer_step.set_rate(float(lr))
+        self._open().set_rate(float(lr))
 
     def step(self, batch: object) -> float:
         """One step of the optimizer; under the schedule pipedream one for each microbatch, with an
@@ -250,12 +250,12 @@ def _microbatches(trainer: Trainer, batch: object, where: str) -> tuple[StepBatc
     reader, layout = trainer.reader, trainer.layout
     if not reader.reads:
         return StepBatches(None, {m: Batch({}, {}) for m in trainer.microbatches}), 0
-    samples = reader.num_samples(batch, layout, where)
+    samples = reader.num_samples(batch, layout.size, layout.count, where)
     number, left = divmod(samples, layout.size)
     if samples < trainer.least:
         raise LaunchError(
-            f"{where}: expected a batch of {layout.samples} samples, or at least {trainer.least},"
-            f" got {samples}; give batches of trainer.batch_size"
+            f"{where}: expected a batch of {layout.samples} samples, or of at least"
+            f" {trainer.least}, got {samples}; give batches of trainer.batch_size"
         )
     due = (m for m in trainer.microbatches if m < number)
     parts = {m: trainer.local(reader.part(batch, m, where)) for m in due}
@@ -289,6 +289,9 @@ def begin(request: TrainingRequest, metrics: Sequence[str]) -> BatchTrainer:
 
     trainer = Trainer.open(request, check)
     assert trainer is not None, "none idles: there are as many processes as devices"
+    if trainer.start is not None and SET_RATE in trainer.start.record.extras:
+        # It was set after the start, as it is here.
+        trainer.set_rate(float(trainer.start.record.extras[SET_RATE]))
     return BatchTrainer(request, trainer)
 
 

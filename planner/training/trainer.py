@@ -54,7 +54,7 @@ from planner.training.checkpoints.folder import Checkpoint
 from planner.training.checkpoints.saver import Saver
 from planner.training.checkpoints.start import GROUPS, check_fits, start_of
 from planner.training.data.agreement import DataAgreement
-from planner.training.data.batching import BatchSizeHistory
+from planner.training.data.batching import BatchSizeHistory, StepData
 from planner.training.data.datasets import EvalData, data_name
 from planner.training.data.feeds import (
     epoch_of,
@@ -64,10 +64,12 @@ from planner.training.data.feeds import (
     reader_of,
     training_seed,
 )
-from planner.training.data.reading import StepData
 from planner.training.evaluation import Evaluator
 from planner.training.options import TrainingRequest
 from planner.training.steady import steps_to_show
+
+SET_RATE = "set_lr"
+"""Among the extras of a checkpoint: the learning rate that the user's loop has set last."""
 
 
 class Trainer:
@@ -126,9 +128,14 @@ class Trainer:
         self.layout, self.reader = layout_of(job, loop), reader_of(job, self.part)
         self._feed = make_feed(job, self.part, loop, self.microbatches)
         self._coming: Iterator[StepData] | None = None  # from the next step on
+        self._given_data, self._lost = loop.data, tuple[str, ...]()
+        self._set_rate: float | None = None
+        self._takes_rate = loop.learning_rate is None
         where = data_name(loop.data, "--data")
         self._agreement = DataAgreement(where, self._feed.read, self.layout, self.groups)
-        epoch = epoch_of(self._feed, self.reader.reads, self.groups)
+        epoch = epoch_of(
+            self._agreement.num_samples, self._feed.least, self.reader.reads, self.groups
+        )
         self.least = epoch.least or self.layout.least
         self.size = StepSize(self.layout.count, len(epoch.readers))
         self.first_reader = min(epoch.readers, default=None)
@@ -146,7 +153,7 @@ class Trainer:
             self.part.gradient_accumulators, sums, self.groups, self.part.shards,
             non_contributing(plan.strategy, job.model.graph, self.groups.device),
         )  # fmt: skip
-        self.content = Content(job, self.part, self.optimizer, self.groups)
+        self.content = Content(job, self.part, self.optimizer, self.groups, self._data_state)
         self.start: Checkpoint | None = None
         self._savers: dict[Path, Saver] = {}
         self.executor = self._executor(training_seed(job, loop))
@@ -267,6 +274,7 @@ class Trainer:
         """
         self.content.restore(start)
         self.history = self._history(start)
+        self._restore_data(start)
         self.restore(start.record.extras, start.record.step)
         self.start = start
 
@@ -279,7 +287,9 @@ class Trainer:
     def extras(self) -> dict[str, Any]:
         """The state besides weights, statistics and optimizer, as JSON."""
         scale = self.optimizer_step.scale
+        set_rate = {} if self._set_rate is None else {SET_RATE: self._set_rate}
         return {
+            **set_rate,
             "loss_scale": {"value": scale.value, "good_steps": scale.good_steps},
             "batches": [[*part] for part in self.history.parts],
             GROUPS: settings(self.job.groups),
@@ -295,7 +305,41 @@ class Trainer:
         if "loss_scale" in extras and self.optimizer_step.scale.is_dynamic:
             self.optimizer_step.scale.value = float(extras["loss_scale"]["value"])
             self.optimizer_step.scale.good_steps = int(extras["loss_scale"]["good_steps"])
+        if SET_RATE in extras and self._takes_rate:
+            self.set_rate(float(extras[SET_RATE]))
         self.next_step, self._coming = step, None
+
+    def set_rate(self, learning_rate: float) -> None:
+        """Changes the learning rate, before its schedule, from the next step on; also of a training
+        that goes on from a checkpoint, unless it is launched with --lr.
+        """
+        self._set_rate = learning_rate
+        self.optimizer_step.set_rate(learning_rate)
+
+    def _data_state(self) -> Any:
+        """The state of the data that this rank reads, as JSON, before the next step."""
+        state = self._feed.state(self.next_step, self.history)
+        return None if state is None else {**state, "microbatches": self.microbatches}
+
+    def _restore_data(self, start: Checkpoint) -> None:
+        """Gives samplers and datasets the state that they had on this rank, else on another one
+        that read the same microbatches. The orders of samples are the same on all ranks.
+        """
+        saved = self.content.saved_data(start)
+        ranks = sorted(saved, key=lambda rank: (rank != self.rank, rank))
+        same = [one for one in ranks if saved[one]["microbatches"] == self.microbatches]
+        state = saved[(same or ranks)[0]] if saved else {}
+        lost = self._feed.restore(state, bool(same))
+        if not lost:
+            return
+        why = ""
+        if saved and not same:
+            why = " (no rank read the same microbatches when it was written)"
+        self._lost = (
+            f"{data_name(self._given_data, '--data')}: {' and '.join(lost)}: the state is as at the"
+            f" begin of a training, not as at the checkpoint{why}; draw from torch's, numpy's or"
+            " Python's own generators, which follow from the seed, or read without workers",
+        )
 
     def _history(self, start: Checkpoint | None) -> BatchSizeHistory:
         """The sizes of all batches: those before a checkpoint, and those of this launch."""
@@ -378,11 +422,10 @@ class Trainer:
 
     def batches(self) -> StepBatches:
         """The data of this device in the next step."""
-        coming = self._data()
         with self._agreement.step(self.next_step, self.history):
-            data = next(coming)
-            by_microbatch = zip(self.microbatches, map(self.local, data.batches), strict=False)
-            return StepBatches(data.num_microbatches, dict(by_microbatch))
+            data = next(self._data())
+            batches = zip(self.microbatches, map(self.local, data.batches), strict=False)
+            return StepBatches(data.num_microbatches, dict(batches))
 
     def local(self, batch: Batch) -> Batch:
         """The part of a microbatch that this device needs, of the data that it is given."""
@@ -398,15 +441,16 @@ class Trainer:
         """The microbatches of this device from the next step on; those of that step are compared
         with other ranks' first.
         """
-        coming = self._data()
         with self._agreement.step(self.next_step, self.history):
-            begun = deque(next(coming).batches)
-        later = chain.from_iterable(data.batches for data in coming)
+            begun = deque(next(self._data()).batches)
+        later = chain.from_iterable(data.batches for data in self._data())
         return chain((begun.popleft() for _ in range(len(begun))), later)
 
     def notes(self) -> tuple[str, ...]:
-        """On samples that are left out, as far as any rank knows; all ranks call it."""
-        known = self.groups.gather(self._feed.notes())
+        """On data that is left out and state that was lost, as far as any rank knows; all ranks
+        call it.
+        """
+        known = self.groups.gather((*self._feed.notes(), *self._lost))
         return tuple(dict.fromkeys(note for notes in known for note in notes))
 
     # ------------------------------------------------------------------------ evaluation

@@ -44,11 +44,13 @@ REFUSED = {
     "stream_by_rank": (TWO, f"{VALUES}row 0 (step 0, microbatch 0)", OTHER),
     "stream_loader_unseeded": (TWO, f"{VALUES}row 0 (step 0, microbatch 0)", OTHER),
     "function_unseeded": (TWO, f"{VALUES}row 0 (step 0, microbatch 0)", ""),
+    "crop_seeded": (("replicas",), "step 0, microbatch 0: the same samples are other ones when they"
+                    " are read again: the data draws from a generator of its own", ""),
     "late": (("pipeline", "zero3"), f"{VALUES}sample ", OTHER),
     "late_workers": (("pipeline",), f"{VALUES}sample ", OTHER),
 }  # fmt: skip
 LEARNED = {
-    "crop_global": (*PLANS, "alone"), "drawn": (*TWO, "alone"),
+    "crop_global": (*PLANS, "alone"), "crop_seeded": ("alone", "pipeline", "split", "zero3"), "drawn": (*TWO, "alone"),
     "split": (*TWO, "alone"), "stream": (*TWO, "alone"),
     "function_global": (*TWO, "alone"),
 }  # fmt: skip

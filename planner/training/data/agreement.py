@@ -18,9 +18,14 @@ from planner.launcher.failures.rank import current_status
 from planner.launcher.failures.status import Phase
 from planner.launcher.groups import Groups
 from planner.support.errors import LaunchError
-from planner.training.data.batching import BatchLayout, BatchSizeHistory
+from planner.training.data.batching import (
+    BatchLayout,
+    BatchSizeHistory,
+    Place,
+    ReadData,
+    words_of_place,
+)
 from planner.training.data.fingerprints import Prints, number, prints
-from planner.training.data.reading import Place, ReadData, words_of_place
 from planner.training.data.samples import Named
 
 FIRST_STEPS, EVERY = 4, 50
@@ -38,6 +43,11 @@ _UNSEEDED = (
 )
 _ELSEWHERE = (
     "the data draws from a generator of its own, which is in another state on each rank; draw"
+    f" {_GLOBAL}"
+)
+_REPEATED = (
+    "the same samples are other ones when they are read again: the data draws from a generator of"
+    " its own, whose numbers would repeat on each rank, as these read different samples; draw"
     f" {_GLOBAL}"
 )
 _OTHER_DATA = (
@@ -125,19 +135,27 @@ class DataAgreement:
         for place in next(iter(facts.values())).probes if facts else ():
             if _unlike({rank: one.probes[place] for rank, one in facts.items()}) is not None:
                 own = None if data is None else data.probes[place]
-                self._refuse(place, None, own, _UNSEEDED)
-        apart = self._several and not self._shared
-        if apart and all(one.can_read and not one.probes for one in facts.values()):
-            self._probe((0, 0))
+                self._refuse(place, layout.history, own, _UNSEEDED)
+        if self._several and len({one.microbatches for one in facts.values()}) > 1:
+            self._check_apart(facts)
 
-    def _probe(self, place: Place) -> None:
-        """Compares a microbatch that all ranks read, where they have none in common."""
-        data, own = self._data, None
+    def _check_apart(self, facts: Mapping[int, _Facts]) -> None:
+        """Where ranks read different microbatches, a sample has to be the same whenever and
+        wherever it is read.
+        """
+        if not all(one.can_read for one in facts.values()):
+            return
+        data, history = self._data, self._layout.history
+        place = next(iter(next(iter(facts.values())).probes), (0, 0))
+        own, again = None, None
         if data is not None and data.read is not None:
-            own, _ = data.read(place, None)
-        ((low, high),) = self._groups.extremes([None if own is None else number(own)])
+            own, again, _ = data.read(place, history, 1)
+        value = None if own is None else number(own)
+        (low, high), (_, draws) = self._groups.extremes([value, float(own != again)])
         if low < high:
-            self._refuse(place, None, own, _UNSEEDED)
+            self._refuse(place, history, own, _UNSEEDED)
+        if draws:
+            raise LaunchError(f"{self._where}: {words_of_place(place)}: {_REPEATED}")
 
     @contextmanager
     def step(self, step: int, history: BatchSizeHistory) -> Iterator[None]:
@@ -205,7 +223,7 @@ class DataAgreement:
         )
 
     def _refuse(
-        self, place: Place, history: BatchSizeHistory | None, own: Prints | None, drawn: str
+        self, place: Place, history: BatchSizeHistory, own: Prints | None, drawn: str
     ) -> None:
         """Says which tensor and sample differ.
 
@@ -217,7 +235,7 @@ class DataAgreement:
         if own is not None:
             finer = ReadBatch(own)
             if self._data is not None and self._data.read is not None:
-                (one, indices), (two, _) = (self._data.read(place, history) for _ in "12")
+                one, two, indices = self._data.read(place, history, None)
                 rows = max((len(tensor.rows) for tensor in own), default=0)
                 finer = ReadBatch(own, tuple(indices[:rows]), one != two)
         read = self._groups.gather(finer)

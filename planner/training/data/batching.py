@@ -1,15 +1,18 @@
 """How samples become the microbatches of steps, and the numbers that datasets draw meanwhile."""
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 
+from planner.launcher.batch import Batch
 from planner.operators.randomness import seeded
+from planner.training.data.fingerprints import Prints
+from planner.training.data.samples import Named
 
 Request = tuple[int, list[Any]]
 """A seed, and the indices of the samples of one microbatch."""
@@ -43,6 +46,11 @@ class BatchLayout:
     def least(self) -> int:
         """Samples that a step has at least."""
         return self.size if self.short_steps else self.samples
+
+    @property
+    def history(self) -> "BatchSizeHistory":
+        """Of a training that begins with this layout."""
+        return BatchSizeHistory.begun(self.samples, self.least)
 
     def __str__(self) -> str:
         return f"{self.samples} ({self.count} microbatches of {self.size})"
@@ -154,6 +162,105 @@ class BatchSizeHistory:
         kept = tuple(part for part in self.parts if part.begin < step)
         same = bool(kept) and kept[-1][1:] == (samples, least)
         return BatchSizeHistory(kept if same else (*kept, BatchSizes(step, samples, least)))
+
+
+@dataclass(frozen=True, slots=True)
+class StepData:
+    """The data of one device in a step.
+
+    Attributes:
+        num_microbatches: of the step, over all replicas: M, or fewer at the end of an epoch; None
+            where this device reads no data, and does not know.
+        batches: those microbatches that this device runs, ascending, as they are read.
+    """
+
+    num_microbatches: int | None
+    batches: Iterator[Batch]
+
+
+Place = tuple[int | None, int]
+"""A step (None in an evaluation) and a microbatch."""
+
+
+def words_of_place(place: Place) -> str:
+    """How messages call it."""
+    step, microbatch = place
+    words = f"microbatch {microbatch}"
+    return words if step is None else f"step {step}, {words}"
+
+
+ReadTwice = tuple[Prints, Prints, Sequence[Any]]
+"""The prints of a microbatch and of the same, read again; and the indices of its samples."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadData:
+    """Data as one rank reads it.
+
+    Attributes:
+        microbatches: indices of those that the rank reads in each step.
+        num_samples: of an epoch; None without a known length.
+        order: gives the indices of the samples of an epoch; None for data with an order of its own.
+        orderer: why ranks may have other orders, and what to do about it.
+        probes: some samples that all ranks have read.
+        read: reads the first samples of a microbatch twice (None is all of them), and leaves the
+            data as it is. It gives the prints of both, and the indices of the samples, where they
+            have some. None where data can be read once.
+    """
+
+    microbatches: tuple[int, ...]
+    num_samples: int | None = None
+    order: Callable[[int], Sequence[Any]] | None = None
+    orderer: str = ""
+    probes: Mapping[Place, Prints] = field(default_factory=dict)
+    read: "Callable[[Place, BatchSizeHistory, int | None], ReadTwice] | None" = None
+
+
+Note = Callable[[int, int, Callable[[], Named]], None]
+"""Is shown each microbatch before the device takes its part of it: step, index, data."""
+
+
+def unnoted(step: int, microbatch: int, named: Callable[[], Named]) -> None:
+    """A `Note` of nothing."""
+
+
+class Steps(Protocol):
+    """The data of a device, step by step."""
+
+    def __call__(
+        self, step: int, history: BatchSizeHistory, note: Note = unnoted
+    ) -> Iterator[StepData]:
+        """That from a step on, without end.
+
+        Args:
+            history: the sizes of all batches.
+            note: is shown each microbatch first.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """The data of one device.
+
+    Attributes:
+        steps: the same.
+        num_samples: of an epoch; None without a known length.
+        least: samples that a step has at least.
+        read: the data, for the comparison with other ranks; None if the device reads none.
+        notes: on what is left out, as far as it is known.
+        state: of the data before a step, as JSON: what the seed and the step do not tell; None for
+            nothing.
+        restore: goes on from a state, empty where there is none, and gives the places of what is
+            lost; it is told whether that is the state of a rank that read the same microbatches.
+    """
+
+    steps: Steps
+    num_samples: int | None = None
+    least: int | None = None
+    read: ReadData | None = None
+    notes: Callable[[], tuple[str, ...]] = tuple
+    state: "Callable[[int, BatchSizeHistory], Any]" = lambda step, history: None
+    restore: "Callable[[Mapping[str, Any], bool], list[str]]" = lambda state, same: []
 
 
 def left_out(layout: BatchLayout, least: int, num_samples: int) -> str | None:

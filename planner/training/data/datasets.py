@@ -20,7 +20,7 @@ fit each other, though the first stage fetches the ones and the last stage the o
 
 import inspect
 import signal
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from functools import partial
 from itertools import count, islice
@@ -43,23 +43,23 @@ from planner.support.named import function_named
 from planner.training.data.batching import (
     BatchLayout,
     BatchSizeHistory,
-    Request,
-    left_out,
-    seed_of,
-    seeded_generators,
-)
-from planner.training.data.fingerprints import Prints, prints
-from planner.training.data.reading import (
     Feed,
     Note,
     Place,
-    Read,
     ReadData,
+    ReadTwice,
+    Request,
     StepData,
+    left_out,
+    seed_of,
+    seeded_generators,
     unnoted,
     words_of_place,
 )
+from planner.training.data.fingerprints import Prints, prints
+from planner.training.data.orders import EpochOrders, with_inner
 from planner.training.data.samples import BatchReader, Named
+from planner.training.data.states import bring_back, has_state, held, kept, left_as_it_is
 
 # ------------------------------------------------------------------------------ what is given
 
@@ -177,7 +177,9 @@ class MapSource:
         self.where, self._layout = where, layout
         self._loader = data if isinstance(data, DataLoader) else None
         self.dataset: Any = data.dataset if self._loader is not None else data
-        self._orders: dict[int, list[Any]] = {}
+        self.held = {} if self.num_workers else held(self.dataset, "dataset") | self._of_collate()
+        sampler = self._sampler()
+        self._orders = EpochOrders(self._order, None if _goes_by_epoch(sampler) else sampler)
         self.least = layout.least
         if in_steps and self._loader is not None:
             _check_batch(self.where, layout, self._loader.batch_size)
@@ -188,13 +190,43 @@ class MapSource:
 
     def order(self, epoch: int) -> list[Any]:
         """The indices of the samples of an epoch."""
-        if epoch not in self._orders:
-            with (
-                data_errors(self.where),
-                seeded_generators(seed_of(self._layout.seed, "epoch", epoch)),
-            ):
-                self._orders = {epoch: self._drawn(epoch)}
-        return self._orders[epoch]
+        return self._orders(epoch)
+
+    def state(self, epoch: int) -> dict[str, Any]:
+        """What the sampler, the dataset and its collate_fn hold in an epoch, as JSON."""
+        return {"sampler": self._orders.state(epoch), "dataset": kept(self.held)}
+
+    def restore(self, state: Mapping[str, Any], same: bool) -> list[str]:
+        """Goes on from a state; gives the places of those that are lost.
+
+        Args:
+            same: whether the dataset was read by as many ranks, and this one read the same.
+        """
+        with data_errors(self.where):
+            lost = self._orders.restore(state.get("sampler"))
+            lost += bring_back(self.held, state.get("dataset", {}) if same else {})
+        if self.num_workers:
+            lost += [f"{place} in worker processes" for place in held(self.dataset, "dataset")]
+        return lost
+
+    @property
+    def num_workers(self) -> int:
+        """Processes that read the dataset, each of which has its own copy of it; 0 for none."""
+        return 0 if self._loader is None else self._loader.num_workers
+
+    def _of_collate(self) -> dict[str, object]:
+        return {} if self._loader is None else held(self._loader.collate_fn, "collate_fn")
+
+    def _sampler(self) -> Any:
+        """Of the user; None where there is none."""
+        if self._loader is None or self._loader.batch_size is not None:
+            return None if self._loader is None else self._loader.sampler
+        return self._loader.batch_sampler
+
+    def _order(self, epoch: int) -> list[Any]:
+        seed = seed_of(self._layout.seed, "epoch", epoch)
+        with data_errors(self.where), seeded_generators(seed):
+            return self._drawn(epoch)
 
     @property
     def orderer(self) -> str:
@@ -243,6 +275,17 @@ class MapSource:
             if i < len(batches) - 1 or len(batch) > self._layout.samples:
                 _check_batch(self.where, self._layout, len(batch))
         return batches
+
+
+def _goes_by_epoch(sampler: object) -> bool:
+    """Whether the order of any epoch can be drawn at once: from the seed, or by set_epoch."""
+    if sampler is None or hasattr(sampler, "set_epoch"):
+        return True
+    every = [*with_inner(sampler)]
+    seeded = getattr(sampler, "generator", None)  # as `_of_epoch` does
+    return all(type(one).__module__.startswith("torch.utils.data") for one in every) and all(
+        one is seeded for one in held(sampler, "").values()
+    )
 
 
 def _special(sampler: RandomSampler) -> bool:
@@ -312,77 +355,70 @@ def _map_feed(
         coming = source.fetched(_requests(source, layout, mine, step, history))
         for at in count(step):
             number = history.position(at, source.num_samples).samples // layout.size
-            due = _of_step(mine, number)
-            batches = _batches(coming, reader, f"{source.where}: step {at}", due, partial(note, at))
-            yield StepData(number, batches)
+            due, noted = _of_step(mine, number), partial(note, at)
+            yield StepData(number, _read(coming, reader, f"{source.where}: step {at}", due, noted))
 
-    def request(place: Place, history: BatchSizeHistory | None) -> Request:
+    def request(place: Place, history: BatchSizeHistory) -> Request:
         step, m = place
-        assert step is not None, "this is no evaluation"
-        return next(_requests(source, layout, (m,), step, history or begun))
+        assert step is not None, "no evaluation"
+        return next(_requests(source, layout, (m,), step, history))
 
-    begun = BatchSizeHistory.begun(layout.samples, source.least)
-    end = begun.end_of(1, source.num_samples) - 1
-    last = begun.position(end, source.num_samples).samples // layout.size - 1
-    read = _read_again(source, reader, request)
-    probes = _probes(source, reader, read, request((0, 0), None), (end, last))
-    left = left_out(layout, source.least, source.num_samples)
+    def state(step: int, history: BatchSizeHistory) -> dict[str, Any] | None:
+        found = source.state(history.position(step, source.num_samples).epoch)
+        return found if any(found.values()) else None
+
+    history = BatchSizeHistory.begun(layout.samples, source.least)
+    last_step = history.end_of(1, source.num_samples) - 1
+    number = history.position(last_step, source.num_samples).samples // layout.size
+    read = _read_data(source, layout, mine, reader, request, (last_step, number - 1))
+    note = left_out(layout, source.least, source.num_samples)
     return Feed(
-        steps, source.num_samples, source.least, _compared(source, mine, probes, read),
-        lambda: () if left is None else (left,),
+        steps, source.num_samples, source.least, read, lambda: () if note is None else (note,),
+        state, source.restore,
     )  # fmt: skip
 
 
-def _read_again(
-    source: MapSource, reader: BatchReader,
-    request: Callable[[Place, BatchSizeHistory | None], Request],
-) -> Read:  # fmt: skip
-    """Reads microbatches of a map-style dataset once more, without workers."""
-
-    def read(
-        place: Place, history: BatchSizeHistory | None, most: int | None = None
-    ) -> tuple[Prints, Sequence[Any]]:
-        where = f"{source.where}: {words_of_place(place)}"
-        seed, indices = request(place, history)
-        with data_errors(where):
-            item = source.first((seed, indices[:most]))
-        return prints(reader.named(item, where)), indices[:most]
-
-    return read
-
-
-def _probes(
-    source: MapSource, reader: BatchReader, read: Read, first: Request, last: Place
-) -> dict[Place, Prints]:
-    """The first microbatch, and the first sample of the last one.
-
-    Raises:
-        LaunchError: if the first microbatch does not fit the model.
-    """
-    place: Place = (last[0] and 0, 0)
-    where = f"{source.where}: {words_of_place(place)}"
-    with data_errors(where):
-        item = source.first(first)
-    reader.microbatch(item, where)
-    found = {place: prints(reader.named(item, where))}
-    if last != place:
-        found[last], _ = read(last, None, 1)
-    return found
-
-
-def _compared(
-    source: MapSource, mine: Sequence[int], probes: dict[Place, Prints], read: Read
-) -> ReadData:
-    return ReadData(tuple(mine), source.num_samples, source.order, source.orderer, probes, read)
-
-
-def _batches(
+def _read(
     coming: Iterator[Any], reader: BatchReader, where: str, due: Iterable[int],
     note: Callable[[int, Callable[[], Named]], None],
 ) -> Iterator[Batch]:  # fmt: skip
     """The next microbatches."""
     for m in due:
         yield _next_batch(coming, reader, f"{where}, microbatch {m}", partial(note, m))
+
+
+def _read_data(
+    source: MapSource, layout: BatchLayout, mine: Sequence[int], reader: BatchReader,
+    request: Callable[[Place, BatchSizeHistory], Request], last: Place,
+) -> ReadData:  # fmt: skip
+    """A map-style dataset for the comparison with other ranks. Its first microbatch, and the first
+    sample of its last one, are read; the dataset is left as it is.
+
+    Raises:
+        LaunchError: if the first microbatch does not fit the model.
+    """
+
+    def item_at(place: Place, history: BatchSizeHistory, most: int | None) -> tuple[Any, Any]:
+        seed, indices = request(place, history)
+        with data_errors(f"{source.where}: {words_of_place(place)}"):
+            return source.first((seed, indices[:most])), indices[:most]
+
+    def read(place: Place, history: BatchSizeHistory, most: int | None) -> ReadTwice:
+        with left_as_it_is(source.held):
+            (one, indices), (two, _) = (item_at(place, history, most) for _ in range(2))
+        first, again = (prints(reader.named(item, source.where)) for item in (one, two))
+        return first, again, indices
+
+    first: Place = (None if last[0] is None else 0, 0)
+    with left_as_it_is(source.held):
+        item, _ = item_at(first, layout.history, None)
+        where = f"{source.where}: {words_of_place(first)}"
+        reader.microbatch(item, where)
+        probes = {first: prints(reader.named(item, where))}
+        if last != first:
+            item, _ = item_at(last, layout.history, 1)
+            probes[last] = prints(reader.named(item, where))
+    return ReadData(tuple(mine), source.num_samples, source.order, source.orderer, probes, read)
 
 
 def _next_batch(
@@ -403,7 +439,7 @@ class EvalData:
     Attributes:
         where: they are from, for messages.
         num_samples: None where this device reads none.
-        read: for the comparison with other ranks; None where this device reads none.
+        read: the data, for the comparison with other ranks; None where this device reads none.
 
     Args:
         data: as a user gives it.
@@ -436,10 +472,10 @@ class EvalData:
         self.num_samples = self._source.num_samples
         if not self.num_samples:
             raise LaunchError(f"{self.where}: expected at least one sample, got none")
-        last = (self.num_samples - 1) // layout.size
-        read = _read_again(self._source, reader, lambda place, _: self._request(place[1]))
-        probes = _probes(self._source, reader, read, self._request(0), (None, last))
-        self.read = _compared(self._source, mine, probes, read)
+        last = None, (self.num_samples - 1) // layout.size
+        self.read = _read_data(
+            self._source, layout, mine, reader, lambda place, _: self._request(place[1]), last
+        )
 
     def microbatches(self, num_samples: int) -> Iterator[Batch]:
         """The data of this device, in the order of the microbatches among all.
@@ -452,10 +488,11 @@ class EvalData:
         if not self._reader.reads:
             yield from (Batch({}, {}) for _ in mine)
             return
-        coming = self._source.fetched(map(self._request, mine))
-        for i in mine:
-            where = f"{self.where}: microbatch {i}"
-            yield _next_batch(coming, self._reader, where, lambda named: None)
+        with left_as_it_is(self._source.held):  # all evaluations draw the same
+            coming = self._source.fetched(map(self._request, mine))
+            for i in mine:
+                where = f"{self.where}: microbatch {i}"
+                yield _next_batch(coming, self._reader, where, lambda named: None)
 
     def _request(self, index: int) -> Request:
         order, size = self._source.order(0), self._layout.size
@@ -491,28 +528,54 @@ class _Stream:
         self._note = None
         if self.num_samples is not None:
             self._note = left_out(layout, self.least, self.num_samples)
+        # Without a state dict the dataset is read again from its begin, and comes to its state so.
+        reads_here = not self._loads or not data.num_workers
+        stateful = next((one for one in (data, inner) if has_state(one)), None)
+        if stateful is inner and not reads_here:
+            stateful = None
+        self.held = {} if stateful is None else held(stateful, "dataset")
+        self._begin: tuple[int, int] | None = None  # epoch and step that it goes on from
+        self._epoch_read = 0
 
     def notes(self) -> tuple[str, ...]:
         """On samples that are left out, as soon as an epoch is over."""
         return () if self._note is None else (self._note,)
 
-    def steps(self, history: BatchSizeHistory) -> Iterator[tuple[Any, int]]:
-        """What there is for each step from the first one on, and how many microbatches it makes, in
-        the next epoch where one has ended: a list of samples, or a batch of a DataLoader.
+    def state(self, step: int, history: BatchSizeHistory) -> Any:
+        """As `Feed.state`; None where the dataset has no state dict."""
+        if not self.held:
+            return None
+        return {"epoch": self._epoch_read, "step": step, "dataset": kept(self.held)}
+
+    def restore(self, state: Any, same: bool) -> list[str]:
+        """As `Feed.restore`."""
+        with data_errors(self._where):
+            lost = bring_back(self.held, state.get("dataset", {}))
+        if self.held and "dataset" not in lost:
+            self._begin = state["epoch"], state["step"]
+        return lost
+
+    def steps(self, step: int, history: BatchSizeHistory) -> Iterator[tuple[Any, int]]:
+        """What there is for each step from one on, and how many microbatches it makes, in the next
+        epoch where one has ended: a list of samples, or a batch of a DataLoader.
         """
-        step = 0
-        for epoch in count():
+        first, at = self._begin or (0, 0)
+        goes_on, self._begin = self._begin is not None, None
+        for epoch in count(first):
+            self._epoch_read = epoch
             with seeded_generators(seed_of(self._layout.seed, "epoch", epoch)):
                 items = iter(self._data)
-            first = step
-            for batch, number in self._epoch(items, step, history):
-                yield batch, number
-                step += 1
-            if step == first:
-                raise self._ended(epoch, step)
+            begin = at
+            for batch, number in self._epoch(items, at, history, from_its_begin=not goes_on):
+                at += 1
+                if at > step:
+                    yield batch, number
+            if at == begin and not goes_on:
+                raise self._ended(epoch, at)
+            goes_on = False
 
     def _epoch(
-        self, items: Iterator[Any], step: int, history: BatchSizeHistory
+        self, items: Iterator[Any], step: int, history: BatchSizeHistory, *, from_its_begin: bool
     ) -> Iterator[tuple[Any, int]]:
         """The steps of an epoch, from one on."""
         seen, is_short = 0, False
@@ -521,6 +584,7 @@ class _Stream:
             batch, size = self._next(items, step, samples)
             seen += size
             is_short = size < samples
+            self._epoch_read += is_short
             if is_short and self._loads and next(items, None) is not None:
                 raise LaunchError(
                     f"{self._where}: step {step}: expected a batch of {self._layout} samples, as"
@@ -529,7 +593,7 @@ class _Stream:
             if size >= least:
                 yield batch, size // self._layout.size if is_short else self._layout.count
             step += 1
-        if self._note is None and self.num_samples is None:
+        if self._note is None and self.num_samples is None and from_its_begin:
             self._note = left_out(self._layout, self.least, seen)
 
     def _next(self, items: Iterator[Any], step: int, samples: int) -> tuple[Any, int]:
@@ -541,7 +605,9 @@ class _Stream:
             loaded = next(items, None)
         if loaded is None:
             return None, 0
-        size = self._reader.num_samples(loaded, self._layout, f"{self._where}: step {step}")
+        size = self._reader.num_samples(
+            loaded, self._layout.size, self._layout.count, f"{self._where}: step {step}"
+        )
         return loaded, size
 
     def _ended(self, epoch: int, steps: int) -> LaunchError:
@@ -584,30 +650,28 @@ def _stream_feed(
             return reader.part(batch, m, place)
         return reader.microbatch(collated(batch, m, place), place)
 
-    def named(batch: Any, m: int, place: str) -> Named:
-        if loads:
-            return reader.named_part(batch, m, place)
-        return reader.named(collated(batch, m, place), place)
+    def parts(batch: Any, due: Iterable[int], place: str) -> Iterator[Batch]:
+        for m in due:
+            yield part(batch, m, f"{place}, microbatch {m}")
 
     def collated(batch: Any, m: int, place: str) -> Any:
         with data_errors(place):
             return default_collate(batch[m * layout.size : (m + 1) * layout.size])
 
-    def parts(batch: Any, due: Iterable[int], place: str) -> Iterator[Batch]:
-        for m in due:
-            yield part(batch, m, f"{place}, microbatch {m}")
+    def named(batch: Any, m: int, place: str) -> Named:
+        if loads:
+            return reader.named_part(batch, m, place)
+        return reader.named(collated(batch, m, place), place)
 
     def steps(step: int, history: BatchSizeHistory, note: Note = unnoted) -> Iterator[StepData]:
-        coming = stream.steps(history)
-        with data_errors(f"{where}: step {step}"):
-            for _ in range(step):
-                next(coming)
+        coming = stream.steps(step, history)
         for at in count(step):
-            with data_errors(f"{where}: step {at}, microbatch {mine[0]}"):
+            place = f"{where}: step {at}"
+            with data_errors(f"{place}, microbatch {mine[0]}"):
                 batch, number = next(coming)
-            for m in range(number):  # those of other devices are read here, too
-                note(at, m, partial(named, batch, m, f"{where}: step {at}, microbatch {m}"))
-            yield StepData(number, parts(batch, _of_step(mine, number), f"{where}: step {at}"))
+            for m in range(number):  # those of other devices are read, too
+                note(at, m, partial(named, batch, m, f"{place}, microbatch {m}"))
+            yield StepData(number, parts(batch, _of_step(mine, number), place))
 
     probes: dict[Place, Prints] = {}
     with data_errors(f"{where}: step 0"):
@@ -615,13 +679,15 @@ def _stream_feed(
         can_restart = iter(inner) is not iter(inner)
     if can_restart:  # else the first step would be lost
         place = f"{where}: step 0, microbatch 0"
-        with data_errors(place):
+        with data_errors(place), left_as_it_is(stream.held):
             history = BatchSizeHistory.begun(layout.samples, stream.least)
-            batch, number = next(stream.steps(history))
+            batch, number = next(stream.steps(0, history))
         part(batch, 0, place)
-        probes = {(0, m): prints(named(batch, m, place)) for m in (0, number - 1)}
+        probes = {(0, m): prints(named(batch, m, place)) for m in {0, number - 1}}
     read = ReadData(tuple(range(layout.count)), stream.num_samples, probes=probes)
-    return Feed(steps, stream.num_samples, stream.least, read, stream.notes)
+    return Feed(
+        steps, stream.num_samples, stream.least, read, stream.notes, stream.state, stream.restore
+    )
 
 
 @contextmanager

@@ -16,8 +16,15 @@ from planner.support.errors import LaunchError
 from planner.training.data.batching import (
     BatchLayout,
     BatchSizeHistory,
+    Feed,
+    Note,
+    Place,
+    ReadData,
+    ReadTwice,
+    StepData,
     seed_generators,
     seed_of,
+    unnoted,
 )
 from planner.training.data.datasets import (
     data_errors,
@@ -26,8 +33,7 @@ from planner.training.data.datasets import (
     given_data,
     is_dataset,
 )
-from planner.training.data.fingerprints import Prints, prints
-from planner.training.data.reading import Feed, Note, Place, ReadData, StepData, unnoted
+from planner.training.data.fingerprints import prints
 from planner.training.data.samples import BatchReader, NeededData
 
 
@@ -130,23 +136,22 @@ def _function_feed(
         with data_errors(place):
             return function(step, microbatch, dict(reader.wanted)), place
 
-    def batch(note: Note, step: int, microbatch: int) -> Batch:
+    def steps(step: int, history: BatchSizeHistory, note: Note = unnoted) -> Iterator[StepData]:
+        for at in count(step):
+            yield StepData(layout.count, map(partial(batch, at, note=note), mine))
+
+    def batch(step: int, microbatch: int, note: Note) -> Batch:
         """One of them; nothing else holds its data, so that it can be freed after its use."""
         item, place = returned(step, microbatch)
         found = reader.returned(item, place)
         note(step, microbatch, lambda: reader.named(item, place))
         return found
 
-    def steps(step: int, history: BatchSizeHistory, note: Note = unnoted) -> Iterator[StepData]:
-        for at in count(step):
-            yield StepData(layout.count, map(partial(batch, note, at), mine))
-
-    def read(
-        place: Place, history: BatchSizeHistory | None, most: int | None = None
-    ) -> tuple[Prints, Sequence[Any]]:
+    def read(place: Place, history: BatchSizeHistory, most: int | None) -> ReadTwice:
         step, microbatch = place
         assert step is not None, "no function gives the data of an evaluation"
-        return prints(reader.named(*returned(step, microbatch))), ()
+        one, two = (prints(reader.named(*returned(step, microbatch))) for _ in range(2))
+        return one, two, ()
 
     return Feed(steps, read=ReadData(tuple(mine), read=read))
 
@@ -166,18 +171,18 @@ class Epoch:
     readers: tuple[int, ...]
 
 
-def epoch_of(feed: Feed, reads: bool, groups: Groups) -> Epoch:
-    """What the ranks that read data know of its epochs. Every rank calls it.
+def epoch_of(num_samples: int | None, least: int | None, reads: bool, groups: Groups) -> Epoch:
+    """An epoch of the data. Every rank calls it.
 
     Args:
-        reads: whether this rank reads any.
-
+        num_samples: of an epoch, on all ranks.
+        least: samples that a step has at least, if this rank reads a dataset.
+        reads: whether this rank reads any data.
     """
-    facts = groups.gather((feed.num_samples, feed.least, reads))
-    num_samples = next((one for one, *_ in facts if one is not None), None)
-    least = next((one for _, one, _ in facts if one is not None), None)
-    readers = tuple(rank for rank, (*_, does) in enumerate(facts) if does)
-    return Epoch(num_samples, least, readers)
+    facts = groups.gather((least, reads))
+    known = (one for one, _ in facts if one is not None)
+    readers = tuple(rank for rank, (_, does) in enumerate(facts) if does)
+    return Epoch(num_samples, next(known, None), readers)
 
 
 def number_of_steps(loop: Loop, epoch: Epoch, history: BatchSizeHistory) -> int:

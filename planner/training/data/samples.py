@@ -24,7 +24,6 @@ from planner.artefacts.losses import Loss, LossName
 from planner.launcher.batch import Batch, torch_dtype
 from planner.operators.losses import IGNORED_CLASS
 from planner.support.errors import LaunchError
-from planner.training.data.batching import BatchLayout
 
 USUAL_TARGETS = ("target", "targets", "label", "labels")
 
@@ -104,27 +103,28 @@ class BatchReader:
             )
         return self.microbatch(item, where)
 
-    def num_samples(self, item: object, layout: BatchLayout, where: str) -> int:
+    def num_samples(self, item: object, size: int, count: int, where: str) -> int:
         """The samples in the batch of a step: those of a whole step, or fewer.
 
         Args:
             item: of a whole step, or shorter.
-            layout: how samples become microbatches.
+            size: samples of a microbatch.
+            count: microbatches of a whole step.
 
         Raises:
             LaunchError: if its tensors have other numbers of rows.
         """
         counts: set[int] = set()
-        for name, value, size in self._sized(self.named(item, where)):
+        for name, value, height in self._sized(self.named(item, where)):
             rows = value.shape[0] if value.dim() else 0
-            counts.add(rows * layout.size // size)
-            if not value.dim() or rows > layout.count * size or len(counts) > 1:
+            counts.add(rows * size // height)
+            if not value.dim() or rows > count * height or len(counts) > 1:
                 raise LaunchError(
-                    f"{where}: {name}: expected {layout.count * size} samples on dimension 0"
-                    f" ({layout.count} microbatches of {size}), or fewer, as many in all tensors,"
-                    f" got shape {tuple(value.shape)}"
+                    f"{where}: {name}: expected {count * height} samples on dimension 0 ({count}"
+                    f" microbatches of {height}), or fewer, as many in all tensors, got shape"
+                    f" {tuple(value.shape)}"
                 )
-        return counts.pop() if counts else layout.samples
+        return counts.pop() if counts else size * count
 
     def _sized(self, named: Named) -> Iterator[tuple[str, Tensor, int]]:
         """The tensors of a batch that this device needs, and that have a row for each sample; how
@@ -146,10 +146,16 @@ class BatchReader:
             item: whose rows `num_samples` has counted.
             microbatch: its index.
         """
-        return self._batch(self.named_part(item, microbatch, where), where)
+        return self._batch(self.named_part(item, microbatch, where, self._needs), where)
 
-    def named_part(self, item: object, microbatch: int, where: str) -> Named:
-        """The same by the names of the model, whatever this device needs of it."""
+    def named_part(
+        self, item: object, microbatch: int, where: str, needs: NeededData | None = None
+    ) -> Named:
+        """The same, by the names of the model.
+
+        Args:
+            needs: what is taken of it; None takes all.
+        """
         named = self.named(item, where)
 
         def narrow(value: object, shape: tuple[int, ...]) -> object:
@@ -157,12 +163,17 @@ class BatchReader:
                 return value
             return value[microbatch * shape[0] : (microbatch + 1) * shape[0]]
 
-        inputs, targets = named.inputs.items(), named.targets.items()
+        inputs, targets = self._inputs, self._losses
         return Named(
-            {n: narrow(one, self._inputs[n].shape) for n, one in inputs},
-            {n: narrow(one, self._losses[n].target_shape) for n, one in targets
-             if n in self._losses},
-        )  # fmt: skip
+            {
+                name: narrow(named.inputs.get(name), inputs[name].shape)
+                for name in sorted(inputs if needs is None else needs.inputs)
+            },
+            {
+                name: narrow(named.targets.get(name), targets[name].target_shape)
+                for name in sorted(targets if needs is None else needs.targets)
+            },
+        )
 
     def named(self, item: object, where: str) -> Named:
         """A sample or batch by the names of the model.
