@@ -99,21 +99,29 @@ class Orders(Sampler):
         return iter(np.random.default_rng(seed).permutation(SAMPLES).tolist())
 
 
-def of(draw):
-    """The generator's pieces."""
-    return Crops(lambda index: int(draw(380)))
+class OwnCrops(Crops):
+    """Random pieces of the text, drawn by a generator that the dataset holds."""
+
+    def __init__(self, seed):
+        self.chance = np.random.default_rng(seed)
+        super().__init__(lambda index: int(self.chance.integers(380)))
 
 
 def crop_unseeded():
-    return of(np.random.default_rng().integers)
+    return OwnCrops(None)
 
 
 def crop_seeded():
-    return of(np.random.default_rng(3).integers)
+    return OwnCrops(3)
+
+
+def crop_hidden():
+    chance = np.random.default_rng(3)
+    return Crops(lambda index: int(chance.integers(380)))
 
 
 def crop_global():
-    return of(np.random.randint)
+    return Crops(lambda index: int(np.random.randint(380)))
 
 
 def crop_workers():

@@ -2,7 +2,6 @@
 
 import random
 
-import numpy as np
 import torch
 from torch.utils.data import (
     DataLoader,
@@ -178,22 +177,6 @@ def drawn():
     """Samples that are drawn when they are asked for, without a seed."""
     x, classes = tensors()
     return TensorDataset(x + torch.randn(x.shape), (classes + random.randrange(5)) % 5)
-
-
-def of_entropy():
-    """Samples that a generator of its own draws, without a seed."""
-    x, classes = tensors()
-    return TensorDataset(x + np.random.default_rng().normal(), classes)
-
-
-class EntropyStream(Stream):
-    """Samples that a generator of its own draws, without a seed."""
-
-    def __init__(self):
-        self.samples = of_entropy()
-
-    def __iter__(self):
-        return iter(self.samples)
 
 
 def masked(samples):

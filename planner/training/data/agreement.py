@@ -23,15 +23,16 @@ from planner.training.data.batching import (
     BatchSizeHistory,
     Place,
     ReadData,
-    StepPosition,
     words_of_place,
 )
 from planner.training.data.fingerprints import Prints, number, prints
 from planner.training.data.samples import Named
 
 FIRST_STEPS, EVERY = 4, 50
-"""Microbatches are compared in the first steps after a start, in the first one of an epoch, and in
-each one whose index is a multiple of the second number."""
+"""Microbatches are compared in the first steps after a start, and in each one whose index is a
+multiple of the second number."""
+OFTEN, SPACING = 10, 20
+"""So many first steps of epochs are compared, and later ones if there were so many steps since."""
 SHOWN = 1000
 """Samples at the begin of an order among which the first one that differs is looked for."""
 
@@ -42,6 +43,11 @@ _UNSEEDED = (
 )
 _ELSEWHERE = (
     "the data draws from a generator of its own, which is in another state on each rank; draw"
+    f" {_GLOBAL}"
+)
+_REPEATED = (
+    "the same samples are other ones when they are read again: the data draws from a generator of"
+    " its own, whose numbers would repeat on each rank, as these read different samples; draw"
     f" {_GLOBAL}"
 )
 _OTHER_DATA = (
@@ -110,6 +116,8 @@ class DataAgreement:
         self._first: int | None = None  # step of this start
         self._due: int | None = None  # step whose microbatches are compared
         self._prints: dict[int, Prints] = {}  # of that step, by microbatch
+        self._orders: dict[int, int | None] = {}  # not compared yet, by epoch
+        self._count, self._last = 0, 0  # of comparisons, and the step of the last one
         facts = _known(groups.gather(None if data is None else _facts(data)))
         lengths = {rank: one.num_samples for rank, one in facts.items()}
         self.num_samples = next(iter(lengths.values()), None)
@@ -120,7 +128,7 @@ class DataAgreement:
                 f" {_OTHER_DATA}"
             )
         if _unlike({rank: one.order for rank, one in facts.items()}) is not None:
-            self._refuse_order(0)
+            self._refuse_orders({0: _order_of(data, 0)})
         read = [m for one in facts.values() for m in one.microbatches]
         self._several, self._shared = len(facts) > 1, len({*read}) < len(read)
         self._ordered = any(one.order is not None for one in facts.values())
@@ -128,19 +136,26 @@ class DataAgreement:
             if _unlike({rank: one.probes[place] for rank, one in facts.items()}) is not None:
                 own = None if data is None else data.probes[place]
                 self._refuse(place, layout.history, own, _UNSEEDED)
-        apart = self._several and not self._shared
-        if apart and all(one.can_read and not one.probes for one in facts.values()):
-            self._probe((0, 0))
+        if self._several and len({one.microbatches for one in facts.values()}) > 1:
+            self._check_apart(facts)
 
-    def _probe(self, place: Place) -> None:
-        """Compares a microbatch that all ranks read, where they have none in common."""
+    def _check_apart(self, facts: Mapping[int, _Facts]) -> None:
+        """Where ranks read different microbatches, a sample has to be the same whenever and
+        wherever it is read.
+        """
+        if not all(one.can_read for one in facts.values()):
+            return
         data, history = self._data, self._layout.history
-        own = None
+        place = next(iter(next(iter(facts.values())).probes), (0, 0))
+        own, again = None, None
         if data is not None and data.read is not None:
-            own, _ = data.read(place, history, None)
-        ((low, high),) = self._groups.extremes([None if own is None else number(own)])
+            own, again, _ = data.read(place, history, 1)
+        value = None if own is None else number(own)
+        (low, high), (_, draws) = self._groups.extremes([value, float(own != again)])
         if low < high:
             self._refuse(place, history, own, _UNSEEDED)
+        if draws:
+            raise LaunchError(f"{self._where}: {words_of_place(place)}: {_REPEATED}")
 
     @contextmanager
     def step(self, step: int, history: BatchSizeHistory) -> Iterator[None]:
@@ -150,58 +165,61 @@ class DataAgreement:
             LaunchError: if ranks have different data.
         """
         self._first = step if self._first is None else self._first
-        position = self._position(step, history)
-        begins = position is not None and (position[1] == 0 or step == self._first)
-        is_due = compares_all(step - self._first, step) or begins
-        if not self._several or not ((is_due and self._shared) or (begins and self._ordered)):
+        position = None
+        if self._several and self.num_samples is not None:
+            position = history.position(step, self.num_samples)
+        begins = position is not None and (position.first == 0 or step == self._first)
+        if begins and position is not None:
+            self._orders[position.epoch] = _order_of(self._data, position.epoch)
+        often = self._count < OFTEN or step - self._last >= SPACING
+        is_due = self._shared and compares_all(step - self._first, step)
+        if not is_due and not (begins and often and (self._shared or self._ordered)):
             yield
             return
         self._due = step if self._shared else None
         yield
-        self._due = None
-        epoch = position[0] if begins and self._ordered and position is not None else None
-        self._compare(step, history, epoch)
+        self._due, self._last, self._count = None, step, self._count + 1
+        self._compare(step, history)
 
     def note(self, step: int, microbatch: int, named: Callable[[], Named]) -> None:
         """Takes prints of a microbatch where they will be compared."""
         if step == self._due:
             self._prints[microbatch] = prints(named())
 
-    def _position(self, step: int, history: BatchSizeHistory) -> StepPosition | None:
-        if self.num_samples is None:
-            return None
-        return history.position(step, self.num_samples)
-
-    def _compare(self, step: int, history: BatchSizeHistory, epoch: int | None) -> None:
-        own, self._prints = self._prints, {}
-        order = None if epoch is None else _order_of(self._data, epoch)
+    def _compare(self, step: int, history: BatchSizeHistory) -> None:
+        own, self._prints, orders, self._orders = self._prints, {}, self._orders, {}
+        order = None if None in orders.values() else _crc(orders)
         values = [order, *(number(own[m]) if m in own else None for m in range(self._layout.count))]
         current_status().enter(Phase.BARRIER)
         unlike = [low < high for low, high in self._groups.extremes(values)]
         current_status().enter(Phase.BETWEEN)
         if unlike[0]:
-            assert epoch is not None
-            self._refuse_order(epoch)
+            self._refuse_orders(orders)
         if any(unlike):
             m = unlike.index(True) - 1
             self._refuse((step, m), history, own.get(m), _ELSEWHERE)
 
-    def _refuse_order(self, epoch: int) -> None:
-        """Says which samples differ in the order of an epoch, and why."""
-        data, own = self._data, None
+    def _refuse_orders(self, orders: Mapping[int, int | None]) -> None:
+        """Says which epoch has different orders, the first samples that differ, and why.
+
+        Args:
+            orders: numbers of this rank's, by epoch; of the last epoch the order itself is known.
+        """
+        data, own, current = self._data, None, max(orders)
         if data is not None and data.order is not None:
-            own = data.orderer, [*map(str, data.order(epoch)[:SHOWN])]
+            own = data.orderer, orders, [*map(str, data.order(current)[:SHOWN])]
         known = _known(self._groups.gather(own))
-        first, other = _unlike(known) or [*known][:2]
-        (cause, one), (_, two) = known[first], known[other]
-        pairs = enumerate(zip(one, two, strict=False))
-        place, (a, b) = next(
-            ((i, pair) for i, pair in pairs if pair[0] != pair[1]), (SHOWN, ("", ""))
-        )
-        words = f"samples {a} and {b} at position {place}" if a != b else f"after position {place}"
+        pair = _unlike({rank: one[1] for rank, one in known.items()})
+        assert pair is not None, "their numbers differ"
+        (cause, one, first), (_, two, second) = (known[rank] for rank in pair)
+        epoch = next(epoch for epoch in one if one[epoch] != two[epoch])
+        samples = ((i, a, b) for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b)
+        words = ""
+        if epoch == current:
+            words = next((f", samples {a} and {b} at position {i}" for i, a, b in samples), "")
         raise LaunchError(
-            f"{self._where}: rank {first} and rank {other} have different orders of the samples of"
-            f" epoch {epoch}, {words}: {cause}"
+            f"{self._where}: rank {pair[0]} and rank {pair[1]} have different orders of the samples"
+            f" of epoch {epoch}{words}: {cause}"
         )
 
     def _refuse(
@@ -217,7 +235,7 @@ class DataAgreement:
         if own is not None:
             finer = ReadBatch(own)
             if self._data is not None and self._data.read is not None:
-                (one, indices), (two, _) = (self._data.read(place, history, None) for _ in "12")
+                one, two, indices = self._data.read(place, history, None)
                 rows = max((len(tensor.rows) for tensor in own), default=0)
                 finer = ReadBatch(own, tuple(indices[:rows]), one != two)
         read = self._groups.gather(finer)
@@ -282,7 +300,10 @@ def _facts(data: ReadData) -> _Facts:
 
 
 def _order_of(data: ReadData | None, epoch: int) -> int | None:
-    """A number below 2 ** 32 of the order of an epoch; None without one."""
-    if data is None or data.order is None:
-        return None
-    return crc32(repr(data.order(epoch)).encode())
+    """A number of the order of an epoch; None without one."""
+    return None if data is None or data.order is None else _crc(data.order(epoch))
+
+
+def _crc(value: object) -> int:
+    """A number below 2 ** 32."""
+    return crc32(repr(value).encode())

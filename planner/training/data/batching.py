@@ -189,6 +189,10 @@ def words_of_place(place: Place) -> str:
     return words if step is None else f"step {step}, {words}"
 
 
+ReadTwice = tuple[Prints, Prints, Sequence[Any]]
+"""The prints of a microbatch and of the same, read again; and the indices of its samples."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReadData:
     """Data as one rank reads it.
@@ -199,8 +203,9 @@ class ReadData:
         order: gives the indices of the samples of an epoch; None for data with an order of its own.
         orderer: why ranks may have other orders, and what to do about it.
         probes: some samples that all ranks have read.
-        read: reads the first samples of a microbatch once more (None is all of them), and gives
-            their indices, too, where they have some; None where data can be read once.
+        read: reads the first samples of a microbatch twice (None is all of them), and leaves the
+            data as it is. It gives the prints of both, and the indices of the samples, where they
+            have some. None where data can be read once.
     """
 
     microbatches: tuple[int, ...]
@@ -208,9 +213,7 @@ class ReadData:
     order: Callable[[int], Sequence[Any]] | None = None
     orderer: str = ""
     probes: Mapping[Place, Prints] = field(default_factory=dict)
-    read: "Callable[[Place, BatchSizeHistory, int | None], tuple[Prints, Sequence[Any]]] | None" = (
-        None
-    )
+    read: "Callable[[Place, BatchSizeHistory, int | None], ReadTwice] | None" = None
 
 
 Note = Callable[[int, int, Callable[[], Named]], None]
@@ -281,6 +284,13 @@ def seed_of(*parts: object) -> int:
     return seeded(*parts).initial_seed() % 2**32
 
 
+def seed_generators(seed: int) -> None:
+    """Lets Python, numpy and torch draw on the CPU from a seed."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.default_generator.manual_seed(seed)
+
+
 @contextmanager
 def seeded_generators(seed: int) -> Iterator[None]:
     """A context in which Python, numpy and torch draw on the CPU from a seed; afterwards they go on
@@ -288,9 +298,7 @@ def seeded_generators(seed: int) -> Iterator[None]:
     """
     before = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
-        random.seed(seed)
-        np.random.seed(seed)
-        torch.default_generator.manual_seed(seed)
+        seed_generators(seed)
         try:
             yield
         finally:

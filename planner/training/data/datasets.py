@@ -47,6 +47,7 @@ from planner.training.data.batching import (
     Note,
     Place,
     ReadData,
+    ReadTwice,
     Request,
     StepData,
     left_out,
@@ -404,11 +405,11 @@ def _read_data(
         with data_errors(f"{source.where}: {words_of_place(place)}"):
             return source.first((seed, indices[:most])), indices[:most]
 
-    def read(
-        place: Place, history: BatchSizeHistory, most: int | None
-    ) -> tuple[Prints, Sequence[Any]]:
-        item, indices = item_at(place, history, most)
-        return prints(reader.named(item, source.where)), indices
+    def read(place: Place, history: BatchSizeHistory, most: int | None) -> ReadTwice:
+        with left_as_it_is(source.held):
+            (one, indices), (two, _) = (item_at(place, history, most) for _ in range(2))
+        first, again = (prints(reader.named(item, source.where)) for item in (one, two))
+        return first, again, indices
 
     first: Place = (None if last[0] is None else 0, 0)
     with left_as_it_is(source.held):
@@ -417,7 +418,8 @@ def _read_data(
         reader.microbatch(item, where)
         probes = {first: prints(reader.named(item, where))}
         if last != first:
-            probes[last], _ = read(last, layout.history, 1)
+            item, _ = item_at(last, layout.history, 1)
+            probes[last] = prints(reader.named(item, where))
     return ReadData(tuple(mine), source.num_samples, source.order, source.orderer, probes, read)
 
 

@@ -20,9 +20,10 @@ from planner.training.data.batching import (
     Note,
     Place,
     ReadData,
+    ReadTwice,
     StepData,
+    seed_generators,
     seed_of,
-    seeded_generators,
     unnoted,
 )
 from planner.training.data.datasets import (
@@ -32,7 +33,7 @@ from planner.training.data.datasets import (
     given_data,
     is_dataset,
 )
-from planner.training.data.fingerprints import Prints, prints
+from planner.training.data.fingerprints import prints
 from planner.training.data.samples import BatchReader, NeededData
 
 
@@ -131,7 +132,8 @@ def _function_feed(
 
     def returned(step: int, microbatch: int) -> tuple[object, str]:
         place = f"{where}: step {step}, microbatch {microbatch}"
-        with data_errors(place), seeded_generators(seed_of(layout.seed, step, microbatch)):
+        seed_generators(seed_of(layout.seed, step, microbatch))
+        with data_errors(place):
             return function(step, microbatch, dict(reader.wanted)), place
 
     def steps(step: int, history: BatchSizeHistory, note: Note = unnoted) -> Iterator[StepData]:
@@ -145,12 +147,11 @@ def _function_feed(
         note(step, microbatch, lambda: reader.named(item, place))
         return found
 
-    def read(
-        place: Place, history: BatchSizeHistory, most: int | None
-    ) -> tuple[Prints, Sequence[Any]]:
+    def read(place: Place, history: BatchSizeHistory, most: int | None) -> ReadTwice:
         step, microbatch = place
         assert step is not None, "no function gives the data of an evaluation"
-        return prints(reader.named(*returned(step, microbatch))), ()
+        one, two = (prints(reader.named(*returned(step, microbatch))) for _ in range(2))
+        return one, two, ()
 
     return Feed(steps, read=ReadData(tuple(mine), read=read))
 
