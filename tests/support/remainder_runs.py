@@ -157,6 +157,11 @@ def drawing():
     return DataLoader(Drawing(), batch_size=SAMPLES, shuffle=True)
 
 
+def half_drawing():
+    """The same in steps of half as many samples."""
+    return DataLoader(Drawing(), batch_size=SAMPLES // 2, shuffle=True)
+
+
 def drawing_workers():
     """The same in a worker process."""
     return DataLoader(Drawing(), batch_size=SAMPLES, num_workers=1)
@@ -262,6 +267,7 @@ def write_plans(folder, model):
     two = [Stage.whole(names[:half], (0,), 2, False), Stage.whole(names[half:], (1,), 1, False)]
     stages = {
         "alone": [Stage.whole(names, (0,), 1, False)],
+        "half": [Stage.whole(names, (0,), 1, False)],  # of the microbatches
         "pipeline": two, "gpipe": two,
         "recomputed": [Stage.whole(names[:half], (0,), 2, True),
                        Stage.whole(names[half:], (1,), 1, True)],
@@ -274,7 +280,8 @@ def write_plans(folder, model):
              "to and fro": ScheduleName.GPIPE}  # fmt: skip
     for name, some in stages.items():
         kind = kinds.get(name, ScheduleName.ONE_F_ONE_B)
-        strategy = Strategy(tuple(some), kind, MICROBATCHES)
+        count = 2 if name == "half" else MICROBATCHES
+        strategy = Strategy(tuple(some), kind, count)
         write_plan(plan_of(model, strategy, optimizer="momentum"), folder / f"{name}.json")
 
 

@@ -87,9 +87,6 @@ def told(folder):
     """What rank 0 tells of the launches of `make test`."""
     some = launches([case for case in CASES if case in QUICK], ["replicas"], ["drawing"], [3])
     some["flow"] = {"plan": "flow", "data": "of_43", "epochs": 2}
-    some["elsewhere"] = {
-        "plan": "replicas", "data": "drawing", "steps": STEPS, "resume": "drawing/step-00000005",
-    }  # fmt: skip
     return run_all(folder, some)
 
 
@@ -248,15 +245,24 @@ def test_both_ranks_of_a_pipeline_go_on_from_every_place(folder, rest):
         assert_goes_on(folder, rest, data, AFTER)
 
 
+def test_another_plan_takes_the_state_of_a_rank_that_read_the_same(folder, told):
+    """One device reads all microbatches, as both ranks of the pipeline did."""
+    path, start = folder / "alone.json", folder / "drawing/step-00000003"
+    how = {"model": folder / "net.onnx", "threads": 1, "learning_rate": RATE, "steps": STEPS}
+    after = planner.launch(path, data=f"{HERE}:drawing", resume=start, **how)
+    assert after.loss == pytest.approx(told["drawing"]["losses"][3:], rel=1e-12)
+    assert not [note for note in after.notes if "dataset.chance" in note]
+
+
 def test_state_that_is_lost_is_said(folder, told, tmp_path):
     path, how = folder / "alone.json", {"model": folder / "net.onnx", "threads": 1, "steps": 2}
     how["data"] = f"{HERE}:drawing_workers"
     planner.launch(path, checkpoint=tmp_path / "kept", checkpoint_every=1, **how)
     after = planner.launch(path, resume=tmp_path / "kept/step-00000001", **how)
     (note,) = [note for note in after.notes if "dataset.chance in worker processes" in note]
-    assert note.startswith(
-        f"--data {HERE}:drawing_workers: dataset.chance in worker processes and "
-    )
-    assert "the state is as at the begin of a training, not as at the checkpoint;" in note
-    (note,) = [note for note in told["elsewhere"]["notes"] if "dataset.chance" in note]
+    assert note.startswith(f"--data {HERE}:drawing_workers: dataset.chance in worker processes and")
+    assert "the state is as at the begin of a training, not as at the checkpoint; draw" in note
+    how |= {"data": f"{HERE}:half_drawing", "steps": STEPS}
+    after = planner.launch(folder / "half.json", resume=folder / "drawing/step-00000003", **how)
+    (note,) = [note for note in after.notes if "dataset.chance and " in note]
     assert "checkpoint (no rank read the same microbatches when it was written); draw from" in note
