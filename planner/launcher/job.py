@@ -15,6 +15,7 @@ from planner.launcher.options import Loop
 from planner.launcher.rendezvous import ProcessRank, choose_device
 from planner.launcher.source import read_model
 from planner.launcher.trained_groups import TrainedGroup
+from planner.model.denominators import Denominators, denominators
 from planner.model.load import Model
 from planner.operators.losses import criterion
 from planner.profilers.devices import autocast_dtype
@@ -47,6 +48,11 @@ class TrainingJob:
     losses: tuple[Loss, ...]
     device: str
     groups: tuple[TrainedGroup, ...] = ()
+
+    @property
+    def denominators(self) -> tuple[Denominators, ...]:
+        """Of each loss."""
+        return tuple(denominators(self.model, loss) for loss in self.losses)
 
 
 def check_ranks(plan: Plan, path: Path, process: ProcessRank | None) -> None:

@@ -13,7 +13,14 @@ from planner.artefacts.graph import Graph, tensors_by_name, unread_tensors
 from planner.launcher.mesh.gather_again import function_of
 from planner.operators.losses import Criterion, LossValue
 from planner.operators.normalization import batch_normalization
-from planner.operators.running import evaluating, next_state, reading, updating, value_of
+from planner.operators.running import (
+    dividing,
+    evaluating,
+    next_state,
+    reading,
+    updating,
+    value_of,
+)
 
 Tensors = dict[str, Tensor]
 
@@ -184,7 +191,7 @@ class StageModule:
         totals: Mapping[str, float],
         states: Mapping[int, Tensor],
     ) -> _ForwardPass:
-        with self._precision(), reading(states):
+        with self._precision(), reading(states), dividing(totals):
             results = self.module(*(leaves[name] for name in self.input_names))
         made = zip(self.output_names, results, strict=True)
         outputs = {name: one for name, one in made if name not in self._next_states}

@@ -5,21 +5,25 @@ of counted targets in the whole step, over all microbatches and replicas. So a s
 over all its counted targets, whatever the sizes of its microbatches. Any other loss is a mean of
 its microbatch, and its total is the number of microbatches.
 
+A loss that the model computes itself may have denominators within the graph. Each is a total, too:
+the operators that divide by it take it from the step.
+
 Each rank counts in its own microbatches before the first action of a step, and the ranks add up
 their counts where they meet. Of a mesh, whose devices have the same class indices, the first one's
 count is added. Under an asynchronous schedule each microbatch is divided by its own totals.
-
-A sum inside the model's graph with a denominator of its own would be one more name with a counter.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from math import isinf
 
 import torch
 from torch import Tensor
 
-from planner.artefacts.losses import Loss
+from planner.launcher import denominators
 from planner.launcher.batch import Batch
+from planner.launcher.denominators import name_of
 from planner.launcher.device_part import DevicePart
+from planner.launcher.job import TrainingJob
 from planner.operators.losses import num_counted
 
 Counter = Callable[[Batch], Tensor]
@@ -29,18 +33,25 @@ Counter = Callable[[Batch], Tensor]
 class LossTotals:
     """The totals of all losses.
 
+    Attributes:
+        names: of all counts, the same on all ranks.
+
     Args:
-        losses: that are trained, all of the model.
+        job: what is trained.
         counters: by name, the counts that this device can make from its data. A loss over classes
             is called after its output.
         added: names of those that are added to the other ranks' counts.
     """
 
     def __init__(
-        self, losses: Sequence[Loss], counters: Mapping[str, Counter], added: Iterable[str]
+        self, job: TrainingJob, counters: Mapping[str, Counter], added: Iterable[str]
     ) -> None:
-        self._losses, self._counters, self._added = losses, counters, frozenset(added)
-        self.names = tuple(sorted(one.output.name for one in losses if one.counts_targets))
+        self._losses = tuple(zip(job.losses, job.denominators, strict=True))
+        self._model = job.model
+        self._counters, self._added = counters, frozenset(added)
+        names = {one.output.name for one in job.losses if one.counts_targets}
+        names |= {name_of(one, job.model) for _, inside in self._losses for one in inside.of}
+        self.names = tuple(sorted(names))
 
     def counts(self, batches: Iterable[Batch]) -> dict[str, float]:
         """The counts of this device in some microbatches, each summed over them, by name."""
@@ -57,37 +68,62 @@ class LossTotals:
         return {n: counts.get(n, 0.0) if n in self._added else 0.0 for n in self.names}
 
     def of_step(self, counts: Mapping[str, float], num_microbatches: int) -> dict[str, float]:
-        """The totals of a step, by output.
+        """The totals of a step: of losses by output, of denominators by name. The total of a loss
+        is 0 if nothing counts in it.
 
         Args:
             counts: of all ranks, added up.
             num_microbatches: of the step, over all replicas.
         """
-        return {
-            one.output.name: counts[one.output.name] if one.counts_targets else num_microbatches
-            for one in self._losses
-        }
+        totals = self._of_denominators(counts, num_microbatches)
+        for loss, inside in self._losses:
+            name = loss.output.name
+            nothing = inside.complete and all(
+                isinf(totals[name_of(d, self._model)]) for d in inside.of
+            )
+            mean_over = 0 if nothing else num_microbatches
+            totals[name] = counts[name] if loss.counts_targets else mean_over
+        return totals
 
     def of_microbatch(self, batch: Batch) -> dict[str, float]:
-        """The totals of one microbatch alone, by output, of losses whose targets this device has.
-        One whose count is known after its forward is left out.
+        """The totals of one microbatch alone, of losses whose targets and denominators this device
+        has. One whose count is known after its forward is left out.
         """
-        means = (one for one in self._losses if not one.counts_targets and not one.is_users)
-        return {**self.counts([batch]), **{one.output.name: 1.0 for one in means}}
+        counts = self.counts([batch])
+        losses = (loss for loss, _ in self._losses)
+        means = (one for one in losses if not one.counts_targets and not one.is_users)
+        return {
+            **counts,
+            **self._of_denominators(counts, 1),
+            **{one.output.name: 1.0 for one in means},
+        }
+
+    def _of_denominators(self, counts: Mapping[str, float], num: int) -> dict[str, float]:
+        """The denominators in some microbatches, by name; those without a count are left out."""
+        every = {name_of(one, self._model): one for _, inside in self._losses for one in inside.of}
+        return {n: d.of_step(counts[n], num) for n, d in every.items() if n in counts}
 
 
-def loss_totals(losses: Sequence[Loss], part: DevicePart) -> LossTotals:
+def loss_totals(job: TrainingJob, part: DevicePart) -> LossTotals:
     """The totals of the losses of a model, as one device counts them."""
     counters: dict[str, Counter] = {}
     added = set()
     for s, stage in part.stages.items():
-        for loss in losses:
+        here = set[str]()
+        for loss in job.losses:
             name = loss.output.name
             if loss.counts_targets and name in stage.output_names:
                 counters[name] = _counter(name)
-                if part.places[s].mesh.index == 0:
-                    added.add(name)
-    return LossTotals(losses, counters, added)
+                here.add(name)
+        operators = part.places[s].stage.operators
+        for one in part.denominators:
+            if job.model.nodes[one.operator].name in operators:
+                name = name_of(one, job.model)
+                counters[name] = denominators.Counter(job.model, one, job.device)
+                here.add(name)
+        if part.places[s].mesh.index == 0:
+            added |= here
+    return LossTotals(job, counters, added)
 
 
 def _counter(output: str) -> Counter:

@@ -133,7 +133,7 @@ class Trainer:
         self.start: Checkpoint | None = None
         self._savers: dict[Path, Saver] = {}
         self.executor = self._executor(training_seed(job, loop))
-        self.totals = loss_totals(job.losses, self.part)
+        self.totals = loss_totals(job, self.part)
         rules = _rules(job, loop, self.num_steps, self.groups)
         self.flow: Flow | None = None
         if plan.strategy.schedule.is_asynchronous:
@@ -420,7 +420,7 @@ class _Copies(dict[int, Batch]):
             {name: tensor.clone() for name, tensor in tensors.items()}
             for tensors in (batch.inputs, batch.targets)
         )
-        return Batch(inputs, targets)
+        return replace(batch, inputs=inputs, targets=targets)
 
 
 def _rules(job: TrainingJob, loop: Loop, num_steps: int, groups: Groups) -> UpdateRules:

@@ -323,7 +323,7 @@ def run_case(case, folder, rank):
     mine, loop = sorted({one.microbatch for one in computed}), Loop()
     feed = make_feed(job, part, loop, mine)
     batches = dict(zip(mine, feed.microbatches(0, layout_of(job, loop).history), strict=False))
-    totals = loss_totals(job.losses, part)
+    totals = loss_totals(job, part)
     works = [
         TrainingStep(0, batches, capture, totals, case.num_microbatches, groups.add_up)
         for _ in range(2)

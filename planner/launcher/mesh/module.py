@@ -7,7 +7,7 @@ producer and consumer stand the conversions that `resharding.reshardings` lists,
 all who read the same.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import getitem
 from typing import Any, cast
 
@@ -18,9 +18,11 @@ from planner.artefacts import graph as graphs
 from planner.artefacts.graph import Graph, Operator, parameters_by_name, tensors_by_name
 from planner.artefacts.sharding import Rule, local_shape, reads, rule_by, rule_lines
 from planner.artefacts.strategy import Stage, indices_of
+from planner.launcher.denominators import divide_by_totals, step_division
 from planner.launcher.mesh.convert import Conversion
 from planner.launcher.mesh.gather_again import RegatheredOperator
 from planner.launcher.mesh.lines import Mesh
+from planner.model.denominators import Denominator
 from planner.model.load import Model
 from planner.operators.convert import detach_inputs, to_torch
 from planner.operators.normalization import batch_normalization
@@ -30,6 +32,7 @@ from planner.operators.parts.calls import (
     exchanged,
     free_name,
     is_call,
+    num_means,
     parts_function,
     take_means,
     values_of,
@@ -43,8 +46,9 @@ _PRODUCTS = frozenset({"Gemm", "MatMul", "Conv", "ConvTranspose"})
 
 
 def split_module(
-    model: Model, stage: Stage, mesh: Mesh, values: Mapping[str, Tensor], device: str
-) -> fx.GraphModule:
+    model: Model, stage: Stage, mesh: Mesh, values: Mapping[str, Tensor], device: str,
+    denominators: Sequence[Denominator] = (),
+) -> fx.GraphModule:  # fmt: skip
     """The operators of a stage as a module on local tensors.
 
     Args:
@@ -53,13 +57,17 @@ def split_module(
         mesh: this device's place.
         values: local parameters, by name.
         device: where tensors are made.
+        denominators: of operators of the stage, which divide by those of the step.
 
     Raises:
         LaunchError: if an operator cannot run by its rule.
     """
     graph = model.graph
     if stage.sharding is None:
-        return to_torch(model, indices_of(stage, graph), values, device)
+        whole = to_torch(model, indices_of(stage, graph), values, device)
+        divide_by_totals(whole, model, denominators)
+        return whole
+    divided = {model.nodes[one.operator].name: one for one in denominators}
     module = to_torch(model, indices_of(stage, graph), values, device, all_recorded=True)
     made = values_of(module, graph)
     operators = {graph.operators[i].name: graph.operators[i] for i in indices_of(stage, graph)}
@@ -75,7 +83,12 @@ def split_module(
             _check(module, (nodes[name], function), (operator, rule), graph, made, mesh.sizes)
         if parts is not None:
             nodes[name] = exchanged(module, nodes[name], parts, made)
-        take_means(made, operator, rule, mesh.sizes)
+        if name not in divided:
+            take_means(made, operator, rule, mesh.sizes)
+            continue
+        num_parts = num_means(rule, mesh.sizes)[0]
+        divides = step_division(nodes[name].target, divided[name], model, num_parts)
+        nodes[name] = exchanged(module, nodes[name], divides, made)
     copies = reshardings(stage, graph)
     inserted = [
         _insert(module, nodes, made, one, graph, (mesh, free_name(module, "resharding")))
