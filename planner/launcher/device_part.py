@@ -14,6 +14,7 @@ from planner.artefacts.plan import Plan
 from planner.artefacts.sharding import Spec
 from planner.artefacts.strategy import Stage, indices_of
 from planner.launcher.batch import Batch
+from planner.launcher.denominators import Denominator, inputs_of
 from planner.launcher.gradients import GradientBuckets
 from planner.launcher.groups import Groups
 from planner.launcher.job import TrainingJob
@@ -23,7 +24,6 @@ from planner.launcher.mesh.losses import reports_loss, split_criterion
 from planner.launcher.mesh.module import split_module
 from planner.launcher.mesh.shards import OptimizerShards
 from planner.launcher.stage import StageModule
-from planner.model.denominators import Denominator, inputs_of
 from planner.model.load import Model
 from planner.operators import parameters
 from planner.operators.losses import Criterion, LossValue

@@ -10,12 +10,12 @@ from planner.artefacts.options import LossOptions
 from planner.artefacts.options import Optimizer as OptimizerName
 from planner.artefacts.plan import Plan
 from planner.artefacts.strategy import Strategy, crossings, operator_indices, used_devices
+from planner.launcher.denominators import Denominators, denominators
 from planner.launcher.failures.monitor import torchrun_command
 from planner.launcher.options import Loop
 from planner.launcher.rendezvous import ProcessRank, choose_device
 from planner.launcher.source import read_model
 from planner.launcher.trained_groups import TrainedGroup
-from planner.model.denominators import Denominators, denominators
 from planner.model.load import Model
 from planner.operators.losses import criterion
 from planner.profilers.devices import autocast_dtype

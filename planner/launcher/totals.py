@@ -15,15 +15,17 @@ count is added. Under an asynchronous schedule each microbatch is divided by its
 
 from collections.abc import Callable, Iterable, Mapping
 from math import isinf
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from planner.launcher import denominators
 from planner.launcher.batch import Batch
-from planner.launcher.denominators import name_of
+from planner.launcher.denominators import Denominator, makers
 from planner.launcher.device_part import DevicePart
 from planner.launcher.job import TrainingJob
+from planner.model.load import Model
+from planner.operators import parameters, to_torch
 from planner.operators.losses import num_counted
 
 Counter = Callable[[Batch], Tensor]
@@ -47,10 +49,9 @@ class LossTotals:
         self, job: TrainingJob, counters: Mapping[str, Counter], added: Iterable[str]
     ) -> None:
         self._losses = tuple(zip(job.losses, job.denominators, strict=True))
-        self._model = job.model
         self._counters, self._added = counters, frozenset(added)
         names = {one.output.name for one in job.losses if one.counts_targets}
-        names |= {name_of(one, job.model) for _, inside in self._losses for one in inside.of}
+        names |= {one.name for _, inside in self._losses for one in inside.of}
         self.names = tuple(sorted(names))
 
     def counts(self, batches: Iterable[Batch]) -> dict[str, float]:
@@ -78,9 +79,7 @@ class LossTotals:
         totals = self._of_denominators(counts, num_microbatches)
         for loss, inside in self._losses:
             name = loss.output.name
-            nothing = inside.complete and all(
-                isinf(totals[name_of(d, self._model)]) for d in inside.of
-            )
+            nothing = inside.complete and all(isinf(totals[d.name]) for d in inside.of)
             mean_over = 0 if nothing else num_microbatches
             totals[name] = counts[name] if loss.counts_targets else mean_over
         return totals
@@ -100,7 +99,7 @@ class LossTotals:
 
     def _of_denominators(self, counts: Mapping[str, float], num: int) -> dict[str, float]:
         """The denominators in some microbatches, by name; those without a count are left out."""
-        every = {name_of(one, self._model): one for _, inside in self._losses for one in inside.of}
+        every = {one.name: one for _, inside in self._losses for one in inside.of}
         return {n: d.of_step(counts[n], num) for n, d in every.items() if n in counts}
 
 
@@ -118,9 +117,8 @@ def loss_totals(job: TrainingJob, part: DevicePart) -> LossTotals:
         operators = part.places[s].stage.operators
         for one in part.denominators:
             if job.model.nodes[one.operator].name in operators:
-                name = name_of(one, job.model)
-                counters[name] = denominators.Counter(job.model, one, job.device)
-                here.add(name)
+                counters[one.name] = _DenominatorCounter(job.model, one, job.device)
+                here.add(one.name)
         if part.places[s].mesh.index == 0:
             added |= here
     return LossTotals(job, counters, added)
@@ -129,3 +127,37 @@ def loss_totals(job: TrainingJob, part: DevicePart) -> LossTotals:
 def _counter(output: str) -> Counter:
     """Counts the targets of an output."""
     return lambda batch: num_counted(batch.targets[output])
+
+
+class _DenominatorCounter:
+    """Counts a denominator of the model in a microbatch, by the operators that make it of inputs.
+
+    Args:
+        denominator: of an operator of the model.
+        device: of the data.
+    """
+
+    def __init__(self, model: Model, denominator: Denominator, device: str) -> None:
+        self._denominator, summed = denominator, denominator.summed
+        self._module = to_torch(model, makers(summed, model.graph), device=device)
+        self._read = cast(tuple[str, ...], self._module.input_names)
+        self._made = cast(tuple[str, ...], self._module.output_names)
+        held = [name for name in summed if name not in {*self._made, *model.graph.inputs}]
+        self._constants = parameters(model, held, device)
+
+    @torch.no_grad()
+    def __call__(self, batch: Batch) -> Tensor:
+        """The count, a scalar."""
+        known = {**self._constants, **batch.inputs, **batch.counted}
+        results = self._module(*(known[name] for name in self._read))
+        known.update(zip(self._made, results, strict=True))
+        first, *others = (known[name] for name in self._denominator.summed)
+        if self._denominator.ignored is None:
+            return first.reshape(())
+        counted = first != self._denominator.ignored
+        if not others:
+            return counted.sum()
+        # The operator itself refuses a label beyond the classes.
+        (weights,) = others
+        inside = counted & (first >= 0) & (first < len(weights))
+        return weights.double()[first[inside].long()].sum()
