@@ -120,6 +120,8 @@ class Flow:
         weights: of the only stage of this device.
         optimizer_step: makes their next version.
         longest: the actions of the longest flow; of several, the last one.
+        uncounted: number of minibatches so far without counted targets, of those whose loss this
+            device reports.
 
     Args:
         job: what is trained, under an asynchronous schedule.
@@ -156,7 +158,7 @@ class Flow:
         self._batch = Batch({}, {})
         self._minibatch_loss = 0.0
         self._losses: dict[int, float] = {}  # of this device, by step
-        self.longest = FlowRecord()
+        self.longest, self.uncounted = FlowRecord(), 0
 
     def run(
         self,
@@ -276,10 +278,13 @@ class Flow:
         with self.weights.forward(action.microbatch // self._num_replicas):
             inputs = {**batch.inputs, **tensors}
             totals = self._totals.of_microbatch(batch)
-            outputs, (loss, _) = stage.forward(action.microbatch, inputs, batch.targets, totals)
+            outputs, (loss, counted) = stage.forward(
+                action.microbatch, inputs, batch.targets, totals
+            )
         step, _ = self.place(action.microbatch)
         self._losses[step] = self._losses.get(step, 0.0) + loss / self.strategy.num_microbatches
         self._minibatch_loss = loss
+        self.uncounted += self._totals.is_nothing(totals, counted)
         return outputs
 
     def backward(self, action: Compute, stage: StageModule, gradients: Tensors) -> Tensors:

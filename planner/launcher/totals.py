@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 
 from planner.launcher.batch import Batch
-from planner.launcher.denominators import Denominator, makers
+from planner.launcher.denominators import Denominator, Denominators, inputs_of, makers
 from planner.launcher.device_part import DevicePart
 from planner.launcher.job import TrainingJob
 from planner.model.load import Model
 from planner.operators import parameters, to_torch
-from planner.operators.losses import num_counted
+from planner.operators.losses import IGNORED_CLASS, num_counted
 
 Counter = Callable[[Batch], Tensor]
 """A count in a microbatch, as this device has it: a scalar."""
@@ -42,17 +42,17 @@ class LossTotals:
         job: what is trained.
         counters: by name, the counts that this device can make from its data. A loss over classes
             is called after its output.
-        added: names of those that are added to the other ranks' counts.
+        reported: names of the losses and denominators that this device has for its mesh.
     """
 
     def __init__(
-        self, job: TrainingJob, counters: Mapping[str, Counter], added: Iterable[str]
+        self, job: TrainingJob, counters: Mapping[str, Counter], reported: Iterable[str]
     ) -> None:
-        self._losses = tuple(zip(job.losses, job.denominators, strict=True))
-        self._counters, self._added = counters, frozenset(added)
+        self._losses = dict(zip(job.losses, job.denominators, strict=True))
+        self._counters, self._reported = counters, frozenset(reported)
+        self._denominators = {one.name: one for each in job.denominators for one in each.of}
         names = {one.output.name for one in job.losses if one.counts_targets}
-        names |= {one.name for _, inside in self._losses for one in inside.of}
-        self.names = tuple(sorted(names))
+        self.names = tuple(sorted(names | self._denominators.keys()))
 
     def counts(self, batches: Iterable[Batch]) -> dict[str, float]:
         """The counts of this device in some microbatches, each summed over them, by name."""
@@ -65,8 +65,8 @@ class LossTotals:
 
     def own(self, batches: Iterable[Batch]) -> dict[str, float]:
         """The counts that this rank adds to those of the others; the same names on all ranks."""
-        counts = self.counts(batches) if self._added else {}
-        return {n: counts.get(n, 0.0) if n in self._added else 0.0 for n in self.names}
+        counts = self.counts(batches) if self._reported else {}
+        return {n: counts.get(n, 0.0) if n in self._reported else 0.0 for n in self.names}
 
     def of_step(self, counts: Mapping[str, float], num_microbatches: int) -> dict[str, float]:
         """The totals of a step: of losses by output, of denominators by name. The total of a loss
@@ -76,52 +76,82 @@ class LossTotals:
             counts: of all ranks, added up.
             num_microbatches: of the step, over all replicas.
         """
-        totals = self._of_denominators(counts, num_microbatches)
-        for loss, inside in self._losses:
+        totals = {
+            name: one.of_step(counts[name], num_microbatches)
+            for name, one in self._denominators.items()
+            if name in counts
+        }
+        for loss, inside in self._losses.items():
             name = loss.output.name
-            nothing = inside.complete and all(isinf(totals[d.name]) for d in inside.of)
-            mean_over = 0 if nothing else num_microbatches
-            totals[name] = counts[name] if loss.counts_targets else mean_over
+            if loss.counts_targets:
+                totals.update({name: counts[name]} if name in counts else {})
+            else:
+                found = [totals.get(one.name, 0.0) for one in inside.of]
+                nothing = inside.complete and all(map(isinf, found))
+                totals[name] = 0.0 if nothing else float(num_microbatches)
         return totals
 
     def of_microbatch(self, batch: Batch) -> dict[str, float]:
         """The totals of one microbatch alone, of losses whose targets and denominators this device
         has. One whose count is known after its forward is left out.
         """
-        counts = self.counts([batch])
-        losses = (loss for loss, _ in self._losses)
-        means = (one for one in losses if not one.counts_targets and not one.is_users)
-        return {
-            **counts,
-            **self._of_denominators(counts, 1),
-            **{one.output.name: 1.0 for one in means},
-        }
+        totals = self.of_step(self.counts([batch]), 1)
+        users = {one.output.name for one in self._losses if one.is_users}
+        return {name: total for name, total in totals.items() if name not in users}
 
-    def _of_denominators(self, counts: Mapping[str, float], num: int) -> dict[str, float]:
-        """The denominators in some microbatches, by name; those without a count are left out."""
-        every = {one.name: one for _, inside in self._losses for one in inside.of}
-        return {n: d.of_step(counts[n], num) for n, d in every.items() if n in counts}
+    def is_nothing(self, totals: Mapping[str, float], counted: float) -> bool:
+        """Whether this device reports the losses of a microbatch alone, and nothing counts in it.
+
+        Args:
+            totals: of the microbatch.
+            counted: as `ReportedLoss` has it.
+        """
+        here = [one for one in self._losses if one.output.name in self._reported]
+        if any(one.is_users for one in here):
+            return not counted
+        return bool(here) and not any(totals[one.output.name] for one in here)
+
+
+def why_nothing_counts(job: TrainingJob) -> str:
+    """Why a microbatch or a step has no counted targets, as a clause.
+
+    Args:
+        job: with losses that all count nothing.
+    """
+    return " and ".join(
+        f"--loss {one.function} counts 0"
+        if one.is_users
+        else f"all targets of {one.output.name!r} are {IGNORED_CLASS}, which is ignored"
+        if one.has_target
+        else f"nothing counts in {_inputs(job, inside)}, by which {one.output.name!r} is divided"
+        for one, inside in zip(job.losses, job.denominators, strict=True)
+    )
+
+
+def _inputs(job: TrainingJob, inside: Denominators) -> str:
+    """The inputs that denominators are counted in."""
+    read = {n for one in inside.of for n in inputs_of(one.summed, job.model.graph)}
+    return " and ".join(f"input {name!r}" for name in job.model.graph.inputs if name in read)
 
 
 def loss_totals(job: TrainingJob, part: DevicePart) -> LossTotals:
     """The totals of the losses of a model, as one device counts them."""
+    index = {one.name: v for v, one in enumerate(job.model.nodes)}
     counters: dict[str, Counter] = {}
-    added = set()
+    reported = set[str]()
     for s, stage in part.stages.items():
-        here = set[str]()
-        for loss in job.losses:
-            name = loss.output.name
-            if loss.counts_targets and name in stage.output_names:
-                counters[name] = _counter(name)
-                here.add(name)
-        operators = part.places[s].stage.operators
-        for one in part.denominators:
-            if job.model.nodes[one.operator].name in operators:
-                counters[one.name] = _DenominatorCounter(job.model, one, job.device)
-                here.add(one.name)
-        if part.places[s].mesh.index == 0:
-            added |= here
-    return LossTotals(job, counters, added)
+        place = part.places[s]
+        losses = [one for one in job.losses if one.output.name in stage.output_names]
+        operators = {index[name] for name in place.stage.operators}
+        divided = [one for one in part.denominators if one.operator in operators]
+        for loss in losses:
+            if loss.counts_targets:
+                counters[loss.output.name] = _counter(loss.output.name)
+        for one in divided:
+            counters[one.name] = _DenominatorCounter(job.model, one, job.device)
+        if place.mesh.index == 0:
+            reported |= {one.output.name for one in losses} | {one.name for one in divided}
+    return LossTotals(job, counters, reported)
 
 
 def _counter(output: str) -> Counter:

@@ -96,15 +96,8 @@ def idle_times(timeline: Timeline, strategy: Strategy, graph: Graph) -> tuple[Id
     return tuple(idle)
 
 
-def idle_by_cause(
-    timeline: Timeline, strategy: Strategy, graph: Graph
-) -> Mapping[int, Mapping[Wait, float]]:
-    """Per used device, the seconds that it waits for each thing, the longest first."""
-    return by_cause(idle_times(timeline, strategy, graph), strategy)
-
-
 def by_cause(times: Iterable[Idle], strategy: Strategy) -> Mapping[int, Mapping[Wait, float]]:
-    """The same of idle times."""
+    """Per used device, the seconds that it waits for each thing, the longest first."""
     waits_s: dict[int, dict[Wait, float]] = {device: {} for device in stages_by_device(strategy)}
     for idle in times:
         known = waits_s.setdefault(idle.device, {})

@@ -32,6 +32,10 @@ tables of all pairs of devices for every tensor take 0.1 GB. Twice as many take 
 """
 
 
+LONGEST_S = 1e7
+"""The longest time limit, some months: searches convert it into numbers of moves."""
+
+
 @dataclass(frozen=True, slots=True)
 class Solver:
     """A solver, and when it is asked. Calling it solves a problem.
@@ -101,7 +105,7 @@ class Solver:
         """The solver's answer.
 
         Args:
-            time_limit_s: limit of work, for a search that would take more.
+            time_limit_s: limit of work, for a search that would take more; at most `LONGEST_S`.
             known: strategies that fit, for a search to start from and to beat.
             answers: of other solvers to the same problem, by name. Those that this one starts from
                 are asked where they are missing, and added.
@@ -120,12 +124,13 @@ class Solver:
             return Result(Status.UNKNOWN, None, reason=reason)
         module, _, function = self.path.partition(":")
         solve: Callable[..., Result] = getattr(import_module(module), function)
+        time_limit_s = min(time_limit_s, LONGEST_S)
         if self.starts_from is None:
             return solve(problem, time_limit_s)
         answers = {} if answers is None else answers
         for name in self.starts_from:
             if name not in answers:
-                answers[name] = SOLVERS[name](problem, math.inf, (), answers)
+                answers[name] = SOLVERS[name](problem, LONGEST_S, (), answers)
         strategies = (answers[name].strategy for name in self.starts_from)
         start = (*known, *(one for one in strategies if one is not None))
         return solve(problem, time_limit_s, start)

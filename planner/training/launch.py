@@ -1,7 +1,7 @@
 """`launch`: the planner's own loop of a training: steps, log, evaluations, checkpoints, report."""
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TypedDict
@@ -13,12 +13,14 @@ from planner.launcher.clocks import Clock
 from planner.launcher.device_part import staying
 from planner.launcher.executor import IterationRecord
 from planner.launcher.failures.errors import peak_bytes
-from planner.launcher.job import check_ranks
+from planner.launcher.job import TrainingJob, check_ranks
 from planner.launcher.rendezvous import process_rank
+from planner.launcher.totals import why_nothing_counts
 from planner.launcher.trained_groups import with_rest
 from planner.profilers.storages import watching
 from planner.simulator.traces.read import measured_by
 from planner.simulator.traces.write import write_trace
+from planner.support.errors import LaunchError
 from planner.training.checkpoints.folder import Checkpoint
 from planner.training.checkpoints.start import check_left
 from planner.training.evaluation import Evaluation
@@ -68,6 +70,7 @@ def launch(
         *_resume_notes(trainer.start),
         *_option_notes(plan, job.plan),
         *launch_report.notes,
+        *_uncounted_notes(job, ranks),
         *_skip_notes(trainer.optimizer_step.skipped, launch_report.steps),
         *(() if trainer.evaluator is None else trainer.evaluator.notes),
     )
@@ -89,6 +92,18 @@ def _option_notes(planned: Plan, run: Plan) -> list[str]:
     """On options that are not the planned ones, which changes times and memory."""
     pairs = (planned.optimizer, run.optimizer), (planned.dtype, run.dtype)
     return [f"planned for {one}, run with {other}" for one, other in pairs if one != other]
+
+
+def _uncounted_notes(job: TrainingJob, ranks: Sequence[RankMeasurements]) -> list[str]:
+    """On steps, or minibatches that step alone, without counted targets."""
+    alone = job.plan.strategy.schedule.is_asynchronous
+    number = sum(one.uncounted for one in ranks) if alone else ranks[0].uncounted
+    if not number:
+        return []
+    why = why_nothing_counts(job)
+    if alone:
+        return [f"{number} minibatches had a loss and gradients of zero: {why}"]
+    return [f"{number} of {len(ranks[0].loss)} steps left out: {why}"]
 
 
 def _skip_notes(skipped: int, steps: int) -> list[str]:
@@ -114,13 +129,16 @@ def _trained(
         saver = trainer.saver(checkpoints.checkpoint, checkpoints.checkpoint_keep)
     before, evaluations = trainer.groups.read_clocks(), list[Evaluation]()
     records: deque[IterationRecord] = deque(maxlen=KEPT_STEPS)
-    times: list[tuple[float, float, float]] = []  # loss, start and length of each step
+    losses: list[float] = []
+    times: list[tuple[float, float]] = []  # start and length of each step that was run
     log = Log(loop.log, trainer.next_step) if loop.log is not None and trainer.rank == 0 else None
     every = loop.eval_every, checkpoints.checkpoint_every
     for record in trainer.steps(total - trainer.next_step, every):
         done, last = trainer.next_step, trainer.optimizer_step.last
-        records.append(record)
-        times.append((record.loss, record.begun_s, record.iteration_s))
+        losses.append(record.loss)
+        if last.counted:
+            records.append(record)
+            times.append((record.begun_s, record.iteration_s))
         if log is not None:
             log.step(done, last, record.iteration_s)
         if trainer.evaluator is not None and _is_due(done, total, loop.eval_every):
@@ -137,33 +155,39 @@ def _trained(
         log.close()
     if saver is not None:
         saver.finish()
+    if not times:
+        why = why_nothing_counts(trainer.job)
+        raise LaunchError(f"no step was run: in each of {len(losses)}, {why}")
     clocks = [Clock(*pair) for pair in zip(before, trainer.groups.read_clocks(), strict=True)]
     peaks_bytes = _watched(trainer) if request.launching.track_memory else None
-    own = _measurements(trainer, records, times, peaks_bytes)
+    own = _measurements(trainer, losses, records, times, peaks_bytes)
     return trainer.groups.gather(own), clocks, evaluations
 
 
 def _measurements(
     trainer: Trainer,
+    losses: Iterable[float],
     records: Iterable[IterationRecord],
-    times: Iterable[tuple[float, float, float]],
+    times: Iterable[tuple[float, float]],
     peaks_bytes: tuple[int, ...] | None,
 ) -> RankMeasurements:
     """What this rank has measured.
 
     Args:
         trainer: after its last step.
-        records: of the last steps.
-        times: loss, start and length of each step.
+        losses: of each step.
+        records: of the last steps that were run.
+        times: start and length of each step that was run.
         peaks_bytes: of the steps in which memory was watched.
     """
-    loss, begun_s, iterations_s = zip(*times, strict=True)
+    begun_s, iterations_s = zip(*times, strict=True)
     flow = None if trainer.flow is None else trainer.flow.longest
     return RankMeasurements(
         device=trainer.groups.device,
         ended_s=() if flow is None else flow.ended_s,
         peaks_bytes=peaks_bytes,
-        loss=loss,
+        loss=tuple(losses),
+        uncounted=trainer.uncounted,
         begun_s=begun_s,
         iterations_s=iterations_s,
         records=tuple(records) if flow is None else (flow.record,),
@@ -179,9 +203,12 @@ def _is_due(done: int, total: int, every: int | None) -> bool:
 def _watched(trainer: Trainer) -> tuple[int, ...]:
     """Memory in more steps, by event, in bytes."""
     stay = staying(trainer.part, trainer.buckets, trainer.optimizer, trainer.weights.tensors())
-    data = trainer.batches()
-    with watching(trainer.job.device, stay) as watch:
-        return tuple(trainer.watched(watch, data).peaks_bytes)
+    while True:
+        data = trainer.batches()
+        with watching(trainer.job.device, stay) as watch:
+            peaks_bytes = tuple(trainer.watched(watch, data).peaks_bytes)
+        if trainer.optimizer_step.last.counted:
+            return peaks_bytes
 
 
 class _Machine(TypedDict):

@@ -4,8 +4,9 @@
     {"step": 1, "loss": 2.31, "lr": 0.01, "s": 0.052}
     {"step": 100, "evaluation": {"loss": 0.41, "accuracy": 0.88}}
 
-Steps are counted from 1; "norm", "scale" and "skipped" are there where they are known. A number
-that is not finite is null, because JSON has no other.
+Steps are counted from 1; "norm", "scale" and "skipped" are there where they are known. A step in
+which no target counts is skipped, and has "counted": 0. A number that is not finite is null,
+because JSON has no other.
 """
 
 import json
@@ -62,6 +63,8 @@ class Log:
             line["scale"] = result.scale
         if result.skipped:
             line["skipped"] = True
+        if not result.counted:
+            line["counted"] = 0
         self._write({**line, "s": round(seconds, 6)})
 
     def evaluation(self, evaluation: Evaluation) -> None:

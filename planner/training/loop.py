@@ -9,6 +9,7 @@ import gc
 import math
 import shlex
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,6 +24,7 @@ from planner.launcher.failures.rank import current_rank, current_status, enter_f
 from planner.launcher.failures.status import Phase
 from planner.launcher.rates import KNOWN
 from planner.launcher.rendezvous import ProcessRank
+from planner.launcher.totals import why_nothing_counts
 from planner.support.errors import LaunchError, OptionError
 from planner.support.named import function_named
 from planner.training.checkpoints.folder import name_of
@@ -92,7 +94,11 @@ class BatchTrainer:
                 neither inputs nor targets may give None.
 
         Returns:
-            The loss of the whole batch before the step: the mean of its microbatches'.
+            The loss of the whole batch before the step: of classes the mean over all targets that
+            are not -100, of the user's function with (sum, count) the sum over the count, else the
+            mean over all microbatches. Under the schedule pipedream it is the mean of such losses
+            of microbatches. Without a counted target in the batch, nothing is done but a warning
+            on rank 0, and the loss is nan.
 
         Raises:
             LaunchError: if the batch does not fit the model, or ranks have different ones.
@@ -101,7 +107,14 @@ class BatchTrainer:
         with self._failing() as trainer:
             where = f"step {trainer.next_step}"
             _compare(trainer, batch, where)
+            before = trainer.uncounted
             trainer.step(_microbatches(trainer, batch, where))
+            if trainer.uncounted > before and (trainer.rank == 0 or trainer.flow is not None):
+                why = why_nothing_counts(trainer.job)
+                done = (
+                    "is left out" if trainer.flow is None else "has microbatches that learn nothing"
+                )
+                warnings.warn(f"{where} {done}: {why}", stacklevel=2)
         loss = trainer.optimizer_step.last.loss
         assert loss is not None, "the settings ask for it"
         return loss

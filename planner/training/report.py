@@ -113,8 +113,8 @@ class RankMeasurements:
     Attributes:
         device: index of its device in the topology.
         loss: its share of the loss, per step.
-        begun_s: start of each step, on the rank's clock.
-        iterations_s: length of each step.
+        begun_s: start of each step that was run, on the rank's clock.
+        iterations_s: length of each of them.
         records: the records of the last steps; under an asynchronous schedule, that of a flow.
         peak_bytes: as in `MeasuredDevice`.
         peaks_bytes: peak memory at each event of an iteration in which memory was watched, as in
@@ -122,6 +122,8 @@ class RankMeasurements:
         type: its device's own name for its type.
         threads: number of torch's threads.
         ended_s: of each step of that flow, since its start; empty under other schedules.
+        uncounted: number of steps without counted targets, which were not run, the same on all
+            ranks; under an asynchronous schedule that of minibatches of which it reports the loss.
     """
 
     device: int
@@ -134,6 +136,7 @@ class RankMeasurements:
     type: str
     threads: int
     ended_s: tuple[float, ...] = ()
+    uncounted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +191,8 @@ def make_report(
         timeline=timeline,
         comparable=not notes,
         notes=(
-            *notes, *_threads(plan, ranks), *_short(steps), *measured.notes, *_diverged(loss)
+            *notes, *_threads(plan, ranks), *_short(steps), *measured.notes,
+            *_diverged(loss, ranks[0].uncounted),
         ),
         times=said_times(plan),
         losses=tuple(losses),
@@ -202,7 +206,7 @@ def _typical(
     plan: Plan, graph: Graph, ranks: Sequence[RankMeasurements], clocks: Sequence[Clock]
 ) -> _Measured:
     """The times of iterations that follow each other, each begun by all ranks together."""
-    steps = len(ranks[0].loss)
+    steps = len(ranks[0].begun_s)
     # (steps, ranks) start of each step on rank 0's clock, on which ranks can be compared.
     begun_s = [
         [clock.on_rank_0(one.begun_s[i]) for one, clock in zip(ranks, clocks, strict=True)]
@@ -396,9 +400,9 @@ def _threads(plan: Plan, ranks: Sequence[RankMeasurements]) -> list[str]:
     return [f"profiled with {threads}, run with {used} per rank (--threads)"]
 
 
-def _diverged(loss: tuple[float, ...]) -> list[str]:
-    """A note if a loss is not finite."""
-    if all(map(math.isfinite, loss)):
+def _diverged(loss: tuple[float, ...], uncounted: int) -> list[str]:
+    """A note if a loss is not finite, besides those of steps that were not run."""
+    if len(loss) - sum(map(math.isfinite, loss)) <= uncounted:
         return []
     return ["the loss is not finite: look for weights that are not, or lower --lr"]
 

@@ -345,6 +345,13 @@ class Trainer:
         self.next_step += sum(1 for _ in steps)
         return self.executor.record
 
+    @property
+    def uncounted(self) -> int:
+        """Number of steps so far without counted targets, which were not run; under an asynchronous
+        schedule that of minibatches, on the ranks that report their losses.
+        """
+        return self.optimizer_step.uncounted if self.flow is None else self.flow.uncounted
+
     def batches(self) -> dict[int, Batch]:
         """The data of this device in the next step, by microbatch."""
         coming = self._data()

@@ -15,7 +15,7 @@ from planner.schedules.program import program
 from planner.simulator.account import account, memory_over_time
 from planner.simulator.critical_path import Reason, critical_path
 from planner.simulator.events import run, simulate
-from planner.simulator.idle import Cause, Wait, idle_by_cause, idle_times
+from planner.simulator.idle import Cause, Wait, by_cause, idle_times
 from planner.simulator.timeline import Event, Timeline, communication_s, compute_s, idle_s
 from tests.simulator.test_events import ALONE, costs, or_error, timed_cases
 from tests.support.programs import (
@@ -128,13 +128,17 @@ def pipeline(num_stages=3, num_microbatches=2):
     return graph, strategy, simulate(lists, costs(lists), mesh(num_stages, 1e30))
 
 
+def by_cause_in(timeline, strategy, graph):
+    return by_cause(idle_times(timeline, strategy, graph), strategy)
+
+
 def test_a_pipeline_waits_for_its_neighbours():
     # 0: F0 F1 .  .  .  .  .  B0 B0 .  B1 B1       of 3 stages and 2 microbatches; 1 s each, a
     # 1: .  F0 F1 .  .  B0 B0 .  B1 B1              backward 2 s
     # 2: .  .  F0 B0 B0 F1 B1 B1
     graph, strategy, timeline = pipeline()
     assert timeline.iteration_s == 12.0
-    found = {d: list(w.items()) for d, w in idle_by_cause(timeline, strategy, graph).items()}
+    found = {d: list(w.items()) for d, w in by_cause_in(timeline, strategy, graph).items()}
     assert found[0] == [(Wait(Cause.GRADIENT, 1, 1), pytest.approx(6.0))]
     assert found[1][0] == (Wait(Cause.GRADIENT, 2, 2), pytest.approx(3.0))
     assert dict(found[1])[Wait(Cause.WARM_UP)] == pytest.approx(1.0)
@@ -148,14 +152,14 @@ def test_a_member_that_is_early_waits_for_the_all_reduce():
     strategy = split(graph, [], [2], 3)
     lists = program(strategy, graph)
     timeline = simulate(lists, costs(lists, sum_s=1.0), mesh(2))
-    assert idle_by_cause(timeline, strategy, graph) == {0: {}, 1: {Wait(Cause.ALL_REDUCE): 3.0}}
+    assert by_cause_in(timeline, strategy, graph) == {0: {}, 1: {Wait(Cause.ALL_REDUCE): 3.0}}
 
 
 def test_a_device_waits_for_another_that_does_not_take_what_it_has_sent():
     graph = chain(2)
     lists = written("0F3 0F4 0F5 0F6 0F7 0F8 0<1:0:d/t0 0B0", "1B0 1>0:0:d/t0 1B1 1B2")
     timeline = simulate(lists, costs(lists), mesh(2, 1e30))
-    found = idle_by_cause(timeline, split(graph, [1], [1, 1], 9), graph)
+    found = by_cause_in(timeline, split(graph, [1], [1, 1], 9), graph)
     assert found[1] == {Wait(Cause.SENDING, device=0): 2.0}
 
 
@@ -165,7 +169,7 @@ def test_time_between_measured_actions_in_which_nothing_comes_is_the_devices_own
         Event(0, Compute(Direction.FORWARD, 0, 0), 0.5, 1.0),
         Event(0, Compute(Direction.BACKWARD, 0, 0), 1.25, 2.0),
     )
-    found = idle_by_cause(Timeline(2.0, events, ()), split(graph, [], [1], 1), graph)
+    found = by_cause_in(Timeline(2.0, events, ()), split(graph, [], [1], 1), graph)
     assert found == {0: {Wait(Cause.WARM_UP): 0.5, Wait(Cause.OWN): 0.25}}
 
 
@@ -177,7 +181,7 @@ def test_computation_communication_and_the_causes_make_up_the_iteration(case, ex
     topology = star([3.0] * count, [2.0] * count, [0.5] * count)
     topology = with_sharing(topology, ALONE) if exclusive else topology
     timeline = simulate(lists, costs(lists, sum_s=1.5, step_s=0.5), topology)
-    for device, waits in idle_by_cause(timeline, strategy, graph).items():
+    for device, waits in by_cause_in(timeline, strategy, graph).items():
         busy_s = compute_s(timeline, device) + communication_s(timeline, device)
         assert busy_s + sum(waits.values()) == pytest.approx(timeline.iteration_s, rel=1e-12)
         assert sum(waits.values()) == pytest.approx(idle_s(timeline, device), abs=1e-9)

@@ -19,11 +19,15 @@ from planner.solvers.antichain.blocks import in_parameters, sets_of
 from planner.solvers.antichain.devices import orders_of
 from planner.solvers.graphs.coarsen import coarsen
 from planner.solvers.placement.stages import strategy_of
+from planner.solvers.sharded.options import Megatron
 from planner.support.errors import OptionError
 from tests.costs.test_bounds import all_strategies
+from tests.costs.test_split_bounds import with_rules
 from tests.support.brute_force import least_objective_s
 from tests.support.builders import changed, cluster, graph_of, problem_of, profile_of, unit_type
 from tests.support.often import often
+from tests.support.split import mlp
+from tests.support.split_profiles import problem as split_problem
 from tests.support.strategies import dags, problems
 
 
@@ -105,6 +109,18 @@ def test_with_tied_parameters_its_bound_is_one_and_its_price_counts_their_sum(fe
     assert result.bound_s <= closed_form_s(problem, result.strategy) * (1 + 1e-9)
     if result.status is Status.OPTIMAL:
         assert closed_form_s(problem, result.strategy) <= min(prices) * (1 + 1e-9)
+
+
+def test_a_known_strategy_with_split_operators_is_no_answer_of_its():
+    options = Megatron(tensor_degree=2, sequence_parallel=False)
+    problem = split_problem(
+        with_rules(mlp()), num_microbatches=1, bandwidth=1e12, switches=(options,)
+    )
+    split = SOLVERS["megatron"](problem, 1.0).strategy
+    result = SOLVERS["antichain"](problem, 10.0, (split,))
+    assert split.stages[0].sharding is not None
+    assert all(stage.sharding is None for stage in result.strategy.stages)
+    assert closed_form_s(problem, split) < result.bound_s
 
 
 @often(30, 100, problems(max_nodes=6, max_devices=4))

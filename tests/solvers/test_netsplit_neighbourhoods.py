@@ -1,10 +1,14 @@
 """Neighbourhoods of a schedule with shared links: what they find is feasible, and better."""
 
+import logging
+import math
+import threading
 from collections import defaultdict
 
 import pytest
 from hypothesis import strategies as st
 
+from planner.solvers.engines.watch import SearchWatch
 from planner.solvers.netsplit import neighbourhoods as netsplit_neighbourhoods
 from planner.solvers.netsplit.cpsat_call import SearchBudget
 from planner.solvers.netsplit.jobs import OPERATOR, jobs_of, retimed
@@ -35,13 +39,24 @@ from tests.support.often import often
 AMPLE = 1e6
 
 
-def settings_for(instance, limit=AMPLE, see=lambda _: None):
+class Seen(SearchWatch):
+    """Goes on whatever it sees."""
+
+    def __init__(self):
+        super().__init__(logging.getLogger(__name__), 1.0)
+        self.values = []
+
+    def see(self, incumbent=math.inf, bound=0.0):
+        self.values.append(incumbent)
+
+
+def settings_for(instance, limit=AMPLE, watch=None):
     """Neighbourhoods with the bounds of spans."""
     budget = SearchBudget.begun(watch_of(instance), 1.0, 0)
     spans = spanned(instance, budget, 1.0)
     bounds, joint = joined(instance, range(instance.problem.num_operators), spans)
     sets = [span.operators for span in spans]
-    return NeighbourSettings(limit, 0.0, 0, see, lambda: False, bounds, joint, sets)
+    return NeighbourSettings(limit, 0.0, 0, watch or Seen(), bounds, joint, sets)
 
 
 def assert_feasible(instance, device_of, schedule):
@@ -121,16 +136,38 @@ def test_small_neighbourhoods_keep_a_schedule_feasible(problem, data):
 def test_neighbourhoods_improve_a_list_schedule_and_repeat_themselves(devices):
     problem = placement_problem_of(problem_from(0, devices, num_operators=40))
     instance = alone(problem)
-    known, seen = known_placement_of(instance, heft.place(problem)), []
-    few = settings_for(instance, 0.15, seen.append)
+    known, watch = known_placement_of(instance, heft.place(problem)), Seen()
+    few = settings_for(instance, 0.15, watch)
     best, worked = mended(instance, known, few)
     assert best.latest < 0.99 * known.latest
-    assert seen == sorted(seen, reverse=True)
-    assert seen[-1] == best.latest
+    assert watch.values == sorted(watch.values, reverse=True)
+    assert watch.values[-1] == best.latest
     assert worked >= 0.15
     # Memory is tight here, and HEFT heeds none.
     assert overflow(instance, best.device_of) <= max(0, overflow(instance, known.device_of))
     assert mended(instance, known, few) == (best, worked)
+
+
+def test_a_search_ends_within_a_neighbourhood(monkeypatch):
+    instance = alone(placement_problem_of(problem_from(1, 3, num_operators=20)))
+    known, watch = known_placement_of(instance, heft.place(instance.problem)), Seen()
+    stopped, endless = threading.Event(), netsplit_neighbourhoods.worker
+
+    def waiting(seed, work):
+        solver = endless(seed, work)
+
+        def solve(model):
+            watch.interrupted = True
+            assert stopped.wait(60), "nobody stops the engine"
+            return solver.__class__.solve(solver, model)
+
+        monkeypatch.setattr(solver, "stop_search", stopped.set)
+        monkeypatch.setattr(solver, "solve", solve)
+        return solver
+
+    monkeypatch.setattr(netsplit_neighbourhoods, "worker", waiting)
+    mended(instance, known, settings_for(instance, AMPLE, watch))
+    assert stopped.is_set()
 
 
 def test_without_work_a_schedule_stays():

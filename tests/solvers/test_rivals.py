@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ortools.linear_solver import pywraplp
 
 from planner.artefacts.problem import Status
 from planner.costs.evaluate import evaluate
@@ -280,6 +281,19 @@ WAITING = {
     "times": [2, 2, 5, 2],
     "tensors": [1000, 100, 0, 0],
 }
+
+
+def test_where_the_engine_gives_up_there_is_no_favourite_child_and_no_traceback(monkeypatch):
+    def gives_up(solver):
+        return pywraplp.Solver.ABNORMAL
+
+    monkeypatch.setattr(pywraplp.Solver, "Solve", gives_up)
+    profile = profile_of(graph_of([[], [0], [0]]), [1.0, 5.0, 1.0])
+    problem = problem_of(profile, cluster([unit_type()] * 2))
+    alone = SOLVERS["m-sct"](problem, 1.0)
+    assert alone.strategy is None
+    assert alone.reason == "GLOP has not solved the program that chooses favourite children"
+    assert SOLVERS["netsplit"](problem, 0.1).strategy is not None
 
 
 def test_a_device_waits_for_the_favourite_child():

@@ -34,15 +34,16 @@ from planner.simulator.traces.write import chrome_trace
 from planner.solvers.registry import SOLVERS, portfolio
 from planner.solvers.sharded import megatron
 from planner.solvers.sharded.complete import may_leave, shardings
+from planner.solvers.sharded.layout import axis_of, host_by_host
 from planner.solvers.sharded.options import Megatron, Zero
 from planner.solvers.sharded.promise import Promise, promises
 from planner.solvers.sharded.rules import axis_rule, rules_of
 from planner.support.errors import OptionError
 from tests.costs.test_split_bounds import with_rules
-from tests.support.builders import asked
+from tests.support.builders import asked, islands
 from tests.support.split import MEGATRON, mlp
 from tests.support.split_models import BATCH, WIDTH, WORDS, Net, cnn, gpt
-from tests.support.split_profiles import problem, profiled
+from tests.support.split_profiles import FAST, problem, profiled
 
 
 @pytest.fixture(scope="module")
@@ -482,6 +483,50 @@ def test_the_expert_deals_the_layers_of_recurrent_models_to_the_devices_of_a_hos
     assert [(stage.operators, stage.groups) for stage in strategy.stages] == [
         (("scale", "up"), ((0,),)), (("gelu", "down"), ((1,),))
     ]  # fmt: skip
+
+
+def on_hosts(profile, counts, num_microbatches, slow=None, **options):
+    """A problem on hosts with some devices each; device `slow` has a slow link."""
+    given = problem(profile, sum(counts), num_microbatches, **options)
+    topology = islands(counts, 1e9, 1e8, FAST, 1e-7)
+    links = tuple(
+        replace(one, bandwidth_bytes_per_s=1e7) if f"d{slow}" in (one.source, one.target) else one
+        for one in topology.links
+    )
+    return replace(given, topology=replace(topology, links=links))
+
+
+def test_the_expert_keeps_each_copy_of_a_recurrent_model_within_a_host():
+    profile = mlp()
+    recurrent = tuple(replace(one, type="LSTM") for one in profile.graph.operators)
+    profile = replace(profile, graph=replace(profile.graph, operators=recurrent))
+    strategy = SOLVERS["expert"](on_hosts(profile, (3, 2), 4), 1.0).strategy
+    assert [stage.groups for stage in strategy.stages] == [((0,), (3,)), ((1,), (4,))]
+
+
+@pytest.mark.parametrize(
+    ("counts", "size", "order"),
+    [
+        ((2, 3, 3), 2, (0, 1, 2, 3, 5, 6, 4, 7)),
+        ((3, 2), 1, (0, 1, 2, 3, 4)),
+        ((4, 4), 4, (0, 1, 2, 3, 4, 5, 6, 7)),
+        ((2, 5), 2, (0, 1, 2, 3, 4, 5, 6)),
+    ],
+)
+def test_groups_lie_inside_hosts_of_unequal_size_as_far_as_they_can(block, counts, size, order):
+    assert host_by_host(on_hosts(block, counts, 4), size) == order
+
+
+def test_a_tensor_degree_groups_devices_of_one_host(block):
+    degrees = Megatron(tensor_degree=2, data_degree=3, pipeline_degree=1)
+    given = on_hosts(block, (2, 3, 3), 3, switches=(degrees,))
+    assert only_stage(SOLVERS["megatron"](given, 1.0).strategy).groups == ((0, 1), (2, 3), (5, 6))
+
+
+def test_an_axis_has_the_prices_of_its_slowest_group(block):
+    given, groups = on_hosts(block, (2, 2), 4, slow=3), ((0, 1), (2, 3))
+    first, both = (axis_of(given, some, (2,), 0, 1) for some in (groups[:1], groups))
+    assert (first.bytes_per_s, both.bytes_per_s) == (1e9, 1e7)
 
 
 def test_the_heuristic_cuts_the_longest_dimension_of_every_input(block):

@@ -7,12 +7,13 @@ import pytest
 from hypothesis import strategies as st
 from ortools.sat.python import cp_model
 
+from planner.artefacts.options import Objective
 from planner.artefacts.problem import Status
 from planner.artefacts.strategy import ScheduleName
 from planner.costs.evaluate import evaluate
 from planner.planning import judge as judging
 from planner.planning.portfolio import ask_solvers, comparison
-from planner.solvers import baselines
+from planner.solvers import baselines, registry
 from planner.solvers.fit import surely_short
 from planner.solvers.netsplit import cpsat as netsplit_cpsat
 from planner.solvers.netsplit.bounds import phase_bounds_of
@@ -102,6 +103,16 @@ def test_strategies_are_passed_over_without_action_lists(monkeypatch):
     problem = problem_of(profile_of(graph, [1.0] * 3), topology, 2, reserve=0)
     assert all(surely_short(problem, one) for one in baselines._pipelines(problem))
     assert "the limit is 14.6 KiB" in baselines.even(problem, 1.0).reason
+
+
+@pytest.mark.parametrize("objective", Objective)
+@pytest.mark.parametrize("num_microbatches", [1, 4])
+def test_a_limit_without_end_is_one_of_months(objective, num_microbatches, monkeypatch):
+    monkeypatch.setattr(registry, "LONGEST_S", 0.02)
+    profile, topology = profile_of(graph_of([[], [0], [1]]), [1e-3] * 3), cluster([unit_type()] * 2)
+    problem = problem_of(profile, topology, num_microbatches, objective=objective)
+    result = registry.SOLVERS["netsplit"](problem, math.inf)
+    assert result.strategy is not None
 
 
 def test_no_more_variants_are_simulated_when_the_work_is_done():

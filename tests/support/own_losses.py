@@ -34,7 +34,7 @@ from tests.support.gradient_kinds.trial import within
 from tests.support.ranks import forked
 from tests.support.split_plans import cut_further, lines_for, random_sharding
 
-SAMPLES, NUM_MICROBATCHES, LENGTH, CLASSES, STEPS, RATE = 4, 3, 6, 7, 4, 0.5
+SAMPLES, NUM_MICROBATCHES, LENGTH, CLASSES, STEPS, RATE = 4, 3, 6, 8, 4, 0.5
 IGNORED = -100
 
 
@@ -74,7 +74,7 @@ def weighted(module, scores, labels):
 
 def smoothed(module, scores, labels):
     return functional.cross_entropy(
-        scores.flatten(0, 1), labels.flatten(), module.weights, label_smoothing=0.1
+        scores.flatten(0, 1), labels.flatten(), module.weights, label_smoothing=0.25
     )
 
 
@@ -109,7 +109,7 @@ def normalized(module, scores, labels):
 
 
 def inverse(module, scores, labels):
-    return each(scores, labels).sum() * (1.0 / (labels != IGNORED).sum())
+    return each(scores, labels).sum() * (1.0 / (labels != IGNORED).to(scores.dtype).sum())
 
 
 def guarded(module, scores, labels):
@@ -264,7 +264,7 @@ def by_samples(model, rules):
 
         chosen[operator.name] = rule_of([max(lines_for(model, operator, rules, 2), key=worth)])
     parameters = {one.name: ("R",) for one in graph.parameters}
-    return Sharding((2,), chosen, parameters, {name: ("S0",) for name in graph.inputs}, {})
+    return Sharding((2,), chosen, parameters, dict.fromkeys(graph.inputs, ("S0",)), {})
 
 
 # ------------------------------------------------------------------------------ two ranks

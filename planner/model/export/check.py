@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from planner.model.export.eager import Eagerly, UnseenError
 from planner.model.export.forms import normalized_by_batch, ranks_in
 from planner.model.export.inputs import Inputs
+from planner.operators.gradients.module_run import ELSEWHERE, drawn_elsewhere
 from planner.support.errors import ExportError, words_of
 from planner.support.units import format_bytes
 
@@ -64,6 +65,7 @@ def check(module: nn.Module, inputs: Inputs, model: ir.Model) -> Check:
         return Check(None, f"the model holds {format_bytes(size)}")
     if random:
         return Check(None, f"{', '.join(random)} draw other numbers in every run")
+    before = drawn_elsewhere()
     try:
         expected = outputs_of(module, inputs)
     except UnseenError as error:
@@ -72,7 +74,14 @@ def check(module: nn.Module, inputs: Inputs, model: ir.Model) -> Check:
     if isinstance(made, str):
         return Check(None, f"ONNX Runtime cannot run it: {made}")
     names = [str(value.name) for value in model.graph.outputs]
-    return Check(max(map(_difference, names, expected, made), default=0.0))
+    advice = "please report it with the module; --no-check writes the file nevertheless"
+    if drawn_elsewhere() != before:
+        advice = (
+            f"forward draws {ELSEWHERE}, and the file has what came of them when it was traced;"
+            " draw them by torch"
+        )
+    differences = (_difference(*one, advice) for one in zip(names, expected, made, strict=False))
+    return Check(max(differences, default=0.0))
 
 
 def outputs_of(module: nn.Module, inputs: Inputs) -> list[Tensor]:
@@ -189,8 +198,11 @@ def _nothing_dropped(node: NodeProto) -> Sequence[NodeProto]:
     ]
 
 
-def _difference(name: str, expected: Tensor, made: np.ndarray) -> float:
+def _difference(name: str, expected: Tensor, made: np.ndarray, advice: str) -> float:
     """The largest difference of an output, of its largest magnitude.
+
+    Args:
+        advice: on a file that computes something else.
 
     Raises:
         ExportError: if rounding does not explain it.
@@ -198,7 +210,6 @@ def _difference(name: str, expected: Tensor, made: np.ndarray) -> float:
     wanted = expected.detach().cpu()
     got = torch.from_numpy(np.asarray(made))
     wrong = f"the exported file computes another {name!r} than the module"
-    advice = "please report it with the module; --no-check writes the file nevertheless"
     if got.shape != wanted.shape:
         raise ExportError(
             f"{wrong}: shape {tuple(got.shape)} instead of {tuple(wanted.shape)}; {advice}"

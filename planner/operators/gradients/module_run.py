@@ -91,7 +91,7 @@ def _factors(output: Tensor, position: int) -> Tensor:
 ELSEWHERE = "random numbers of Python's or numpy's module random"
 
 
-def _drawn_elsewhere() -> tuple[object, bytes]:
+def drawn_elsewhere() -> tuple[object, bytes]:
     """Where the generators of Python and numpy are."""
     return random.getstate(), pickle.dumps(np.random.get_state())
 
@@ -124,10 +124,10 @@ def run_module(
     args, kwargs = pytree.tree_unflatten(given, spec)
     with _recorded(module, leaves, double) as recording:
         torch.manual_seed(0)
-        before = _drawn_elsewhere()
+        before = drawn_elsewhere()
         with events.watching():
             made = module(*args, **kwargs)
-        if _drawn_elsewhere() != before:
+        if drawn_elsewhere() != before:
             standing.append(Suspect(ELSEWHERE))
         outputs = [one for one in pytree.tree_leaves(made) if isinstance(one, Tensor)]
         states = {name: one.detach().cpu().clone() for name, one in module.named_buffers()}

@@ -169,8 +169,14 @@ def _check_size(problem: Problem) -> None:
 
 
 def _seeds(problem: Problem, known: Sequence[Strategy]) -> tuple[_PricedPipeline, ...]:
-    """The known strategies that are pipelines, the space searched here; the best last."""
-    pipelines = dict.fromkeys(one for one in known if not shares_devices(one))
+    """The known strategies that are pipelines of whole operators, the space searched here; the best
+    last.
+    """
+    pipelines = dict.fromkeys(
+        one
+        for one in known
+        if not shares_devices(one) and all(stage.sharding is None for stage in one.stages)
+    )
     priced = [_PricedPipeline(closed_form_s(problem, strategy), strategy) for strategy in pipelines]
     return tuple(sorted(priced, key=lambda one: -one.objective_s))
 

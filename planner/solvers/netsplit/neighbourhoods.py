@@ -28,10 +28,11 @@ Source: Shaw, CP 1998, LNCS 1520 (large neighbourhoods); (n1) and (n2) are this 
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from planner.solvers.engines.watch import SearchWatch
 from planner.solvers.netsplit.bounds import JointBounds, PhaseBounds, edges_of
 from planner.solvers.netsplit.cpsat_call import worker
 from planner.solvers.netsplit.jobs import (
@@ -104,8 +105,7 @@ class NeighbourSettings:
     Attributes:
         limit: units of deterministic work; per_constraint: those of building a constraint.
         seed: seed of the engine.
-        see: is told of better schedules.
-        over: says before each neighbourhood whether to end.
+        watch: is told of better schedules, and ends the search, within a neighbourhood, too.
         bounds: of forwards and of backwards; joint: of both together.
         spans: operators of the spans of `spans.py`.
     """
@@ -113,8 +113,7 @@ class NeighbourSettings:
     limit: float
     per_constraint: float
     seed: int
-    see: Callable[[int], None]
-    over: Callable[[], bool]
+    watch: SearchWatch
     bounds: Sequence[PhaseBounds]
     joint: JointBounds
     spans: Sequence[Sequence[int]] = ()
@@ -136,14 +135,14 @@ def mended(
             for k, free in enumerate(sets):
                 if asked.get(k) == known.latest:
                     continue
-                if worked >= settings.limit or settings.over():
+                if worked >= settings.limit or settings.watch.done:
                     return known, worked
                 asked[k] = known.latest
                 better, work = _better(_begun(instance, known, phases, free), settings, most)
                 worked += work
                 if better is not None:
                     known, phases = better, _jobs(instance, better)
-                    settings.see(known.latest)
+                    settings.watch.see(known.latest)
     return known, worked
 
 
@@ -190,7 +189,7 @@ def _begun(
     open_to = _open_to(instance, known, groups)
     for g, row in x.items():
         cp.add_exactly_one(row[p] for p in open_to)
-        for p in set(devices) - open_to:
+        for p in sorted(set(devices) - open_to):
             cp.add(row[p] == 0)
         here = known.device_of[instance.groups[g][0]]
         one.hints += [(literal, int(p == here)) for p, literal in enumerate(row)]
@@ -229,7 +228,8 @@ def _better(
         cp.add_hint(variable, value)
     solver = worker(settings.seed, most)
     solver.parameters.cp_model_probing_level = solver.parameters.symmetry_level = 0
-    status = solver.status_name(solver.solve(cp))
+    solved = settings.watch.run(lambda: solver.solve(cp), solver.stop_search)
+    status = solver.status_name(solved)
     work = solver.response_proto.deterministic_time
     work += settings.per_constraint * len(cp.proto.constraints)
     return (_read(one, phases, solver) if status in ("OPTIMAL", "FEASIBLE") else None), work

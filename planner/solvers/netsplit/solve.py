@@ -22,6 +22,7 @@ Engines: CP-SAT, or gurobi if it is asked for and its licence covers the model.
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -50,9 +51,14 @@ from planner.solvers.netsplit.model import (
 )
 from planner.solvers.netsplit.options import NetSplit
 from planner.solvers.placement import heft
-from planner.solvers.placement.baechi import m_sct_rule, place_m_topo
+from planner.solvers.placement.baechi import NoFavouritesError, m_sct_rule, place_m_topo
 from planner.solvers.placement.coplacement import coplaced, kept_bytes
-from planner.solvers.placement.list_schedule import NoRoom, earliest, list_schedule
+from planner.solvers.placement.list_schedule import (
+    DispatchRule,
+    NoRoom,
+    earliest,
+    list_schedule,
+)
 from planner.solvers.placement.problem import (
     Placement,
     PlacementProblem,
@@ -688,8 +694,11 @@ def _known(
         place_m_topo(placement_problem),
     ):
         orders[device_of] = None
-    few = placement_problem.num_operators <= MAX_FAVOURITES
-    for rule in (earliest, *((m_sct_rule(placement_problem),) if few else ())):
+    rules: list[DispatchRule] = [earliest]
+    if placement_problem.num_operators <= MAX_FAVOURITES:
+        with suppress(NoFavouritesError):
+            rules.append(m_sct_rule(placement_problem))
+    for rule in rules:
         schedule = list_schedule(placement_problem, rule)
         if not isinstance(schedule, NoRoom):
             orders[tuple(schedule.device_of)] = schedule.order

@@ -144,6 +144,10 @@ def _result(problem: Problem, schedule: ListSchedule | NoRoom, space: str) -> Re
 # ------------------------------------------------------------------------------------------- m-SCT
 
 
+class NoFavouritesError(Exception):
+    """The engine has given up on the linear program, for numbers that it cannot handle."""
+
+
 def solve_m_sct(problem: Problem, time_limit_s: float) -> Result:
     """m-SCT's placement, if the evaluator finds room for it as well.
 
@@ -151,13 +155,21 @@ def solve_m_sct(problem: Problem, time_limit_s: float) -> Result:
         time_limit_s: not needed.
     """
     placement_problem = placement_problem_of(problem)
-    schedule = list_schedule(placement_problem, m_sct_rule(placement_problem))
     space = "the earliest start for each operator, favourite children first"
+    try:
+        rule = m_sct_rule(placement_problem)
+    except NoFavouritesError as error:
+        return Result(Status.UNKNOWN, None, space=space, reason=str(error))
+    schedule = list_schedule(placement_problem, rule)
     return _result(problem, schedule, space)
 
 
 def m_sct_rule(problem: PlacementProblem) -> DispatchRule:
-    """m-ETF's rule with (11) and (12)."""
+    """m-ETF's rule with (11) and (12).
+
+    Raises:
+        NoFavouritesError: if there are none to be had.
+    """
     favourite = favourites(problem)
 
     def rule(schedule: ListSchedule, p: int) -> int | None:
@@ -235,5 +247,5 @@ def relaxed(
             solver.Add(sum(x[edge] for edge in group) >= len(group) - 1)
     solver.Minimize(length)
     if solver.Solve() != pywraplp.Solver.OPTIMAL:
-        raise ValueError("the program of favourite children has no solution")
+        raise NoFavouritesError("GLOP has not solved the program that chooses favourite children")
     return {edge: float(variable.solution_value()) for edge, variable in x.items()}

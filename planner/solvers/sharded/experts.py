@@ -66,11 +66,12 @@ def heuristic(problem: Problem, time_limit_s: float) -> Result:
 def _by_depth(problem: Problem) -> Result:
     """Copies on all hosts, each a pipeline over the devices of its host."""
     space = "Wu's rules: copies on all hosts, layers by depth on their devices"
-    depth = min(smallest_host(problem), len(problem.profile.operators))
-    devices = host_by_host(problem)
-    copies = min(len(devices) // smallest_host(problem), problem.num_microbatches)
+    smallest = smallest_host(problem)
+    depth = min(smallest, len(problem.profile.operators))
+    devices = host_by_host(problem, smallest)
+    copies = min(len(devices) // smallest, problem.num_microbatches)
     stages = stage_cuts(problem, depth)
-    of_host = [devices[c * smallest_host(problem) :][:depth] for c in range(copies)]
+    of_host = [devices[c * smallest :][:depth] for c in range(copies)]
     groups = [tuple((host[s],) for host in of_host) for s in range(depth)]
     return best_of(problem, [Layout(stages, groups, [None] * depth)], space)
 
@@ -93,7 +94,7 @@ def _on_one_mesh(
         return may_leave(graph, name, part)
 
     rounds = problem.num_microbatches
-    axis = axis_of(problem, devices, (size,), 0, rounds) if size > 1 else None
+    axis = axis_of(problem, [devices], (size,), 0, rounds) if size > 1 else None
     if axis is None:
         return Result(Status.INFEASIBLE, None, space=space, reason=ONE_DEVICE)
     lies: dict[str, str] = {}

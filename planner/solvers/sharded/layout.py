@@ -6,7 +6,7 @@ mesh over neighbours, then the first axis, then replicas, then stages.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import numpy as np
 
@@ -27,9 +27,21 @@ NOTHING_TO_SPLIT = "no operator can be split over the devices"
 ONE_DEVICE = "there is one device"
 
 
-def host_by_host(problem: Problem) -> tuple[int, ...]:
-    """All devices, host by host."""
-    return host_order(problem.topology, range(len(problem.topology.devices)))
+def host_by_host(problem: Problem, size: int = 1) -> tuple[int, ...]:
+    """All devices, host by host; those that make up no whole group of a size in their host last.
+
+    With hosts of 2, 3 and 3 devices and groups of 2: 0, 1; 2, 3; 5, 6; and then 4 and 7.
+    """
+    devices = problem.topology.devices
+    whole, left = list[int](), list[int]()
+    for _, host in groupby(
+        host_order(problem.topology, range(len(devices))), lambda device: devices[device].host
+    ):
+        members = [*host]
+        end = len(members) // size * size
+        whole += members[:end]
+        left += members[end:]
+    return (*whole, *left)
 
 
 def smallest_host(problem: Problem) -> int:
@@ -66,16 +78,20 @@ def groups_of(
 
 
 def axis_of(
-    problem: Problem, group: Sequence[int], mesh: Sequence[int], axis: int, rounds: float
+    problem: Problem, groups: Sequence[Sequence[int]], mesh: Sequence[int], axis: int, rounds: float
 ) -> Axis:
-    """The prices along an axis of a mesh: those of its slowest line.
+    """The prices along an axis of a mesh: those of its slowest line on any group of devices.
 
     Args:
-        group: the devices of the mesh.
+        groups: the devices of each mesh.
         rounds: microbatches of a replica in an iteration.
     """
-    links = [ring_links(problem.topology, tuple(sorted(line))) for line in lines(group, mesh, axis)]
-    kind = device_type(problem.topology, group[0])
+    links = [
+        ring_links(problem.topology, tuple(sorted(line)))
+        for group in groups
+        for line in lines(group, mesh, axis)
+    ]
+    kind = device_type(problem.topology, groups[0][0])
     passes = 4 + 2 * problem.training.optimizer.num_moments
     return Axis(
         size=mesh[axis],

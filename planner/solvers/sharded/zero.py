@@ -65,14 +65,14 @@ def _layouts(problem: Problem, stage: int) -> Iterator[Layout]:
     dividing = [n for n in sizes if samples % n == 0]
     for size in dividing or sizes:
         replicas = len(devices) // size
+        groups = groups_of(devices, (size,), replicas, 1)
         # What is cut along samples for many devices is so for fewer: the search is done once.
         if not any(rule.cuts for rule in lines) or not _hold(problem, lines, about, size):
-            axis = axis_of(problem, devices[:size], (size,), 0, most / replicas)
+            axis = axis_of(problem, groups[0], (size,), 0, most / replicas)
             lines = chosen_for_sure(problem, about, axis, data_policy(problem), devices[0])
         if not any(rule.cuts for rule in lines):
             continue
         (data,) = shardings(graph, everything, (size,), [lines])
-        groups = groups_of(devices, (size,), replicas, 1)
         yield Layout(everything, groups, [cut_further(problem, data, stage)], number=replicas)
         if not dividing:
             return

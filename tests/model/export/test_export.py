@@ -1,6 +1,7 @@
 """Exported files hold their module: its parameters by name, its ties, its mode, its numbers."""
 
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -354,6 +355,17 @@ def test_a_wrong_translation_is_found_before_the_file_is_written(monkeypatch):
         planner.export(module, x, "wrong.onnx")
     assert not Path("wrong.onnx").exists()
     assert planner.export(module, x, "wrong.onnx", check=False).check is None
+
+
+class DrawsByPython(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) * random.random()
+
+
+def test_a_module_that_draws_by_python_is_told_so():
+    with pytest.raises(ExportError, match="draws random numbers of Python's or numpy's") as failed:
+        planner.export(DrawsByPython(3, 3), torch.rand(4, 3), "drawn.onnx")
+    assert "report it" not in str(failed.value)
 
 
 class Gate(nn.Module):

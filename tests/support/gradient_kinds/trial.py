@@ -302,13 +302,13 @@ def differences(
     as they were; a tied parameter is compared under each of its names that the planner gives.
     """
     module, _ = build(name, kind, dtype)
-    before = module.state_dict()
+    before, names = module.state_dict(), _first_names(module)
     floor = noise(dtype, wanted)
     found = {}
     for key, goal in wanted.state.items():
         if key.endswith("num_batches_tracked") and key not in made.state:
             continue
-        got = made.state.get(key, before[key])
+        got = made.state.get(key, made.state.get(names.get(key, key), before[key]))
         counts = torch.ones_like(goal, dtype=torch.bool)
         if key in wanted.gradients:
             seen = wanted.gradients[key]
@@ -317,6 +317,12 @@ def differences(
         if optimizer == "sgd" and not counts.all():
             found[key] = max(found[key], (got - goal)[~counts].abs().max().item())
     return found
+
+
+def _first_names(module: nn.Module) -> dict[str, str]:
+    """The first name of every parameter, by each of its names."""
+    first = {one: name for name, one in module.named_parameters()}
+    return {name: first[one] for name, one in module.named_parameters(remove_duplicate=False)}
 
 
 def noise(dtype: torch.dtype, wanted: Trained) -> float:

@@ -9,7 +9,6 @@ import os
 import random
 import sys
 import warnings
-from math import ceil
 from pathlib import Path
 from zlib import crc32
 
@@ -17,7 +16,7 @@ import torch
 
 import planner
 from planner.artefacts.files import write_plan
-from planner.artefacts.graph import joint_operators
+from planner.artefacts.graph import joint_operators, predecessors
 from planner.artefacts.options import Optimizer
 from planner.artefacts.problem import Problem
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy
@@ -94,11 +93,9 @@ def _prepared(name, kind, folder):
 def _strategies(name, model):
     """A pipeline that is cut in the middle, and all operators by random rules on two devices."""
     names = tuple(operator.name for operator in model.graph.operators)
-    half = middle(model.graph)
     warmups = default_warmups([1, 1], NUM_MICROBATCHES)
     stages = tuple(
-        Stage.whole(some, (s,), warmups[s], False)
-        for s, some in enumerate((names[:half], names[half:]))
+        Stage.whole(some, (s,), warmups[s], False) for s, some in enumerate(halves(model.graph))
     )
     made = {"pipeline": Strategy(stages, ScheduleName.ONE_F_ONE_B, NUM_MICROBATCHES)}
     chance = random.Random(crc32(name.encode()))
@@ -107,13 +104,27 @@ def _strategies(name, model):
     return made | {"tensor": Strategy((stage,), ScheduleName.ONE_F_ONE_B, NUM_MICROBATCHES)}
 
 
-def middle(graph):
-    """How many operators come before the cut that is nearest to the middle: none is within those
-    that share state.
+def halves(graph):
+    """The names of the operators of two stages, as equal as those allow that share state, which
+    are in one stage.
     """
-    num = len(graph.operators)
-    inside = {v for one in joint_operators(graph) for v in range(one[0] + 1, one[-1] + 1)}
-    return min({*range(1, num)} - inside, key=lambda v: abs(v - ceil(num / 2)))
+    num, before = len(graph.operators), predecessors(graph)
+    shared = {v: one for one in joint_operators(graph) for v in one}
+
+    def closed(operators):
+        """With all that some operators need."""
+        found, left = set(), [*operators]
+        while left:
+            v = left.pop()
+            if v not in found:
+                found.add(v)
+                left += (*before[v], *shared.get(v, ()))
+        return found
+
+    cuts = (closed(range(v)) for v in range(1, num))
+    first = min((one for one in cuts if len(one) < num), key=lambda one: abs(len(one) - num / 2))
+    names = [(operator.name, v in first) for v, operator in enumerate(graph.operators)]
+    return [tuple(name for name, early in names if early is which) for which in (True, False)]
 
 
 def _outcomes(name, kind, folder):
