@@ -110,6 +110,7 @@ class Denominators:
     complete: bool = False
 
 
+@remembered
 def denominators(model: Model, loss: Loss) -> Denominators:
     """The denominators of a loss; none if it has a target, or the graph does not show them."""
     if loss.has_target:

@@ -153,7 +153,7 @@ class TrainingStep:
         """As `Work.meet`. A step without counted targets in any loss is not run."""
         self.sums = self.sums.added_up(self._together)
         self._totals = self._totals_of.of_step(self.sums.counts, self._num_microbatches)
-        if any(self._totals.values()):
+        if self._totals_of.counts_any(self._totals):
             return True
         self.loss = self._optimizer.leave_out(self._index)
         return False

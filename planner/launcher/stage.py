@@ -174,13 +174,14 @@ class StageModule:
             if leaf.requires_grad
         }
 
-    def evaluate(self, tensors: Mapping[str, Tensor]) -> Tensors:
+    def evaluate(self, tensors: Mapping[str, Tensor], totals: Mapping[str, float]) -> Tensors:
         """The outputs of the stage as in evaluation, without losses and without a stash.
 
         Args:
             tensors: inputs of the stage, by name.
+            totals: denominators of the model's own losses, by name; others are the microbatch's.
         """
-        with torch.no_grad(), evaluating(), self._precision():
+        with torch.no_grad(), evaluating(), self._precision(), dividing(totals):
             results = self.module(*(tensors[name] for name in self.input_names))
         return dict(zip(self.output_names, results, strict=True))
 

@@ -99,6 +99,14 @@ class LossTotals:
         users = {one.output.name for one in self._losses if one.is_users}
         return {name: total for name, total in totals.items() if name not in users}
 
+    def counts_any(self, totals: Mapping[str, float]) -> bool:
+        """Whether something counts in a loss.
+
+        Args:
+            totals: as `of_step` and `of_microbatch` give them.
+        """
+        return any(totals.get(one.output.name) for one in self._losses)
+
     def is_nothing(self, totals: Mapping[str, float], counted: float) -> bool:
         """Whether this device reports the losses of a microbatch alone, and nothing counts in it.
 
@@ -109,7 +117,7 @@ class LossTotals:
         here = [one for one in self._losses if one.output.name in self._reported]
         if any(one.is_users for one in here):
             return not counted
-        return bool(here) and not any(totals[one.output.name] for one in here)
+        return bool(here) and not self.counts_any(totals)
 
 
 def why_nothing_counts(job: TrainingJob) -> str:

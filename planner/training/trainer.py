@@ -113,6 +113,7 @@ class Trainer:
         scale = loss_scale(shorter_dtype(job))
         self.part = make_part(job, self.groups, lambda: scale.value)
         self.layout, self.reader = layout_of(job, loop), reader_of(job, self.part)
+        self.totals = loss_totals(job, self.part)
         self.history, self.next_step = self.layout.history, 0
         self._feed = make_feed(job, self.part, loop, self.microbatches)
         self._coming: Iterator[Batch] | None = None  # from the next step on
@@ -133,7 +134,6 @@ class Trainer:
         self.start: Checkpoint | None = None
         self._savers: dict[Path, Saver] = {}
         self.executor = self._executor(training_seed(job, loop))
-        self.totals = loss_totals(job, self.part)
         rules = _rules(job, loop, self.num_steps, self.groups)
         self.flow: Flow | None = None
         if plan.strategy.schedule.is_asynchronous:
@@ -381,7 +381,9 @@ class Trainer:
     def _evaluator(self, data: object, option: str, metrics: Sequence[str]) -> Evaluator:
         samples = EvalData(data, option, self.layout, self.microbatches, self.reader)
         crossing = as_it_crosses(self.job.model.graph, self.job.plan)
-        return Evaluator(self.job, self.part, crossing, self.groups, samples, self.layout, metrics)
+        return Evaluator(
+            self.job, self.part, crossing, self.groups, samples, self.layout, self.totals, metrics
+        )
 
 
 def _read_job(

@@ -21,6 +21,7 @@ from torch.nn import functional
 
 import planner
 from planner.artefacts.files import write_plan
+from planner.artefacts.graph import tensors_by_name
 from planner.artefacts.options import Optimizer
 from planner.artefacts.problem import Problem
 from planner.artefacts.sharding import Sharding, reads, rule_of
@@ -54,7 +55,11 @@ class Tokens(nn.Module):
         self.loss = loss
 
     def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
-        return self.loss(self, self.head(torch.tanh(self.inner(self.embedding(tokens)))), labels)
+        return self.loss(self, self.scores(tokens), labels)
+
+    def scores(self, tokens: Tensor) -> Tensor:
+        """(N, LENGTH, CLASSES) of each token."""
+        return self.head(torch.tanh(self.inner(self.embedding(tokens))))
 
 
 def each(scores, labels):
@@ -146,6 +151,7 @@ LOSSES = {
         inverse, guarded, of_rows, several, regression,
     )
 }  # fmt: skip
+ALONE = ("one", "adamw", "alone")
 PLANS = ("pipeline", "replicas", "tensor", "samples", "zero", "recomputed")
 
 
@@ -212,8 +218,9 @@ def prepare(name, folder):
         model = planner.read_model("model.onnx")
         profile = planner.profile(model, repetitions=1, budget_s=0.0, cache=False, contention=False)
         for plan, strategy in strategies(model).items():
-            options = asked(NUM_MICROBATCHES, optimizer=Optimizer.SGD)
-            count = 1 if plan == "one" else 2
+            optimizer = Optimizer.ADAMW if plan == "adamw" else Optimizer.SGD
+            options = asked(NUM_MICROBATCHES, optimizer=optimizer)
+            count = 1 if plan in ALONE else 2
             topology = cluster([unit_type("cpu")] * count, bandwidth=1e9)
             one = planned(Problem(profile, topology, **options), strategy)
             write_plan(one, Path(f"{plan}.json"))
@@ -237,7 +244,7 @@ def strategies(model):
     rules = split_rules(model)
     cut = by_samples(model, rules)
     stages = {
-        "one": (Stage(names, ((0,),), 1, False),),
+        **dict.fromkeys(ALONE, (Stage(names, ((0,),), 1, False),)),
         "pipeline": pipeline(False),
         "recomputed": pipeline(True),
         "replicas": (Stage(names, ((0,), (1,)), 1, False),),
@@ -245,15 +252,19 @@ def strategies(model):
         "samples": split(cut),
         "zero": split(cut_further(cut, model, 3, chance)),
     }
+    schedules = {"alone": ScheduleName.PIPEDREAM}
     return {
-        plan: Strategy(some, ScheduleName.ONE_F_ONE_B, NUM_MICROBATCHES)
+        plan: Strategy(some, schedules.get(plan, ScheduleName.ONE_F_ONE_B), NUM_MICROBATCHES)
         for plan, some in stages.items()
     }
 
 
 def by_samples(model, rules):
-    """Every operator by the rule that cuts most of its tensors along dimension 0."""
+    """Every operator by the rule that cuts most of its tensors along dimension 0; a loss operator
+    by a mean of the means of parts, which has no rule to be found.
+    """
     chosen, graph = {}, model.graph
+    described = tensors_by_name(graph)
     for operator in graph.operators:
         held = [name in operator.parameters for name in reads(operator)]
 
@@ -262,7 +273,10 @@ def by_samples(model, rules):
             kept = all(part == "R" for part, is_held in zip(read, held, strict=True) if is_held)
             return kept * line.count("S0")
 
-        chosen[operator.name] = rule_of([max(lines_for(model, operator, rules, 2), key=worth)])
+        lines = lines_for(model, operator, rules, 2)
+        if operator.type == "SoftmaxCrossEntropyLoss" and not described[operator.outputs[0]].shape:
+            lines.append(",".join(["S0", "S0", *["R"] * len(operator.parameters)]) + "->A")
+        chosen[operator.name] = rule_of([max(lines, key=worth)])
     parameters = {one.name: ("R",) for one in graph.parameters}
     return Sharding((2,), chosen, parameters, dict.fromkeys(graph.inputs, ("S0",)), {})
 
