@@ -51,11 +51,11 @@ def prepared(tmp_path_factory):
 
 def check_all(names, prepared):
     """Trains losses by all plans."""
-    folder = [prepared(name) for name in names][0].parent
-    made = own_losses.on_two_ranks(folder, names)
+    folders = {name: prepared(name) for name in names}
+    made = own_losses.on_two_ranks(folders[names[0]].parent, names)
     for name in names:
         wanted = by_torch(name, batches())
-        with within(folder / name):
+        with within(folders[name]):
             check(trained("one.json", batches()), wanted)
         for plan in PLANS:
             check(Trained(**made[name, plan]), wanted)

@@ -22,11 +22,13 @@ from torch.nn import functional
 import planner
 from planner.artefacts.files import write_plan
 from planner.artefacts.graph import tensors_by_name
+from planner.artefacts.losses import losses
 from planner.artefacts.options import Optimizer
 from planner.artefacts.problem import Problem
 from planner.artefacts.sharding import Sharding, reads, rule_of
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy
 from planner.commands.errors import ranks_leave_at_once
+from planner.launcher.denominators import denominators
 from planner.profilers.rules import split_rules
 from planner.schedules.orders import default_warmups
 from tests.support.accuracy_plans import planned
@@ -228,14 +230,18 @@ def prepare(name, folder):
 
 
 def strategies(model):
-    """By name: a device, a pipeline of two, two replicas, random rules, cut samples, ZeRO-3."""
+    """By name: a device, a pipeline of two, one with recomputation whose second stage begins with a
+    division by what the first one makes of the labels, two replicas, random rules, cut samples,
+    ZeRO-3.
+    """
     names = tuple(operator.name for operator in model.graph.operators)
     middle = 1 + next(i for i, one in enumerate(model.graph.operators) if one.type == "Tanh")
     warmups = default_warmups([1, 1], NUM_MICROBATCHES)
-    parts = (names[:middle], names[middle:])
+    last = max(one.operator for one in denominators(model, losses(model.graph)[0]).of)
 
-    def pipeline(recompute):
-        return tuple(Stage.whole(some, (s,), warmups[s], recompute) for s, some in enumerate(parts))
+    def pipeline(cut, recompute):
+        parts = enumerate((names[:cut], names[cut:]))
+        return tuple(Stage.whole(some, (s,), warmups[s], recompute) for s, some in parts)
 
     def split(sharding):
         return (Stage(names, ((0, 1),), 1, False, sharding),)
@@ -245,8 +251,8 @@ def strategies(model):
     cut = by_samples(model, rules)
     stages = {
         **dict.fromkeys(ALONE, (Stage(names, ((0,),), 1, False),)),
-        "pipeline": pipeline(False),
-        "recomputed": pipeline(True),
+        "pipeline": pipeline(middle, False),
+        "recomputed": pipeline(last, True),
         "replicas": (Stage(names, ((0,), (1,)), 1, False),),
         "tensor": split(random_sharding(model, (2,), chance, rules=rules)),
         "samples": split(cut),
