@@ -52,9 +52,9 @@ _KNOWN = frozenset({
 })  # fmt: skip
 """Operators between inputs and a denominator: all others, such as those that draw numbers, hide
 it."""
+_MOVES = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 _LINEAR = frozenset({
-    "Add", "Cast", "Expand", "Flatten", "Identity", "Mean", "Neg", "ReduceMean", "ReduceSum",
-    "Reshape", "Squeeze", "Sub", "Sum", "Transpose", "Unsqueeze",
+    "Cast", "Expand", "Neg", "ReduceMean", "ReduceSum", *_MOVES,
 })  # fmt: skip
 
 Step = Callable[[float], float]
@@ -271,7 +271,19 @@ def _of_labels(model: Model, operator: int) -> Denominator | None:
         return None
     ignored = node.attributes.get("ignore_index", IGNORED_CLASS)
     assert isinstance(ignored, int)
-    return Denominator(_title(node), operator, summed, ignored)
+    labels = _before_moves(model, summed[0])
+    return Denominator(_title(node), operator, (labels, *summed[1:]), ignored)
+
+
+def _before_moves(model: Model, name: str) -> str:
+    """The tensor with the same elements that a tensor is made of by operators that move them: to
+    count in it takes less time.
+    """
+    operator = producers(model.graph).get(name)
+    while operator is not None and model.nodes[operator].type in _MOVES:
+        name = model.nodes[operator].inputs[0]
+        operator = producers(model.graph).get(name)
+    return name
 
 
 def _of_sum(model: Model, operator: int, divisor: str) -> Denominator | None:
@@ -325,7 +337,7 @@ def _step(model: Model, node: Node) -> tuple[str, Step | None] | None:
     number = partial(_number, model)
     dtype = tensors_by_name(model.graph)[node.outputs[0]].dtype
     match node.type, node.inputs:
-        case (("Identity" | "Reshape" | "Squeeze" | "Unsqueeze" | "Flatten"), (name, *_)):
+        case kind, (name, *_) if kind in _MOVES:
             return name, None
         case "Cast", (name,) if dtype in FLOAT_DTYPES or not _is_float(model, name):
             return name, None

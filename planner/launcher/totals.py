@@ -187,14 +187,15 @@ class _DenominatorCounter:
     def __call__(self, batch: Batch) -> Tensor:
         """The count, a scalar."""
         known = {**self._constants, **batch.inputs, **batch.counted}
-        results = self._module(*(known[name] for name in self._read))
-        known.update(zip(self._made, results, strict=True))
+        if self._made:
+            results = self._module(*(known[name] for name in self._read))
+            known.update(zip(self._made, results, strict=True))
         first, *others = (known[name] for name in self._denominator.summed)
         if self._denominator.ignored is None:
             return first.reshape(())
         counted = first != self._denominator.ignored
         if not others:
-            return counted.sum()
+            return torch.count_nonzero(counted)
         # The operator itself refuses a label beyond the classes.
         (weights,) = others
         inside = counted & (first >= 0) & (first < len(weights))
