@@ -281,44 +281,59 @@ def violations(strategy: Strategy, graph: Graph, num_devices: int) -> tuple[str,
     Args:
         num_devices: the devices that there are; indices run below it.
     """
-    wrong = []
-    names = [name for stage in strategy.stages for name in stage.operators]
-    known = {operator.name for operator in graph.operators}
-    if len(set(names)) < len(names):
-        wrong.append("an operator is in two stages")
-    if set(names) != known:
-        wrong.append(f"operators missing or unknown: {sorted(set(names) ^ known)[:5]}")
-    devices = [d for stage in strategy.stages for d in stage.devices]
-    if any(not 0 <= d < num_devices for d in devices):
-        wrong.append(f"a device index is not in 0..{num_devices - 1}")
-    shared = {d for d, count in Counter(devices).items() if count > 1}
-    wrong += [
-        f"device {d} runs a replica of stage {s} and another one; only stages with one replica"
-        " that is not split share a device"
-        for s, stage in enumerate(strategy.stages)
-        for d in sorted(shared.intersection(stage.devices))
-        if stage.num_replicas > 1 or stage.sharding is not None
-    ]
-    if strategy.num_microbatches < 1:
-        wrong.append("there is no microbatch")
-    for s, stage in enumerate(strategy.stages):
-        if not stage.operators or not stage.devices:
-            wrong.append(f"stage {s} is empty or has no device")
-        elif not 1 <= stage.warmup <= most_in_flight(strategy, s):
-            wrong.append(f"stage {s} has {stage.warmup} microbatches in flight")
-        elif stage.num_replicas > strategy.num_microbatches:
-            wrong.append(f"stage {s} has more replicas than there are microbatches")
-        if obstacle := not_runnable(stage):
-            wrong.append(f"stage {s} {obstacle}")
-    if not wrong:
-        wrong += [
+    wrong = (
+        *_operator_violations(strategy, graph),
+        *_device_violations(strategy, num_devices),
+        *_stage_violations(strategy),
+    )
+    if wrong:
+        return wrong
+    return (
+        *(
             f"{c.tensor} goes back from stage {c.source} to {c.targets[0]}"
             for c in crossings(strategy, graph)
             if c.targets[0] < c.source
-        ]
-        wrong += _parted_states(strategy, graph)
-        wrong += asynchronous_violations(strategy, graph)
-    return tuple(wrong)
+        ),
+        *_parted_states(strategy, graph),
+        *asynchronous_violations(strategy, graph),
+    )
+
+
+def _operator_violations(strategy: Strategy, graph: Graph) -> Iterator[str]:
+    names = [name for stage in strategy.stages for name in stage.operators]
+    known = {operator.name for operator in graph.operators}
+    if len(set(names)) < len(names):
+        yield "an operator is in two stages"
+    if set(names) != known:
+        yield f"operators missing or unknown: {sorted(set(names) ^ known)[:5]}"
+
+
+def _device_violations(strategy: Strategy, num_devices: int) -> Iterator[str]:
+    devices = [d for stage in strategy.stages for d in stage.devices]
+    if any(not 0 <= d < num_devices for d in devices):
+        yield f"a device index is not in 0..{num_devices - 1}"
+    shared = {d for d, count in Counter(devices).items() if count > 1}
+    for s, stage in enumerate(strategy.stages):
+        if stage.num_replicas > 1 or stage.sharding is not None:
+            for d in sorted(shared.intersection(stage.devices)):
+                yield (
+                    f"device {d} runs a replica of stage {s} and another one; only stages with one"
+                    " replica that is not split share a device"
+                )
+
+
+def _stage_violations(strategy: Strategy) -> Iterator[str]:
+    if strategy.num_microbatches < 1:
+        yield "there is no microbatch"
+    for s, stage in enumerate(strategy.stages):
+        if not stage.operators or not stage.devices:
+            yield f"stage {s} is empty or has no device"
+        elif not 1 <= stage.warmup <= most_in_flight(strategy, s):
+            yield f"stage {s} has {stage.warmup} microbatches in flight"
+        elif stage.num_replicas > strategy.num_microbatches:
+            yield f"stage {s} has more replicas than there are microbatches"
+        if obstacle := not_runnable(stage):
+            yield f"stage {s} {obstacle}"
 
 
 def _parted_states(strategy: Strategy, graph: Graph) -> Iterator[str]:

@@ -4,9 +4,10 @@
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import TypeVar
 
 import numpy as np
 
@@ -20,6 +21,8 @@ links: the largest take about 1.2 GiB and half a minute (`tests/clusters/test_si
 
 
 _PATTERN = frozenset("*?[")
+
+T = TypeVar("T", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,57 +244,73 @@ def _width_of(part: Link | Level) -> Iterator[str]:
 def problems(topology: Topology) -> tuple[str, ...]:
     """Everything that is wrong with a topology; empty if it is sound."""
     size = too_many(*parts_of(topology))
-    complaints = [] if size is None else [size]
     names = [d.name for d in topology.devices] + list(topology.switches)
     names += [h.name for h in topology.hosts]
-    unfit = [name for name in names if not is_name(name)]
-    if unfit:
-        more = f"; {len(unfit) - 1} more are like it" if len(unfit) > 1 else ""
-        complaints.append(f"{wrong_name(unfit[0])}{more}")
-    complaints += [
-        f"{n}: the name is used twice" for n, k in sorted(Counter(names).items()) if k > 1
-    ]
-    vertices, types = set(names), {t.name for t in topology.device_types}
-    hosts = {host.name for host in topology.hosts}
-    for i, device in enumerate(topology.devices):
-        if device.type not in types:
-            complaints.append(
-                f"devices[{i}].type: unknown device type {device.type!r};"
-                f" known: {', '.join(sorted(types))}"
-            )
-        if device.host not in hosts:
-            complaints.append(f"devices[{i}].host: unknown host {device.host!r}")
     narrow = [
         f"levels[{i}].{wrong}"
         for i, level in enumerate(topology.levels)
         for wrong in _width_of(level)
     ]
-    complaints += narrow
-    repeated = Counter(level.name for level in topology.levels)
-    complaints += [f"levels: the name {n!r} is used twice" for n, k in repeated.items() if k > 1]
+    repeated = _twice(level.name for level in topology.levels)
     # A link of `between` is there in both directions: problems of both are reported once.
-    of_links = []
-    for link in topology.links:
-        where = f"links: {link.source} -> {link.target}"
-        of_links += [
-            f"links: unknown device, host or switch {vertex!r}"
-            for vertex in (link.source, link.target)
-            if vertex not in vertices
-        ]
+    of_links = dict.fromkeys(_problems_of_links(topology.links, {*names}, widths=not narrow))
+    return (
+        *([] if size is None else [size]),
+        *_problems_of_names(names),
+        *_problems_of_devices(topology),
+        *narrow,
+        *(f"levels: the name {name!r} is used twice" for name in repeated),
+        *of_links,
+        *(
+            f"links: {source} -> {target} is there twice"
+            for source, target in sorted(_twice((one.source, one.target) for one in topology.links))
+            if source != target
+        ),
+        *_problems_of_tables(topology),
+        *([] if topology.devices else ["devices: there is none"]),
+    )
+
+
+def _twice(values: Iterable[T]) -> list[T]:
+    """Those that are there more than once."""
+    return [one for one, times in Counter(values).items() if times > 1]
+
+
+def _problems_of_names(names: Sequence[str]) -> Iterator[str]:
+    unfit = [name for name in names if not is_name(name)]
+    if unfit:
+        more = f"; {len(unfit) - 1} more are like it" if len(unfit) > 1 else ""
+        yield f"{wrong_name(unfit[0])}{more}"
+    yield from (f"{name}: the name is used twice" for name in sorted(_twice(names)))
+
+
+def _problems_of_devices(topology: Topology) -> Iterator[str]:
+    types = {one.name for one in topology.device_types}
+    hosts = {host.name for host in topology.hosts}
+    for i, device in enumerate(topology.devices):
+        if device.type not in types:
+            known = ", ".join(sorted(types))
+            yield f"devices[{i}].type: unknown device type {device.type!r}; known: {known}"
+        if device.host not in hosts:
+            yield f"devices[{i}].host: unknown host {device.host!r}"
+
+
+def _problems_of_links(
+    links: Iterable[Link], vertices: Collection[str], *, widths: bool
+) -> Iterator[str]:
+    """
+    Args:
+        widths: whether bandwidths and latencies are looked at.
+    """
+    for link in links:
+        for vertex in (link.source, link.target):
+            if vertex not in vertices:
+                yield f"links: unknown device, host or switch {vertex!r}"
         if link.source == link.target:
-            of_links.append(f"links: {link.source} is linked to itself; leave that link out")
-        if not narrow:
-            of_links += [f"{where}: {wrong}" for wrong in _width_of(link)]
-    complaints += dict.fromkeys(of_links)
-    ends = Counter((link.source, link.target) for link in topology.links)
-    complaints += [
-        f"links: {a} -> {b} is there twice"
-        for a, b in sorted(e for e, times in ends.items() if times > 1 and e[0] != e[1])
-    ]
-    complaints += _problems_of_tables(topology)
-    if not topology.devices:
-        complaints.append("devices: there is none")
-    return tuple(complaints)
+            yield f"links: {link.source} is linked to itself; leave that link out"
+        if widths:
+            where = f"links: {link.source} -> {link.target}"
+            yield from (f"{where}: {wrong}" for wrong in _width_of(link))
 
 
 def _problems_of_tables(topology: Topology) -> Iterator[str]:

@@ -13,7 +13,7 @@ their counts where they meet. Of a mesh, whose devices have the same class indic
 count is added. Under an asynchronous schedule each microbatch is divided by its own totals.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import isinf
 from typing import cast
 
@@ -28,8 +28,8 @@ from planner.model.load import Model
 from planner.operators import parameters, to_torch
 from planner.operators.losses import IGNORED_CLASS, num_counted
 
-Counter = Callable[[Batch], Tensor]
-"""A count in a microbatch, as this device has it: a scalar."""
+Counter = Callable[[Sequence[Batch]], Tensor]
+"""A count in some microbatches together, as this device has them: a scalar."""
 
 
 class LossTotals:
@@ -56,12 +56,8 @@ class LossTotals:
 
     def counts(self, batches: Iterable[Batch]) -> dict[str, float]:
         """The counts of this device in some microbatches, each summed over them, by name."""
-        each = [count(batch).double() for batch in batches for count in self._counters.values()]
-        if not each:
-            return {}
-        # One transfer from the device.
-        sums = torch.stack(each).view(-1, len(self._counters)).sum(0).tolist()
-        return dict(zip(self._counters, sums, strict=True))
+        some = [*batches]
+        return {name: float(count(some)) for name, count in self._counters.items()} if some else {}
 
     def own(self, batches: Iterable[Batch]) -> dict[str, float]:
         """The counts that this rank adds to those of the others; the same names on all ranks."""
@@ -164,11 +160,12 @@ def loss_totals(job: TrainingJob, part: DevicePart) -> LossTotals:
 
 def _counter(output: str) -> Counter:
     """Counts the targets of an output."""
-    return lambda batch: num_counted(batch.targets[output])
+    # All targets at once: on a CPU, a call of torch takes as long as to count thousands of them.
+    return lambda batches: num_counted(torch.cat([one.targets[output] for one in batches]))
 
 
 class _DenominatorCounter:
-    """Counts a denominator of the model in a microbatch, by the operators that make it of inputs.
+    """Counts a denominator of the model, by the operators that make it of inputs.
 
     Args:
         denominator: of an operator of the model.
@@ -184,19 +181,25 @@ class _DenominatorCounter:
         self._constants = parameters(model, held, device)
 
     @torch.no_grad()
-    def __call__(self, batch: Batch) -> Tensor:
-        """The count, a scalar."""
+    def __call__(self, batches: Sequence[Batch]) -> Tensor:
+        """The count in some microbatches together, a scalar."""
+        each = [self._summed(one) for one in batches]
+        first = torch.stack([one[0] for one in each])
+        if self._denominator.ignored is None:
+            return first.double().sum()
+        counted = first != self._denominator.ignored
+        if len(each[0]) == 1:
+            return torch.count_nonzero(counted)
+        # The operator itself refuses a label beyond the classes.
+        weights = torch.stack([one[1].double() for one in each])
+        inside = counted & (first >= 0) & (first < weights.shape[1])
+        labels = torch.where(inside, first, 0).long().flatten(1)
+        return (weights.gather(1, labels) * inside.flatten(1)).sum()
+
+    def _summed(self, batch: Batch) -> list[Tensor]:
+        """The tensors of a microbatch that it counts in."""
         known = {**self._constants, **batch.inputs, **batch.counted}
         if self._made:
             results = self._module(*(known[name] for name in self._read))
             known.update(zip(self._made, results, strict=True))
-        first, *others = (known[name] for name in self._denominator.summed)
-        if self._denominator.ignored is None:
-            return first.reshape(())
-        counted = first != self._denominator.ignored
-        if not others:
-            return torch.count_nonzero(counted)
-        # The operator itself refuses a label beyond the classes.
-        (weights,) = others
-        inside = counted & (first >= 0) & (first < len(weights))
-        return weights.double()[first[inside].long()].sum()
+        return [known[name] for name in self._denominator.summed]

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
 from planner.artefacts.losses import Loss, LossName
@@ -68,7 +69,7 @@ def criterion(loss: Loss) -> Criterion:
 
 def num_counted(classes: Tensor) -> Tensor:
     """The number of class indices that are not to be ignored, as a scalar."""
-    return (classes != IGNORED_CLASS).sum()
+    return torch.count_nonzero(classes != IGNORED_CLASS)
 
 
 def _long(output: Tensor) -> Tensor:
@@ -149,7 +150,8 @@ def _count(name: str, count: object) -> float:
                 f"--loss {name}: expected a count without a gradient; divide the sum by what"
                 " depends on the output, or return count.detach()"
             )
-        count = count.item()
+        # A profile of kernels computes without values.
+        count = 1.0 if isinstance(count, FakeTensor) else count.item()
     if not isinstance(count, int | float) or not 0 <= count < math.inf:
         shown = _described(count) if isinstance(count, Tensor) else repr(count)
         raise LaunchError(

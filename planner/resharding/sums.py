@@ -16,6 +16,7 @@ of the latter's lines gives its gradient for all, and the others are `non_contri
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from math import prod
 
 from planner.artefacts.graph import Graph, Parameter, holders, parameters_by_name
@@ -133,24 +134,36 @@ def _groups(name: str, stages: Sequence[Stage], graph: Graph) -> Iterator[_Group
             raise ValueError(f"parameter {name} lies differently in stages that share it")
         yield _Group(tuple(sorted({d for stage in stages for d in stage.devices})))
         return
-    (mesh,) = meshes
     if len({(one.parameter, one.state) for one in lies}) > 1:
         raise ValueError(f"parameter {name} lies differently in stages that share it")
     gradient, state = _combined(lies), lies[0].state
     summed = [axis for axis, part in enumerate(gradient) if part == "P"]
     scattered = [axis for axis in summed if state[axis] != "R"]
-    by_part: dict[tuple[int, ...], dict[tuple[int, ...], list[int]]] = {}
+    for kept_by in _by_part(stages, summed, scattered):
+        shards = tuple(tuple(sorted(kept_by[key])) for key in sorted(kept_by))
+        yield _Group(tuple(sorted(chain(*shards))), shards if scattered else ())
+
+
+def _by_part(
+    stages: Sequence[Stage], summed: Sequence[int], scattered: Sequence[int]
+) -> list[dict[tuple[int, ...], list[int]]]:
+    """The devices that add up one part of a gradient, for each part; by the part of the sum that
+    they keep.
+
+    Args:
+        stages: on meshes of one shape.
+        summed: axes along which gradients are summands.
+        scattered: those of them along which the sum is kept in parts.
+    """
+    found: dict[tuple[int, ...], dict[tuple[int, ...], list[int]]] = {}
     for stage in stages:
         for group in stage.groups:
             for index, device in enumerate(group):
-                where = coordinates(index, mesh)
+                where = coordinates(index, stage.mesh)
                 part = tuple(c for axis, c in enumerate(where) if axis not in summed)
                 kept = tuple(where[axis] for axis in scattered)
-                by_part.setdefault(part, {}).setdefault(kept, []).append(device)
-    for _, kept_by in sorted(by_part.items()):
-        devices = tuple(sorted(d for some in kept_by.values() for d in some))
-        shards = tuple(tuple(sorted(kept_by[key])) for key in sorted(kept_by)) if scattered else ()
-        yield _Group(devices, shards)
+                found.setdefault(part, {}).setdefault(kept, []).append(device)
+    return [found[part] for part in sorted(found)]
 
 
 def _combined(lies: Sequence[Lies]) -> Spec:

@@ -131,7 +131,10 @@ class Evaluator:
         """
         if not any(one.of for one in self._job.denominators):
             return {}
-        counts = self._totals.own(self._data.microbatches(self._num_samples))
+        counts = dict.fromkeys(self._totals.names, 0.0)
+        for batch in self._data.microbatches(self._num_samples):
+            for name, count in self._totals.own([batch]).items():
+                counts[name] += count
         sums = StepSums(counts).added_up(self._groups.add_up)
         return self._totals.of_step(sums.counts, num_microbatches)
 

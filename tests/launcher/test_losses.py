@@ -203,3 +203,47 @@ def test_launch_overrides_the_losses_of_the_plan(tmp_path, monkeypatch):
     assert [one.function for one in found.losses] == ["mse", "smooth-l1"]
     with pytest.raises(OptionError, match="--loss other=mse: expected an output with a loss"):
         launch(path, steps=1, loss={"other": "mse"})
+
+
+def test_of_two_losses_each_is_divided_by_its_own_total(tmp_path, monkeypatch):
+    """In step 1 no class counts, and in other steps some do; the values of all microbatches do."""
+    model, split, data, _ = two_heads(tmp_path, monkeypatch)
+    path = two_stages(Path("strategy.json"), model, split, (0, 0))
+
+    def classes_of(step, microbatch):
+        classes = data[microbatch][1].clone()
+        classes[: 4 if step == 1 else microbatch + 1] = -100
+        return classes
+
+    def both(step, microbatch, inputs):
+        x, _, values = data[microbatch]
+        return {"in0": x}, {"classes": classes_of(step, microbatch), "values": values}
+
+    module = TwoHeads()
+    exported(module, (torch.zeros(4, 6),), tmp_path / "same.onnx", ["classes", "values"])
+    optimizer, expected = torch.optim.SGD(module.parameters(), lr=RATE), []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        scores, regressed = module(torch.cat([x for x, _, _ in data]))
+        classes = torch.cat([classes_of(step, m) for m in range(MICROBATCHES)])
+        loss = functional.smooth_l1_loss(regressed, torch.cat([one for _, _, one in data]))
+        if step != 1:
+            loss = loss + functional.cross_entropy(scores, classes)
+        loss.backward()
+        optimizer.step()
+        expected.append(loss.item())
+    report = launch(path, steps=STEPS, learning_rate=RATE, data=both)
+    assert report.loss == pytest.approx(expected, rel=1e-5)
+    assert not any("-100" in one for one in report.notes)
+
+
+def counted(output, target):
+    """A loss that says how much it counts."""
+    return (output - 1).square().sum(), output.numel()
+
+
+def test_one_of_two_losses_cannot_say_how_much_it_counts(tmp_path, monkeypatch):
+    model, split, _, _ = two_heads(tmp_path, monkeypatch)
+    path = two_stages(Path("strategy.json"), model, split, (0, 0))
+    with pytest.raises(LaunchError, match=r"--loss of output 'values': \(sum, count\) is possible"):
+        launch(path, steps=1, loss={"values": f"{__name__}:counted"})

@@ -93,6 +93,21 @@ def test_a_users_loss_that_is_not_there_is_left_out_and_said(tmp_path):
     assert (computed, also_unknown) == ((), unknown)
 
 
+def counted(output, target):
+    """A loss that says how much it counts."""
+    known = target >= 0
+    return (output.logsumexp(1) * known).sum(), known.sum()
+
+
+def test_a_users_loss_that_says_how_much_it_counts_is_priced(tmp_path):
+    graph = replace(scores(tmp_path).graph, losses=(LossChoice("y", f"{__name__}:counted"),))
+    known, unknown = measured_losses(graph, device="cpu", threads=1, seed=0)
+    computed, also_unknown = computed_losses(graph, lambda passes: np.ones(len(passes)))
+    assert (unknown, also_unknown) == ((), ())
+    assert known[0].backward_s > 0
+    assert computed == (LossCost("y", 1.0, 1.0),)
+
+
 def test_engines_measure_losses(tmp_path):
     model = scores(tmp_path)
     how = Measuring(contention=False, cache=False, repetitions=1, budget_s=0.01)

@@ -15,6 +15,7 @@ from planner.artefacts.profile import View
 from planner.artefacts.strategy import ScheduleName, shares_devices
 from planner.costs.evaluate import closed_form_s, evaluate
 from planner.solvers import SOLVERS
+from planner.solvers.antichain import kernels
 from planner.solvers.antichain.blocks import in_parameters, sets_of
 from planner.solvers.antichain.devices import orders_of
 from planner.solvers.graphs.coarsen import coarsen
@@ -189,6 +190,18 @@ def test_exactness_is_refused_where_it_would_take_for_ever():
     problem = problem_of(profile, cluster([unit_type()] * 2), exact=True)
     with pytest.raises(OptionError, match="more than 200000 downsets"):
         SOLVERS["antichain"](problem, 10.0)
+
+
+def test_a_search_that_has_no_room_left_is_not_called_exact(monkeypatch):
+    graph = graph_of([[], [0], [1], [2], [0], [4], [5], [3, 6]])
+    problem = problem_of(profile_of(graph, [1e-3] * 8), cluster([unit_type()] * 4), exact=True)
+    whole = SOLVERS["antichain"](problem, 10.0)
+    monkeypatch.setattr(kernels, "_ROOM", 2)
+    monkeypatch.setattr(kernels, "_MOST_ROOM", 2)
+    result = SOLVERS["antichain"](problem, 10.0)
+    assert (whole.status, whole.bound_s is None) == (Status.OPTIMAL, False)
+    assert (result.status, result.bound_s) == (Status.FEASIBLE, None)
+    assert "some ways to run a state were dropped" in result.space
 
 
 def test_a_stashed_view_of_a_parameter_takes_no_memory_of_its_own():

@@ -1,6 +1,7 @@
 """Clipping, decay, schedules, loss scale and NaN in a launch, beside PyTorch's own loop."""
 
 import json
+import math
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -145,6 +146,27 @@ def test_ranks_that_step_together_clip_by_the_norm_of_all(weight):
     assert (step.last.norm, step.last.loss) == (10.0, 1.25)
     with pytest.raises(LaunchError, match=r"--nan skip leaves such steps out$"):
         step.step(7, float("nan"))
+
+
+def test_gradients_are_divided_by_a_count_that_is_known_late(weight):
+    """A gradient of 6 is a sum over 8, with a loss scale of 2. The other rank counts 3, and this
+    one 1: the mean is 6 * 8 / 4 / 2, and the other rank's gradient is no part of this norm.
+    """
+    step = step_of(
+        weight, is_counted=True, scale=LossScale(2.0, is_dynamic=True), clip=4.0,
+        together=lambda own: [own[0], own[1] + 0.25, own[2] + 3.0],
+    )  # fmt: skip
+    assert step.step(0, 0.5, 1.0, 8.0) == 0.5 * 8 / 4
+    assert (step.last.norm, step.last.loss) == (6.0, 0.75 * 8 / 4)
+    assert weight[0].item() == pytest.approx(1.0 - 0.5 * 4.0)
+
+
+def test_a_step_whose_count_is_zero_is_left_out(weight):
+    scale = LossScale(2.0, is_dynamic=True)
+    step = step_of(weight, is_counted=True, scale=scale)
+    assert math.isnan(step.step(0, 0.0, 0.0, 8.0))
+    assert (weight[0].item(), weight[0].grad.item(), scale.good_steps) == (1.0, 0.0, 0)
+    assert (step.uncounted, step.skipped, step.last.counted) == (1, 0, False)
 
 
 # ------------------------------------------------------------------------------ options

@@ -81,6 +81,34 @@ def looks_like(text: str) -> bool:
     return head is not None and row is not None
 
 
+def _rows(
+    lines: Sequence[str], start: int, columns: Sequence[str], path: Path
+) -> dict[str, tuple[int, list[str]]]:
+    """The number of its line and the words of each GPU.
+
+    Args:
+        start: index of the line of the columns.
+
+    Raises:
+        FileError: if they do not fit the columns.
+    """
+    rows: dict[str, tuple[int, list[str]]] = {}
+    for i in range(start + 1, len(lines)):
+        words = lines[i].split()
+        if words and re.fullmatch(r"GPU\d+", words[0]):
+            rows[words[0]] = (i + 1, words[1:])
+    wrong = [f"{path}: line {start + 1}: {name} has no row" for name in columns if name not in rows]
+    wrong += [
+        f"{path}: line {rows[name][0]}: {name} is not among the columns of line {start + 1}"
+        for name in rows
+        if name not in columns
+    ]
+    wrong = wrong or [w for name in columns for w in _wrong_cells(name, columns, *rows[name], path)]
+    if wrong:
+        raise FileError("\n".join(wrong))
+    return rows
+
+
 def parse(text: str, path: Path) -> Matrix:
     """The matrix of GPUs.
 
@@ -100,20 +128,7 @@ def parse(text: str, path: Path) -> Matrix:
         )
     # After the GPUs come network cards, then the affinities, whose heads have several words.
     cards = [w for w in lines[start].split() if re.fullmatch(r"NIC\d+|mlx\w+|bnxt\w+|hfi\w+", w)]
-    rows: dict[str, tuple[int, list[str]]] = {}
-    for i in range(start + 1, len(lines)):
-        words = lines[i].split()
-        if words and re.fullmatch(r"GPU\d+", words[0]):
-            rows[words[0]] = (i + 1, words[1:])
-    wrong = [f"{path}: line {start + 1}: {name} has no row" for name in columns if name not in rows]
-    wrong += [
-        f"{path}: line {rows[name][0]}: {name} is not among the columns of line {start + 1}"
-        for name in rows
-        if name not in columns
-    ]
-    wrong = wrong or [w for name in columns for w in _wrong_cells(name, columns, *rows[name], path)]
-    if wrong:
-        raise FileError("\n".join(wrong))
+    rows = _rows(lines, start, columns, path)
     cells = [[_OLD.get(word, word) for word in rows[n][1][: len(columns)]] for n in columns]
     return Matrix(
         tuple(columns),

@@ -150,37 +150,48 @@ def upward(topology: Topology) -> Mapping[str, str]:
     on its host; a switch in a host on the one before it on the way to the host, else on the host;
     a host on the first switch that joins it to others; such a switch on one above it.
     """
-    home, beside = homes(topology), neighbours(topology)
-    switches = set(topology.switches)
+    return {**_inside_hosts(topology), **_above_hosts(topology)}
+
+
+def _inside_hosts(topology: Topology) -> Mapping[str, str]:
+    """The same of devices, and of switches in hosts."""
+    home, beside, switches = homes(topology), neighbours(topology), {*topology.switches}
+
+    def switches_in(host: str, vertex: str) -> list[str]:
+        """The switches in a host that a vertex is linked to."""
+        return [other for other in beside[vertex] if other in switches and home[other] == host]
+
     up: dict[str, str] = {}
     for device in topology.devices:
-        inner = [
-            other
-            for other in beside[device.name]
-            if other in switches and home[other] == device.host
-        ]
+        inner = switches_in(device.host, device.name)
         up[device.name] = inner[0] if len(inner) == 1 else device.host
     for host in topology.hosts:
         ring = [host.name]
         for vertex in ring:
-            inner = [o for o in beside[vertex] if o in switches and home[o] == host.name]
-            new = [other for other in inner if other not in up]
+            new = [other for other in switches_in(host.name, vertex) if other not in up]
             up |= dict.fromkeys(new, vertex)
             ring += new
     for switch in topology.switches:
         host_name = home[switch]
-        if host_name is not None and switch not in up:
-            up[switch] = host_name
+        if host_name is not None:
+            up.setdefault(switch, host_name)
+    return up
+
+
+def _above_hosts(topology: Topology) -> Mapping[str, str]:
+    """The same of hosts, and of switches that join them."""
+    home, beside, height_of = homes(topology), neighbours(topology), heights(topology)
     inside: dict[str | None, list[str]] = {}
     for vertex, place in home.items():
         inside.setdefault(place, []).append(vertex)
+    up: dict[str, str] = {}
     for host in topology.hosts:
         ends = [host.name, *inside[host.name]]
         above = [other for vertex in ends for other in beside[vertex] if home[other] is None]
         if above:
             up[host.name] = above[0]
-    for switch, height in heights(topology).items():
-        above = [o for o in beside[switch] if heights(topology).get(o, 0) == height + 1]
+    for switch, height in height_of.items():
+        above = [other for other in beside[switch] if height_of.get(other, 0) == height + 1]
         if above:
             up[switch] = above[0]
     return up

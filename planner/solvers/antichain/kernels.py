@@ -37,8 +37,8 @@ ring_allreduce_s = inner(transfers.ring_allreduce_s)
 search_bytes = inner(stage_memory.search_bytes)
 search_recompute_bytes = inner(stage_memory.search_recompute_bytes)
 
-# Labels that there is room for at first.
-_ROOM = 1 << 14
+# Labels that there is room for at first, and at most: these take 4.8 GB.
+_ROOM, _MOST_ROOM = 1 << 14, 1 << 26
 
 # Rows of `Scratch.stage`, the bytes of a stage: from forward to backward of one microbatch; its
 # inputs, and the model's outputs that it makes; the inputs among these that earlier stages make;
@@ -484,8 +484,9 @@ def search(
         )  # fmt: skip
         _search(sweep)
         best, last, size, work, dropped = progress[0].item()
-        if size + 1 < room:
-            return best, _stages(labels.link, last), dropped or work > limits.work, work
+        full = size + 1 >= room
+        if not full or room >= _MOST_ROOM:
+            return best, _stages(labels.link, last), full or dropped or work > limits.work, work
         room *= 8
 
 
