@@ -1,7 +1,7 @@
 """A microbatch's data from outside the model: graph inputs and the targets of losses."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -23,10 +23,13 @@ class Batch:
     Attributes:
         inputs: graph inputs, by name.
         targets: targets of losses, by the output that they are compared with.
+        counted: graph inputs that denominators of the model's own losses are counted in, whole,
+            where `inputs` may have parts of them.
     """
 
     inputs: Mapping[str, Tensor]
     targets: Mapping[str, Tensor]
+    counted: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -196,7 +196,7 @@ class TrainingStep:
         number = self._size.of(self._data.num_microbatches, self.sums.microbatches)
         self._num_microbatches = number
         self._totals = self._totals_of.of_step(self.sums.counts, number)
-        if not any(self._totals.values()):
+        if not self._totals_of.counts_any(self._totals):
             self.loss = self._optimizer.leave_out(self._index)
             return ()
         self.is_whole = number == self._size.usual

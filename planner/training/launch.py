@@ -1,7 +1,7 @@
 """`launch`: the planner's own loop of a training: steps, log, evaluations, checkpoints, report."""
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TypedDict
@@ -13,7 +13,7 @@ from planner.launcher.clocks import Clock
 from planner.launcher.device_part import staying
 from planner.launcher.executor import IterationRecord
 from planner.launcher.failures.errors import peak_bytes
-from planner.launcher.job import check_ranks
+from planner.launcher.job import TrainingJob, check_ranks
 from planner.launcher.rendezvous import process_rank
 from planner.launcher.totals import why_nothing_counts
 from planner.launcher.trained_groups import with_rest
@@ -90,6 +90,7 @@ def launch(
         *_option_notes(plan, job.plan),
         *launch_report.notes,
         *data_notes,
+        *_uncounted_notes(job, ranks),
         *_skip_notes(trainer.optimizer_step.skipped, launch_report.steps),
         *(() if trainer.evaluator is None else trainer.evaluator.notes),
     )
@@ -111,6 +112,18 @@ def _option_notes(planned: Plan, run: Plan) -> list[str]:
     """On options that are not the planned ones, which changes times and memory."""
     pairs = (planned.optimizer, run.optimizer), (planned.dtype, run.dtype)
     return [f"planned for {one}, run with {other}" for one, other in pairs if one != other]
+
+
+def _uncounted_notes(job: TrainingJob, ranks: Sequence[RankMeasurements]) -> list[str]:
+    """On steps, or minibatches that step alone, without counted targets."""
+    alone = job.plan.strategy.schedule.is_asynchronous
+    number = sum(one.uncounted for one in ranks) if alone else ranks[0].uncounted
+    if not number:
+        return []
+    why = why_nothing_counts(job)
+    if alone:
+        return [f"{number} minibatches had a loss and gradients of zero: {why}"]
+    return [f"{number} of {len(ranks[0].loss)} steps left out: {why}"]
 
 
 def _skip_notes(skipped: int, steps: int) -> list[str]:
@@ -162,7 +175,7 @@ def _trained(
         saver.finish()
     timed = whole if whole.times else short
     if not timed.times:
-        why = why_nothing_counts(trainer.job.losses)
+        why = why_nothing_counts(trainer.job)
         raise LaunchError(f"no step was run: in each of {len(losses)}, {why}")
     clocks = [Clock(*pair) for pair in zip(before, trainer.groups.read_clocks(), strict=True)]
     peaks_bytes = _watched(trainer, timed is whole) if request.launching.track_memory else None

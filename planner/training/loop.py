@@ -118,7 +118,7 @@ class BatchTrainer:
             data, left = _microbatches(trainer, batch, where)
             trainer.step(data)
             if trainer.uncounted > before and (trainer.rank == 0 or trainer.flow is not None):
-                why = why_nothing_counts(trainer.job.losses)
+                why = why_nothing_counts(trainer.job)
                 done = (
                     "is left out" if trainer.flow is None else "has microbatches that learn nothing"
                 )

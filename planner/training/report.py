@@ -12,7 +12,6 @@ from planner.artefacts.losses import Loss
 from planner.artefacts.plan import DevicePrediction, Plan, StagePrediction, said_times
 from planner.launcher.clocks import Clock
 from planner.launcher.executor import IterationRecord
-from planner.launcher.totals import why_nothing_counts
 from planner.launcher.trained_groups import TrainedGroup
 from planner.profilers.devices import is_of_type
 from planner.schedules.actions import Compute, Direction
@@ -196,7 +195,7 @@ def make_report(
         comparable=not notes,
         notes=(
             *notes, *_threads(plan, ranks), *_short(steps), *measured.notes,
-            *_uncounted(plan, losses, ranks), *_diverged(loss, ranks[0].uncounted),
+            *_diverged(loss, ranks[0].uncounted),
         ),
         times=said_times(plan),
         losses=tuple(losses),
@@ -416,18 +415,6 @@ def _threads(plan: Plan, ranks: Sequence[RankMeasurements]) -> list[str]:
         return []
     threads = "1 thread" if plan.threads == 1 else f"{plan.threads} threads"
     return [f"profiled with {threads}, run with {used} per rank (--threads)"]
-
-
-def _uncounted(plan: Plan, losses: Sequence[Loss], ranks: Sequence[RankMeasurements]) -> list[str]:
-    """A note if there were steps, or minibatches that step alone, without counted targets."""
-    alone = plan.strategy.schedule.is_asynchronous
-    number = sum(one.uncounted for one in ranks) if alone else ranks[0].uncounted
-    if not number:
-        return []
-    why = why_nothing_counts(losses)
-    if alone:
-        return [f"{number} minibatches had a loss and gradients of zero: {why}"]
-    return [f"{number} of {len(ranks[0].loss)} steps left out: {why}"]
 
 
 def _diverged(loss: tuple[float, ...], uncounted: int) -> list[str]:

@@ -126,6 +126,7 @@ class Trainer:
         scale = loss_scale(shorter_dtype(job))
         self.part = make_part(job, self.groups, lambda: scale.value)
         self.layout, self.reader = layout_of(job, loop), reader_of(job, self.part)
+        self.totals = loss_totals(job, self.part)
         self._feed = make_feed(job, self.part, loop, self.microbatches)
         self._coming: Iterator[StepData] | None = None  # from the next step on
         self._given_data, self._lost = loop.data, tuple[str, ...]()
@@ -157,7 +158,6 @@ class Trainer:
         self.start: Checkpoint | None = None
         self._savers: dict[Path, Saver] = {}
         self.executor = self._executor(training_seed(job, loop))
-        self.totals = loss_totals(job.losses, self.part)
         rules = _rules(job, loop, self.num_steps, self.groups)
         self.flow: Flow | None = None
         if plan.strategy.schedule.is_asynchronous:
@@ -467,7 +467,9 @@ class Trainer:
     def _evaluator(self, data: object, option: str, metrics: Sequence[str]) -> Evaluator:
         samples = EvalData(data, option, self.layout, self.microbatches, self.reader)
         crossing = as_it_crosses(self.job.model.graph, self.job.plan)
-        return Evaluator(self.job, self.part, crossing, self.groups, samples, self.layout, metrics)
+        return Evaluator(
+            self.job, self.part, crossing, self.groups, samples, self.layout, self.totals, metrics
+        )
 
 
 def _read_job(
@@ -513,7 +515,7 @@ class _Copies(dict[int, Batch]):
             {name: tensor.clone() for name, tensor in tensors.items()}
             for tensors in (batch.inputs, batch.targets)
         )
-        return Batch(inputs, targets)
+        return replace(batch, inputs=inputs, targets=targets)
 
 
 def _rules(job: TrainingJob, loop: Loop, num_steps: int, groups: Groups) -> UpdateRules:

@@ -331,7 +331,7 @@ def run_case(case, folder, rank):
     feed = make_feed(job, part, loop, mine)
     data = next(feed.steps(0, BatchSizeHistory.begun(case.num_microbatches, 1)))
     batches, reads = dict(zip(mine, data.batches, strict=True)), reader_of(job, part).reads
-    totals = loss_totals(job.losses, part)
+    totals = loss_totals(job, part)
     size = StepSize(case.num_microbatches, sum(groups.gather(reads)))
     errors = {}
     for i, number in enumerate(NUMBERS):

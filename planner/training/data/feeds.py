@@ -53,8 +53,8 @@ def layout_of(job: TrainingJob, loop: Loop) -> BatchLayout:
 
 
 def reader_of(job: TrainingJob, part: DevicePart) -> BatchReader:
-    """Reads the data that a device needs: the inputs of the graph that its stages read, and the
-    targets of the losses that they compute.
+    """Reads the data that a device needs: the inputs of the graph that its stages read or count
+    denominators in, and the targets of the losses that they compute.
     """
     return BatchReader(job.model.graph, job.losses, _needs(job, part), job.device)
 
@@ -63,7 +63,7 @@ def _needs(job: TrainingJob, part: DevicePart) -> NeededData:
     read = {name for stage in part.stages.values() for name in stage.input_names}
     made = {name for stage in part.stages.values() for name in stage.output_names}
     return NeededData(
-        inputs=frozenset(read & {*job.model.graph.inputs}),
+        inputs=frozenset((read | part.counted) & {*job.model.graph.inputs}),
         targets=frozenset(one.output.name for one in job.losses if one.has_target) & made,
     )
 
