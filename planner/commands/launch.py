@@ -89,10 +89,12 @@ def launch(
 
     def check(plan: "Plan") -> None:
         read = {"model": launching.model, "config": config, **files_of(strategy, plan)}
-        api.check_outputs({"trace": launching.trace, "log": loop.log}, read)
+        api.check_outputs({"trace": launching.trace, "log": loop.log_file}, read)
 
     if nproc is not None and "RANK" not in os.environ:
-        ctx.exit(api.start_launch(strategy, nproc, forwarded(), check=check))
+        ctx.exit(
+            api.start_launch(strategy, nproc, forwarded(), checkpoints=checkpoints, check=check)
+        )
     with one_of_several(), bar("Training") as tick:
         report = api.launch(
             strategy,

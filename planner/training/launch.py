@@ -1,7 +1,9 @@
 """`launch`: the planner's own loop of a training: steps, log, evaluations, checkpoints, report."""
 
+import shlex
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TypedDict
@@ -13,6 +15,8 @@ from planner.launcher.clocks import Clock
 from planner.launcher.device_part import staying
 from planner.launcher.executor import IterationRecord
 from planner.launcher.failures.errors import peak_bytes
+from planner.launcher.failures.rank import current_rank
+from planner.launcher.failures.requests import REQUEST
 from planner.launcher.job import TrainingJob, check_ranks
 from planner.launcher.rendezvous import process_rank
 from planner.launcher.totals import why_nothing_counts
@@ -20,12 +24,12 @@ from planner.launcher.trained_groups import with_rest
 from planner.profilers.storages import watching
 from planner.simulator.traces.read import measured_by
 from planner.simulator.traces.write import write_trace
-from planner.support.errors import LaunchError
-from planner.training.checkpoints.folder import Checkpoint
+from planner.support.errors import LaunchError, Preempted
+from planner.training.checkpoints.folder import Checkpoint, name_of
 from planner.training.checkpoints.start import check_left
 from planner.training.evaluation import Evaluation
 from planner.training.log import Log
-from planner.training.options import TrainingRequest
+from planner.training.options import Checkpoints, TrainingRequest
 from planner.training.report import LaunchReport, RankMeasurements, make_report
 from planner.training.trainer import Trainer
 
@@ -68,6 +72,7 @@ def launch(
     Raises:
         PlannerError: if files, options and processes do not fit each other.
         Stopped: on a rank that has lost another one; that one has a message for the user.
+        Preempted: if a signal has asked to save and to end, on all ranks.
     """
     plan, trace = request.plan, request.launching.trace
     trainer = Trainer.open(request, partial(check_ranks, plan, request.path))
@@ -76,9 +81,16 @@ def launch(
         assert process is not None, "one process alone has a device"
         report(f"rank {process.rank} idles: the strategy needs {len(plan.ranks)} of the ranks")
         return None
-    with trainer, trainer.errors():
-        ranks, clocks, evaluations = _trained(trainer, request, progress)
+    with _end_requests(request.checkpoints), trainer, trainer.errors():
+        trained = _trained(trainer, request, progress)
         data_notes = trainer.notes()
+    if trained is None:
+        folder = request.checkpoints.checkpoint
+        raise Preempted(
+            f"{folder}: {name_of(trainer.next_step)} of {trainer.num_steps} steps is written, as a"
+            f" signal asked; go on with --resume {shlex.quote(str(folder))}"
+        )
+    ranks, clocks, evaluations = trained
     if trainer.rank > 0:
         return None
     job, graph = trainer.job, trainer.job.model.graph
@@ -101,6 +113,13 @@ def launch(
         launch_report, notes=notes, evaluations=tuple(evaluations),
         groups=with_rest(job.groups, graph),
     )  # fmt: skip
+
+
+def _end_requests(checkpoints: Checkpoints) -> AbstractContextManager[None]:
+    """Takes signals for requests to save and to end meanwhile, if there is a folder to save to."""
+    if checkpoints.checkpoint is None:
+        return nullcontext()
+    return REQUEST.awaited(checkpoints.save_signal, is_rank=current_rank() is not None)
 
 
 def _resume_notes(start: Checkpoint | None) -> tuple[str, ...]:
@@ -135,11 +154,12 @@ def _skip_notes(skipped: int, steps: int) -> list[str]:
 
 def _trained(
     trainer: Trainer, request: TrainingRequest, progress: Progress
-) -> tuple[list[RankMeasurements], list[Clock], list[Evaluation]]:
+) -> tuple[list[RankMeasurements], list[Clock], list[Evaluation]] | None:
     """Runs the steps that are left, and what stands around them.
 
     Returns:
-        The measurements and the clocks of all ranks, and the evaluations.
+        The measurements and the clocks of all ranks, and the evaluations; None if a signal has
+        asked to end earlier, which is done after a checkpoint.
     """
     loop, checkpoints, total = request.loop, request.checkpoints, trainer.num_steps
     if trainer.start is not None:
@@ -150,16 +170,21 @@ def _trained(
     before, evaluations = trainer.groups.read_clocks(), list[Evaluation]()
     losses: list[float] = []
     whole, short = _Timed(), _Timed()
-    log = Log(loop.log, trainer.next_step) if loop.log is not None and trainer.rank == 0 else None
+    log = None
+    if loop.log_file is not None and trainer.rank == 0:
+        log = Log(loop.log_file, trainer.next_step)
     every = loop.eval_every, checkpoints.checkpoint_every
+    is_early = False
     for record in trainer.steps(total - trainer.next_step, every):
         done, last = trainer.next_step, trainer.optimizer_step.last
+        is_early = trainer.should_end and saver is not None and done < total
         losses.append(record.loss)
         if last.counted:
             (whole if record.is_whole else short).add(record)
         if log is not None:
             log.step(done, last, record.iteration_s)
-        if trainer.evaluator is not None and _is_due(done, total, loop.eval_every):
+        # A machine that is about to be taken away has no time for evaluations.
+        if trainer.evaluator is not None and not is_early and _is_due(done, total, loop.eval_every):
             evaluations.append(Evaluation(done, trainer.evaluator()))
             if log is not None:
                 log.evaluation(evaluations[-1])
@@ -167,12 +192,16 @@ def _trained(
             progress(done, total, last.loss)
         if saver is not None and saver.has_failed:
             saver.finish()
-        if saver is not None and _is_due(done, total, checkpoints.checkpoint_every):
+        if saver is not None and (is_early or _is_due(done, total, checkpoints.checkpoint_every)):
             saver.save(done, trainer.extras())
+        if is_early:
+            break
     if log is not None:
         log.close()
     if saver is not None:
         saver.finish()
+    if is_early:
+        return None
     timed = whole if whole.times else short
     if not timed.times:
         why = why_nothing_counts(trainer.job)
