@@ -23,12 +23,13 @@ cli.main = lambda: print(json.dumps({
 if __name__ == "__main__":
     cli.start()
 """
+NAME = "program"
 ARGUMENTS = ["launch", "my plan.json", "--data", "nets:samples"]
 
 
 def seen(folder, how, arguments=ARGUMENTS, **variables):
     """What the program sees, started as `how` says, and the number of the process."""
-    (folder / "program.py").write_text(PROGRAM)
+    (folder / f"{NAME}.py").write_text(PROGRAM)
     path = os.pathsep.join([str(ROOT), str(folder)])
     environment = {name: one for name, one in os.environ.items() if name != "PYTHONHASHSEED"}
     process = subprocess.Popen(
@@ -40,7 +41,7 @@ def seen(folder, how, arguments=ARGUMENTS, **variables):
     return json.loads(printed), process.pid
 
 
-@pytest.mark.parametrize("how", [["program.py"], ["-P", "-m", "program"], ["-c", PROGRAM]])
+@pytest.mark.parametrize("how", [[f"{NAME}.py"], ["-P", "-m", NAME], ["-c", PROGRAM]])
 def test_a_launch_starts_itself_anew_with_the_seed_of_all_others(tmp_path, how):
     one, process = seen(tmp_path, how)
     other, _ = seen(tmp_path, how)
@@ -53,13 +54,13 @@ def test_a_launch_starts_itself_anew_with_the_seed_of_all_others(tmp_path, how):
 
 
 def test_a_seed_of_the_user_stays(tmp_path):
-    (one, _), (other, _) = (seen(tmp_path, ["program.py"], PYTHONHASHSEED=n) for n in "78")
+    (one, _), (other, _) = (seen(tmp_path, [f"{NAME}.py"], PYTHONHASHSEED=n) for n in "78")
     assert one["hash"] != other["hash"]
     assert one["starts"] == 1
 
 
 def test_other_commands_are_not_started_anew(tmp_path):
-    found, _ = seen(tmp_path, ["program.py"], ["solve", "launch"])
+    found, _ = seen(tmp_path, [f"{NAME}.py"], ["solve", "launch"])
     assert found["starts"] == 1
 
 
