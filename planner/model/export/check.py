@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from planner.model.export.eager import Eagerly, UnseenError
 from planner.model.export.forms import normalized_by_batch, ranks_in
 from planner.model.export.inputs import Inputs
-from planner.operators.gradients.module_run import ELSEWHERE, drawn_elsewhere
+from planner.support.draws import ELSEWHERE, drawn_elsewhere
 from planner.support.errors import ExportError, words_of
 from planner.support.units import format_bytes
 

@@ -21,13 +21,13 @@ from planner.operators.gradients.distance import FLOOR, TOLERANCE, apart, larges
 from planner.operators.gradients.events import Suspect
 from planner.operators.gradients.graph_run import Value, run_graph, run_graph_in_evaluation
 from planner.operators.gradients.module_run import (
-    ELSEWHERE,
     Gradients,
     ModuleRun,
     run_evaluation,
     run_module,
 )
 from planner.operators.gradients.places import Between, between
+from planner.support.draws import ELSEWHERE
 from planner.support.errors import ExportError, ModelError, OperatorError, words_of
 from planner.support.units import format_bytes
 
