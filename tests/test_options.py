@@ -9,6 +9,7 @@ import pytest
 
 from planner.artefacts.options import LossOptions, ModelOptions, Search, Training
 from planner.artefacts.strategy import ScheduleName
+from planner.launcher.options import Loop
 from planner.support.errors import OptionError
 from planner.support.options import Options, checked, declared, given, option, options_from
 from planner.support.units import parse_bytes
@@ -173,6 +174,12 @@ def test_keyword_arguments_go_to_the_type_that_has_the_field():
             TypeError, match=rf"read\(\) got an unexpected keyword argument '{name}'"
         ):
             options_from("read", {name: 1}, ModelOptions, LossOptions, without=without)
+
+
+def test_a_field_has_its_former_name_too():
+    assert options_from("launch", {"log": "a"}, Loop) == [Loop(log_file=Path("a"))]
+    with pytest.raises(TypeError, match=r"launch\(\) got 'log_file' and its former name 'log'"):
+        options_from("launch", {"log": "a", "log_file": "b"}, Loop)
 
 
 @pytest.mark.parametrize("count", [True, 2.5, "4"])

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from planner.artefacts.plan import Plan
     from planner.model.load import Model
     from planner.training.loop import BatchTrainer
-    from planner.training.options import TrainingRequest
+    from planner.training.options import Checkpoints, TrainingRequest
     from planner.training.report import LaunchReport
     from planner.training.trials import Trial
 
@@ -52,6 +52,7 @@ def launch(
     Raises:
         PlannerError: if files, options and processes do not fit each other.
         Stopped: on a rank that has lost another one.
+        Preempted: if a signal has asked the training to save and to end; see `save_signal`.
         TypeError: if there is no option of that name.
     """
     from planner.training import launch as planners_loop
@@ -180,6 +181,7 @@ def start_launch(
     nproc: int,
     arguments: Sequence[str] = (),
     *,
+    checkpoints: "Checkpoints | None" = None,
     check: "Callable[[Plan], None]" = lambda plan: None,
 ) -> int:
     """Runs `planner launch` in processes of this host, and waits for them.
@@ -187,16 +189,20 @@ def start_launch(
     Args:
         nproc: number of processes, at least the strategy's devices.
         arguments: options of the command, as on the command line.
+        checkpoints: those among them; with a folder, signals are passed on to the ranks, which save
+            and end.
         check: called with the plan before a process is started.
 
     Returns:
-        The exit code: 0, or 1 if a rank failed and said why.
+        The exit code: 0, 1 if a rank failed and said why, or 143 if the ranks have saved and ended
+        as a signal asked.
 
     Raises:
         FileError: if the strategy cannot be read.
         LaunchError: if there are too few processes, or a rank was killed.
     """
     from planner.launcher.failures.monitor import start_ranks
+    from planner.launcher.failures.requests import save_signals
 
     plan, path = read_strategy(strategy), str(Path(strategy))
     check(plan)
@@ -205,4 +211,6 @@ def start_launch(
             f"{path}: the strategy uses {needed} devices, --nproc is {nproc}; "
             f"run: planner launch {shlex.quote(path)} --nproc {needed}"
         )
-    return start_ranks(["launch", path, *arguments], nproc)
+    has_folder = checkpoints is not None and checkpoints.checkpoint is not None
+    signals = save_signals(checkpoints.save_signal) if checkpoints and has_folder else ()
+    return start_ranks(["launch", path, *arguments], nproc, passed_on=signals)

@@ -15,7 +15,7 @@ import click
 from planner import api
 from planner.commands.signals import STOPPED, TERMINATED, WORDS, Terminated, tidying_up
 from planner.commands.terminal import say, say_lines, shortened
-from planner.support.errors import PlannerError, Stopped
+from planner.support.errors import PlannerError, Preempted, Stopped
 
 NO_PLAN = 3
 FAILED = 1
@@ -138,6 +138,12 @@ def one_of_several() -> Iterator[None]:
     ctx, rank = click.get_current_context(), api.rank.current_rank()
     try:
         yield
+    except Preempted as end:
+        if rank is not None:
+            rank.end_work()
+        if rank is None or rank.rank == 0:
+            say(str(end), err=True)
+        ctx.exit(TERMINATED)
     except Stopped:
         if rank is None:
             raise

@@ -70,6 +70,18 @@ def takes(
     return add
 
 
+class _ShownOnce(click.Option):
+    """An option of whose flags the help text has the first one, and none that it had before."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """The flag and its value; the help."""
+        record = super().get_help_record(ctx)
+        if record is None:
+            return None
+        flags, text = record
+        return flags.replace(", ".join(self.opts), self.opts[0]), text
+
+
 def click_option(one: Option) -> Callable[[Command], Command]:
     """The option of a command for a field: a flag, or one that takes a value."""
     words = f"{one.help}  [default: {text}]" if (text := default_text(one)) else one.help
@@ -87,8 +99,9 @@ def click_option(one: Option) -> Callable[[Command], Command]:
             raise click.BadParameter(str(error), ctx, param) from None
 
     return click.option(
-        one.flag,
+        *([one.flag, f"--{one.former}"] if one.former else [one.flag]),
         one.name,
+        cls=_ShownOnce,
         type=click.UNPROCESSED,
         multiple=one.form is not Form.ONE and not one.separator,
         metavar=metavar(one),

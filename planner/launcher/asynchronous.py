@@ -265,7 +265,7 @@ class Flow:
         if action.direction is Direction.BACKWARD:
             self._current = step
             return
-        self._status.enter(Phase.BETWEEN)
+        self._status.enter(Phase.DATA)
         self._batch = next(self._coming)
 
     def forward(self, action: Compute, stage: StageModule, tensors: Tensors) -> Tensors:

@@ -12,6 +12,7 @@ from planner.launcher import clocks
 from planner.launcher.batch import StepBatches
 from planner.launcher.failures.errors import current_place
 from planner.launcher.failures.rank import current_status
+from planner.launcher.failures.requests import REQUEST
 from planner.launcher.failures.status import Phase
 from planner.launcher.gradients import GradientBuckets
 from planner.launcher.groups import Groups
@@ -113,10 +114,12 @@ class StepSums:
     Attributes:
         microbatches: of the step, of those ranks that know how many it has.
         counts: that losses are divided by, by name (`LossTotals`); the same names on all ranks.
+        end_requests: number of ranks that signals have asked to save and to end.
     """
 
     microbatches: float
     counts: Mapping[str, float]
+    end_requests: float = 0
 
     def added_up(self, together: Callable[[Sequence[float]], Sequence[float]]) -> "StepSums":
         """The sums over all ranks, each of which calls it.
@@ -125,8 +128,9 @@ class StepSums:
             together: adds up numbers over all ranks, and is a barrier for none.
         """
         names = sorted(self.counts)
-        first, *sums = together([self.microbatches, *(self.counts[name] for name in names)])
-        return StepSums(first, dict(zip(names, sums, strict=True)))
+        own = [self.microbatches, self.end_requests, *(self.counts[name] for name in names)]
+        microbatches, end_requests, *counts = together(own)
+        return StepSums(microbatches, dict(zip(names, counts, strict=True)), end_requests)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +190,7 @@ class TrainingStep:
         self._totals_of, self._size = totals, size
         self._together, self._totals = together, dict[str, float]()
         counts = totals.own([*data.by_microbatch.values()])
-        self.sums = StepSums(data.num_microbatches or 0, counts)
+        self.sums = StepSums(data.num_microbatches or 0, counts, float(REQUEST.is_made))
         self.loss, self._count = 0.0, 0.0
         self._num_microbatches, self.is_whole = size.usual, False
 

@@ -182,9 +182,10 @@ class Loop(Options):
         "Function (output, target) -> number, a mean over samples. May be repeated.", (),
         flag="--metric", metavar="MODULE:FUNCTION", parse=function_name, words=FUNCTION,
     )  # fmt: skip
-    log: Path | None = option(
-        "Write a line of JSON for each step and evaluation to this file.", per_rank=True
-    )
+    log_file: Path | None = option(
+        "Write a line of JSON for each step and evaluation to this file.", former="log",
+        per_rank=True,
+    )  # fmt: skip
     threads: int | None = option(
         "CPU threads per rank.", least=1, most=MAX_THREADS, shown="as in the profile",
         per_rank=True,

@@ -10,7 +10,8 @@ remedy, and is ready to print.
     |- TopologyError    a cluster that contradicts itself
     |- OptionError      options that contradict each other or the files
     `- LaunchError      a world that does not fit the strategy
-       `- Stopped           a rank that ends because another one has failed
+       |- Stopped           a rank that ends because another one has failed
+       `- Preempted         a training that has saved and ends, as a signal asked
 
 Infeasible is no exception: it is a `Status`. A mistake of the programmer is a `ValueError`.
 """
@@ -54,6 +55,10 @@ class LaunchError(PlannerError):
 
 class Stopped(LaunchError):  # noqa: N818, no error of its own
     """This rank ends because another rank has failed, which says why."""
+
+
+class Preempted(LaunchError):  # noqa: N818, no error of its own
+    """A training has saved and ends before its last step, as a signal asked."""
 
 
 def words_of(error: BaseException) -> str:

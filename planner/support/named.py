@@ -123,7 +123,7 @@ def _module(name: str, where: str, error: type[PlannerError]) -> ModuleType:
         _put_first(Path.cwd())
         try:
             return importlib.import_module(name)
-        except Exception as mistake:
+        except (Exception, SystemExit) as mistake:
             raise error(f"{where}: {type(mistake).__name__}: {mistake}") from mistake
     spec = _file_spec(name, where, error)
     if spec.name in sys.modules:
@@ -134,7 +134,7 @@ def _module(name: str, where: str, error: type[PlannerError]) -> ModuleType:
     try:
         assert spec.loader is not None, "a .py file has a loader"
         spec.loader.exec_module(module)
-    except Exception as mistake:
+    except (Exception, SystemExit) as mistake:
         del sys.modules[spec.name]
         raise error(f"{where}: {type(mistake).__name__}: {mistake}") from mistake
     return module

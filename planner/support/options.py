@@ -46,6 +46,7 @@ def option(
     default: Any = None,
     *,
     flag: str = "",
+    former: str = "",
     metavar: str = "",
     least: float | None = None,
     above: float | None = None,
@@ -63,6 +64,7 @@ def option(
         help: one or two sentences for the user; without, only Python has the option.
         default: the value of an option that is not given.
         flag: its name on the command line, where this is not the field's.
+        former: an earlier name of the field, by which it can still be given; no text shows it.
         metavar: the value in help texts; empty takes the type's name.
         least: smallest number.
         above: all numbers are larger.
@@ -95,6 +97,7 @@ class Option:
     default: Any
     help: str
     flag: str
+    former: str
     metavar: str
     least: float | None
     above: float | None
@@ -325,9 +328,13 @@ def options_from(
         OptionError: if a value is wrong.
     """
     known = [declared(kind).keys() - {*without} for kind in kinds]
+    new = {one.former: name for kind in kinds for name, one in declared(kind).items() if one.former}
     for name in how:
-        if not any(name in names for names in known):
+        if not any(new.get(name, name) in names for names in known):
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
+        if new.get(name) in how:
+            raise TypeError(f"{function}() got {new[name]!r} and its former name {name!r}")
+    how = {new.get(name, name): value for name, value in how.items()}
     return [
         kind(**{name: how[name] for name in how if name in names})
         for kind, names in zip(kinds, known, strict=True)

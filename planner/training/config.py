@@ -42,6 +42,8 @@ OPTIONS: Mapping[str, Option] = {
     if one.help and one.name != "output"  # which is the strategy's
 }
 """The options that a file may have, by their keys."""
+FORMER = {one.former: key for key, one in OPTIONS.items() if one.former}
+"""The keys of options by those that they had before."""
 OF_PROCESSES = frozenset({"nproc", "json", "config", "operators"})
 """Options that stand on the command line alone."""
 
@@ -64,7 +66,7 @@ def read_config(path: Path) -> dict[str, Any]:
         try:
             one = _option(key)
             if one.name in values:
-                raise ValueError("given twice, with - and with _")
+                raise ValueError("given twice, by two spellings of its name")
             values[one.name] = _placed(_value(one, value), path)
         except ValueError as error:
             name = key if isinstance(key, str) else shown(key)
@@ -86,6 +88,7 @@ def read_config(path: Path) -> dict[str, Any]:
 def _option(key: object) -> Option:
     """The option that a key names, in which - and _ are the same."""
     name = key.replace("-", "_") if isinstance(key, str) else ""
+    name = FORMER.get(name, name)
     if name in OPTIONS:
         return OPTIONS[name]
     if name in OF_PROCESSES:

@@ -137,7 +137,7 @@ class Evaluator:
     def begin(self, action: Compute) -> None:
         """Fetches the data of a microbatch before its first stage here."""
         if action.microbatch not in self._batches:
-            self._status.enter(Phase.BETWEEN)
+            self._status.enter(Phase.EVALUATION)
             self._batches[action.microbatch] = next(self._coming)
 
     def forward(self, action: Compute, stage: StageModule, tensors: Tensors) -> Tensors:
@@ -155,6 +155,7 @@ class Evaluator:
         size = self._layout.size
         rows = min(size, self._num_samples - (self._first + action.microbatch) * size)
         whole = _cut(self._whole(action.stage, outputs), rows, size)
+        self._status.enter(Phase.EVALUATION)
         self._meter.add(whole, _cut(batch.targets, rows, size))
         return outputs
 

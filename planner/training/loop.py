@@ -11,7 +11,7 @@ import shlex
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from planner.launcher.batch import Batch, StepBatches
 from planner.launcher.failures.rank import current_rank, current_status, enter_from_script
+from planner.launcher.failures.requests import REQUEST
 from planner.launcher.failures.status import Phase
 from planner.launcher.rates import KNOWN
 from planner.launcher.rendezvous import ProcessRank
@@ -36,8 +37,8 @@ from planner.training.options import TrainingRequest, check_folder
 from planner.training.trainer import SET_RATE, Trainer
 
 WITHOUT = frozenset({
-    "steps", "epochs", "data", "shuffle", "eval_data", "eval_every", "metrics", "log", "config",
-    "trace", "track_memory", "checkpoint_every",
+    "steps", "epochs", "data", "shuffle", "eval_data", "eval_every", "metrics", "log_file",
+    "config", "trace", "track_memory", "checkpoint_every",
 })  # fmt: skip
 """Options of the planner's own loop alone."""
 EVALUATE = "evaluate"
@@ -63,6 +64,8 @@ class BatchTrainer:
         self._trainer: Trainer | None = trainer
         self._folders: set[Path] = set()
         self._has_warned = False
+        self._requests = ExitStack()
+        self._awaits_requests = False
 
     @property
     def batch_size(self) -> int:
@@ -78,6 +81,22 @@ class BatchTrainer:
     def lr(self) -> float:
         """The learning rate of the next step, before --lr-schedule."""
         return self._open().optimizer_step.rate
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether SIGTERM, or `save_signal`, has asked a rank to save and to end; after a step, it
+        is the same on all ranks.
+
+        From the first time on that the loop asks, such a signal does not end the process: `save`,
+        and leave the loop. A second SIGTERM ends it.
+        """
+        trainer = self._open()
+        if not self._awaits_requests:
+            self._awaits_requests = True
+            is_rank = current_rank() is not None
+            requests = REQUEST.awaited(self._checkpoints.save_signal, is_rank=is_rank)
+            self._requests.enter_context(requests)
+        return trainer.should_end
 
     def set_lr(self, lr: float) -> None:
         """Changes the learning rate from the next step on; to the same one on every rank.
@@ -191,6 +210,7 @@ class BatchTrainer:
         if self._trainer is None:
             return
         self._trainer.close()
+        self._requests.close()
         rank = current_rank()
         if rank is not None:
             rank.end_work()
@@ -205,6 +225,7 @@ class BatchTrainer:
         if error[0] is None:
             self.close()
         elif self._trainer is not None:
+            self._requests.close()
             self._trainer.__exit__(*error)
 
     def _open(self) -> Trainer:

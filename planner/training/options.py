@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planner.artefacts.options import LossOptions
+from planner.launcher.failures.requests import SAVE_SIGNALS
 from planner.launcher.options import DeviceKind, Loop, check
 from planner.support.errors import FileError, OptionError
 from planner.support.options import Options, option, options_from
@@ -40,6 +41,10 @@ class Checkpoints(Options):
     )
     checkpoint_every: int | None = option("Write a checkpoint after every N steps, too.", least=1)
     checkpoint_keep: int = option("Number of checkpoints to keep, the newest ones.", 3, least=1)
+    save_signal: str | None = option(
+        "Signal upon which a training saves and ends, as upon SIGTERM; Slurm's --signal sends one.",
+        choices=SAVE_SIGNALS, parse=lambda text: text.removeprefix("SIG"),
+    )  # fmt: skip
     resume: Path | None = option(
         "Go on from a checkpoint, or from the newest one in a folder.", metavar="DIR",
         per_rank=True,
@@ -65,6 +70,7 @@ class WeightsOptions(Options):
     model: Path | None = option(
         "ONNX file that was trained, if it is not where the checkpoint says."
     )
+    allow_nan: bool = option("Write weights that are not finite, too.", False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,19 +137,23 @@ def check_options(loop: Loop, checkpoints: Checkpoints) -> None:
 
 
 def check_folder(checkpoints: Checkpoints) -> None:
-    """Refuses a folder that cannot be there, and an interval without a folder.
+    """Refuses a folder that cannot be there, and what has no meaning without a folder.
 
     Raises:
-        OptionError: if --checkpoint-every stands alone.
+        OptionError: if --checkpoint-every or --save-signal stands alone.
         FileError: if no folder can be there.
     """
     folder = checkpoints.checkpoint
     if folder is None:
-        if checkpoints.checkpoint_every is not None:
-            raise OptionError(
-                f"--checkpoint-every {checkpoints.checkpoint_every}: expected a folder for the"
-                " checkpoints; give --checkpoint DIR, too"
-            )
+        for flag, value in (
+            ("--checkpoint-every", checkpoints.checkpoint_every),
+            ("--save-signal", checkpoints.save_signal),
+        ):
+            if value is not None:
+                raise OptionError(
+                    f"{flag} {value}: expected a folder for the checkpoints; give --checkpoint DIR,"
+                    " too"
+                )
         return
     there = next(one for one in (folder, *folder.absolute().parents) if os.path.lexists(one))
     if not there.is_dir():

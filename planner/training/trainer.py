@@ -18,6 +18,7 @@ from planner.launcher.executor import Executor, IterationRecord, StepSize, Train
 from planner.launcher.failures.errors import introduce, with_causes
 from planner.launcher.failures.hosts import hosts_watched
 from planner.launcher.failures.rank import current_status, take_error_hook
+from planner.launcher.failures.requests import REQUEST
 from planner.launcher.failures.status import Phase
 from planner.launcher.gradients import GradientBuckets, buckets
 from planner.launcher.groups import Groups
@@ -101,6 +102,8 @@ class Trainer:
         content: of its checkpoints.
         start: the checkpoint that it has gone on from; None for none.
         next_step: the index of the step that `step` runs next.
+        should_end: whether a signal has asked a rank to save and to end; after a step, or after a
+            flow, it is the same on all ranks.
 
     Args:
         job: what is trained.
@@ -126,7 +129,8 @@ class Trainer:
         scale = loss_scale(shorter_dtype(job))
         self.part = make_part(job, self.groups, lambda: scale.value)
         self.layout, self.reader = layout_of(job, loop), reader_of(job, self.part)
-        self._feed = make_feed(job, self.part, loop, self.microbatches)
+        with current_status().during(Phase.DATA):
+            self._feed = make_feed(job, self.part, loop, self.microbatches)
         self._coming: Iterator[StepData] | None = None  # from the next step on
         self._given_data, self._lost = loop.data, tuple[str, ...]()
         self._set_rate: float | None = None
@@ -155,6 +159,7 @@ class Trainer:
         )  # fmt: skip
         self.content = Content(job, self.part, self.optimizer, self.groups, self._data_state)
         self.start: Checkpoint | None = None
+        self.should_end = False
         self._savers: dict[Path, Saver] = {}
         self.executor = self._executor(training_seed(job, loop))
         self.totals = loss_totals(job.losses, self.part)
@@ -252,7 +257,13 @@ class Trainer:
         with self.errors():
             self.groups.barrier()
         self.groups.close()
+        self._close_savers()
         self._watched.close()
+
+    def _close_savers(self) -> None:
+        while self._savers:
+            _, saver = self._savers.popitem()
+            saver.close()
 
     def __enter__(self) -> Self:
         return self
@@ -261,6 +272,7 @@ class Trainer:
         if error[0] is None:
             self.close()
         else:  # the other ranks cannot be met any more
+            self._close_savers()
             self._watched.__exit__(*error)
 
     # ------------------------------------------------------------------------ checkpoints
@@ -367,6 +379,8 @@ class Trainer:
             data = self._minibatches()
             for record in self.flow.run(data, self.next_step, stop - self.next_step):
                 self.next_step += 1
+                if self.next_step == stop:
+                    self._agree_on_end()
                 yield record
 
     def step(
@@ -383,6 +397,7 @@ class Trainer:
         if self.flow is not None:
             coming = _again_and_again(data.by_microbatch)
             (record,) = self.flow.run(coming, self.next_step, 1, watch)
+            self._agree_on_end()
         else:
             work = TrainingStep(
                 self.next_step, data, self.optimizer_step, self.totals, self.size,
@@ -390,8 +405,16 @@ class Trainer:
             )  # fmt: skip
             record = self.executor.run(self._actions, work, step=self.next_step, watch=watch)
             record.loss, record.is_whole = work.loss, work.is_whole
+            self.should_end = self.should_end or work.sums.end_requests > 0
         self.next_step += 1
         return record
+
+    def _agree_on_end(self) -> None:
+        """After a flow, where all ranks meet once more."""
+        current_status().enter(Phase.BARRIER)
+        (requests,) = self.groups.add_up([float(REQUEST.is_made)])
+        self.should_end = self.should_end or requests > 0
+        current_status().enter(Phase.BETWEEN)
 
     def watched(self, watch: MemoryTracker, data: StepBatches) -> IterationRecord:
         """Steps in which memory is watched, enough of them for its peak: one, or under an
@@ -422,7 +445,8 @@ class Trainer:
 
     def batches(self) -> StepBatches:
         """The data of this device in the next step."""
-        with self._agreement.step(self.next_step, self.history):
+        comparing = self._agreement.step(self.next_step, self.history)
+        with comparing, current_status().during(Phase.DATA):
             data = next(self._data())
             batches = zip(self.microbatches, map(self.local, data.batches), strict=False)
             return StepBatches(data.num_microbatches, dict(batches))
@@ -465,7 +489,8 @@ class Trainer:
         return self._evaluator(data, option, metrics)()
 
     def _evaluator(self, data: object, option: str, metrics: Sequence[str]) -> Evaluator:
-        samples = EvalData(data, option, self.layout, self.microbatches, self.reader)
+        with current_status().during(Phase.EVALUATION):
+            samples = EvalData(data, option, self.layout, self.microbatches, self.reader)
         crossing = as_it_crosses(self.job.model.graph, self.job.plan)
         return Evaluator(self.job, self.part, crossing, self.groups, samples, self.layout, metrics)
 
@@ -521,5 +546,5 @@ def _rules(job: TrainingJob, loop: Loop, num_steps: int, groups: Groups) -> Upda
     if rate is None:
         rate = DEFAULT_LEARNING_RATES[OptimizerName(job.plan.optimizer)]
     factor = rate_factor(loop.lr_schedule, num_steps)
-    reports = any(groups.gather(loop.reports_loss or loop.log is not None))
+    reports = any(groups.gather(loop.reports_loss or loop.log_file is not None))
     return UpdateRules(rate, factor, loop.clip, loop.nan, reports)

@@ -125,7 +125,7 @@ def test_a_strategy_is_read_with_what_it_was_made_for(folder):
         planner.read_plan_inputs("plans/s.json", profile="other.json")
 
 
-@pytest.mark.parametrize("written", [(), ("--trace", "trace.json"), ("--log", "log.jsonl")])
+@pytest.mark.parametrize("written", [(), ("--trace", "trace.json"), ("--log-file", "log.jsonl")])
 def test_launch_reads_the_strategy_once(counted, written):
     run(*SOLVE, "--gpus", "1")
     for counter in counted:

@@ -98,6 +98,23 @@ def test_help_loads_nothing_heavy():
     assert done.stdout == "[]\n"
 
 
+@pytest.mark.parametrize(
+    "start",
+    [
+        ["-m", "planner"],
+        ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1", "-m", "planner"],
+    ],
+    ids=["python", "torchrun"],
+)
+def test_the_package_is_the_command_beside_a_cli_of_the_user(tmp_path, start):
+    (tmp_path / "cli.py").write_text("raise RuntimeError('the one of the user')")
+    done = subprocess.run(
+        [sys.executable, *start, "topology", "list"], cwd=tmp_path, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True,
+    )  # fmt: skip
+    assert done.stdout == run("topology", "list").stdout
+
+
 def test_the_help_of_solve_names_all_solvers():
     lines = cli.main.commands["solve"].epilog.splitlines()
     named = [line.split()[0] for line in lines[2:] if line[2] != " "]  # others go on with a summary

@@ -3,6 +3,7 @@
 import click
 import pytest
 from click.testing import CliRunner
+from torch.distributed.run import get_args_parser
 
 import cli
 from planner.artefacts.options import LossOptions, Training
@@ -49,6 +50,25 @@ def test_every_option_of_a_command_is_a_declared_field(name):
         if (one.opts[0], one.name, words) not in FIELDS:
             others.add(one.opts[-1])
     assert others <= NOT_DECLARED
+
+
+def test_torchrun_leaves_the_options_of_launch_to_it():
+    """Its parser takes unambiguous prefixes of its own options, and refuses others, wherever they
+    stand. --nproc is for launches without torchrun.
+    """
+    parser = get_args_parser()
+    for option in COMMANDS["launch",].params:
+        for flag in {option.opts[0], *option.secondary_opts} - {"strategy", "--nproc"}:
+            command = ["planner", "launch", "strategy.json", flag, "value"]
+            assert parser.parse_args(["--no-python", *command]).training_script_args == command[1:]
+
+
+def test_the_former_flag_of_an_option_is_taken_and_not_shown():
+    text = CliRunner().invoke(cli.main, ["launch", "--help"]).output
+    assert "--log-file PATH" in text
+    assert "--log " not in text
+    (option,) = (one for one in COMMANDS["launch",].params if one.name == "log_file")
+    assert option.opts == ["--log-file", "--log"]
 
 
 GROUPS = {(): cli.main, ("topology",): cli.main.commands["topology"]}

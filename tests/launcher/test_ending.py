@@ -23,7 +23,7 @@ CLI = str(ROOT / "cli.py")
 START_S = GONE_S = 60.0  # on a busy machine
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 # The action that a rank was in.
-PLACE = r" (at|before|in|waiting for) .*step \d+[^;:]*"
+PLACE = r" (at|before|in|waiting for|while reading) .*step \d+[^;:]*"
 pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
 
 # Every rank starts a process, and writes its number when it trains.
@@ -166,7 +166,8 @@ def test_a_terminated_rank_is_named(launch):
 BYTES = r"[\d.]+ [KMG]iB"
 MEMORY = rf" \({BYTES} in use\)"
 KILLED = f"; it may have been out of memory{MEMORY}"
-LOST = rf"has ended without a word{PLACE}: killed by a signal, or out of memory{MEMORY}"
+WAYS = "by code that it ran, killed by a signal, or out of memory"
+LOST = rf"has ended without a word{PLACE}: {WAYS}{MEMORY}"
 
 
 @pytest.mark.slow

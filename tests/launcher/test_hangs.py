@@ -41,4 +41,4 @@ def test_a_rank_that_hangs_is_named_and_ends_the_launch(tmp_path, command, way):
     assert done.returncode != 0
     (said,) = (line for line in done.stderr.splitlines() if line.startswith("Error: "))
     assert said.startswith("Error: rank 1 (stage 1) hangs: it has ")
-    assert f"before step {STEP}, with its data for example" in said
+    assert f"while reading data for step {STEP}" in said

@@ -28,6 +28,7 @@ from planner.schedules.actions import Compute, Direction
 from planner.simulator.traces.read import read_trace
 from planner.support.errors import FileError, LaunchError, OptionError
 from planner.training import trainer
+from planner.training.data.samples import _checked
 from tests.support.launch_worker import (
     CASES,
     LENGTH,
@@ -432,6 +433,23 @@ def test_data_comes_from_a_function(alone, tmp_path, monkeypatch):
     use_data(monkeypatch, tmp_path, data)
     launch(alone, steps=2, data="mine:data")
     assert asked == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
+def test_integers_of_a_narrower_type_are_taken_for_tokens_and_classes(
+    alone, tmp_path, monkeypatch, dtype
+):
+    ids = torch.arange(2 * LENGTH).reshape(2, LENGTH)
+    use_data(monkeypatch, tmp_path, lambda *_: ({"ids": ids}, ids))
+    expected = launch(alone, steps=2, data="mine:data").loss
+    use_data(monkeypatch, tmp_path, lambda *_: ({"ids": ids.to(dtype)}, ids.to(dtype)))
+    assert launch(alone, steps=2, data="mine:data").loss == expected
+
+
+def test_numbers_that_a_type_does_not_have_are_refused():
+    for narrow, wide in ((torch.int64, torch.int32), (torch.int8, torch.uint8)):
+        with pytest.raises(LaunchError, match=f"expected .* {wide}, got .* {narrow}"):
+            _checked("data", torch.ones(2, dtype=narrow), (2,), wide)
 
 
 @pytest.mark.parametrize(

@@ -73,8 +73,8 @@ def test_the_others_say_of_a_killed_rank_where_it_was_and_its_memory(start, tmp_
     killed.wait()
     said = own.lost_rank_message()
     assert said.startswith(
-        "rank 1 (stage 1) has ended without a word at 1F3 of step 0: killed by a signal, or out of"
-        " memory ("
+        "rank 1 (stage 1) has ended without a word at 1F3 of step 0: by code that it ran, killed by"
+        " a signal, or out of memory ("
     )
     assert said.endswith(" MiB in use, 5 GiB predicted)")
 
@@ -142,7 +142,7 @@ def clock(monkeypatch):
 
 def test_the_cause_of_a_lost_rank_is_waited_for_by_the_clock(clock, monkeypatch):
     monkeypatch.setattr(monitor, "_exit_code", lambda code: code)
-    calm = SimpleNamespace(look=lambda now_s: None)
+    calm = SimpleNamespace(look=lambda now_s: None, has_failed=lambda rank, code: True)
     assert monitor._wait([LEFT, None], calm) == ({0: LEFT}, None)
     assert clock.s == CAUSE_S
 
@@ -160,7 +160,10 @@ if os.environ["RANK"] == "1":
 
 
 @pytest.mark.parametrize(("act", "end"), [
-    ("sys.exit(0)", 0), ("sys.exit(1)", 1),
+    ("sys.exit(0)", 0),
+    ("open(os.environ['PLANNER_RANKS'] + '/report', 'x'); sys.exit(1)", 1),
+    ("sys.exit(3)", "rank 1 ended by itself with exit code 3: code that it ran has ended the"
+     " process, by os._exit for example"),
     ("os.kill(os.getpid(), 9)", "rank 1 was ended by SIGKILL; it may have been out of memory"),
     ("sys.exit(75)", "rank 1 has lost its connections to the others"),
 ])  # fmt: skip

@@ -35,7 +35,7 @@ shuffle: false
 loss: {{logits: cross-entropy}}
 eval_data: {HERE}:samples
 metric: [tests.training.test_evaluation:largest]
-log: log.jsonl
+log_file: log.jsonl
 """
 ON_THE_LINE = (
     "--data", f"{HERE}:samples", "--steps", "3", "--lr", "0.05", "--lr-schedule", "cosine",
@@ -86,7 +86,7 @@ def test_the_ranks_compare_the_options_of_a_file_but_for_those_that_are_a_ranks_
     values = _values(read_plan(made / "alone.json"), options, several_hosts=False)
     compared = {name.removeprefix("option ") for name in values if name.startswith("option ")}
     in_file = {one.name for one in OPTIONS.values()}
-    of_a_rank = {"log", "threads", "hang_timeout", "model", "trace", "checkpoint", "resume"}
+    of_a_rank = {"log_file", "threads", "hang_timeout", "model", "trace", "checkpoint", "resume"}
     assert compared == in_file - of_a_rank | {"config", "output"}
     kinds = (Loop, LossOptions, Launching, Checkpoints)
     marked = {n for kind in kinds for n, one in declared(kind).items() if one.per_rank}
@@ -172,16 +172,17 @@ WRONG = [
     ("metric: 3", "line 1: metric: expected module:function, or a list of such, got 3"),
     ("loss: {y: 3}", "line 1: loss: y: expected text, got 3"),
     ("loss: {3: mse}", "line 1: loss: expected text, or a mapping from outputs to such, got a map"),
-    ("log: {}", "line 1: log: expected a path, got a mapping"),
-    ('log: "a\\0b"', "line 1: log: expected a path, got 'a\\x00b'"),
-    ('log: "\\ud800"', "line 1: log: expected a path, got '\\ud800'"),
+    ("log_file: {}", "line 1: log_file: expected a path, got a mapping"),
+    ('log_file: "a\\0b"', "line 1: log_file: expected a path, got 'a\\x00b'"),
+    ('log_file: "\\ud800"', "line 1: log_file: expected a path, got '\\ud800'"),
     ("seed:", "line 1: seed: expected a whole number, got nothing; leave the line out"),
     ("learning_rate: 1", "line 1: learning_rate: unknown option; did you mean lr?"),
     ("lr-shedule: x", "line 1: lr-shedule: unknown option; did you mean lr_schedule?"),
     ("zzz: 1", "line 1: zzz: unknown option; known: steps, epochs, optimizer"),
     ("7: 1", "line 1: 7: unknown option"),
     ("nproc: 2", "line 1: nproc: no option of a file; give it on the command line"),
-    ("lr_schedule: a\nlr-schedule: b", "line 2: lr-schedule: given twice, with - and with _"),
+    ("lr_schedule: a\nlr-schedule: b", "line 2: lr-schedule: given twice, by two spellings"),
+    ("log_file: a\nlog: b", "line 2: log: given twice, by two spellings"),
     ("steps: 1\nsteps: 2", "line 2: this is no YAML: found duplicate key"),
     ("steps: [1", "line 1: this is no YAML"),
     ("- steps", "expected options, got a list; write options of `planner launch`"),
@@ -222,6 +223,12 @@ def test_options_of_a_file_that_contradict_each_other_are_told_with_file_and_lin
     assert " ".join(said.split()).endswith("(with the options of both.yaml)")
 
 
+def test_the_log_is_given_by_its_former_key_too(tmp_path):
+    path = tmp_path / "train.yaml"
+    path.write_text("log: a.jsonl\n")
+    assert read_config(path)["log_file"] == tmp_path / "a.jsonl"
+
+
 def test_a_file_that_is_not_there_is_named(made):
     said = run("launch", str(made / "alone.json"), "--config", "none.yaml", code=1).output
     assert said == "Error: none.yaml: there is no such file\n"
@@ -229,15 +236,15 @@ def test_a_file_that_is_not_there_is_named(made):
 
 def test_the_log_may_not_replace_the_file(made):
     path = made / "self.yaml"
-    path.write_text("log: self.yaml\n")
+    path.write_text("log_file: self.yaml\n")
     said = run("launch", str(made / "alone.json"), "--config", str(path), code=1).output
     assert "self.yaml" in said
-    assert path.read_text() == "log: self.yaml\n"
+    assert path.read_text() == "log_file: self.yaml\n"
 
 
 def test_paths_in_a_pipe_are_relative_to_the_current_folder(tmp_path, monkeypatch):
     os.mkfifo(tmp_path / "pipe")
-    writer = Thread(target=(tmp_path / "pipe").write_text, args=("log: a.jsonl\n",))
+    writer = Thread(target=(tmp_path / "pipe").write_text, args=("log_file: a.jsonl\n",))
     writer.start()
-    assert read_config(tmp_path / "pipe")["log"] == Path("a.jsonl")
+    assert read_config(tmp_path / "pipe")["log_file"] == Path("a.jsonl")
     writer.join()

@@ -49,7 +49,7 @@ def test_forty_steps_with_batch_normalization_and_dropout_are_those_of_pytorchs_
 ):
     (path,) = planned("digits", made, {"alone": Way("single", num_ranks=1)}).values()
     planner.launch(
-        path, data=f"{SAMPLES}:{DIGITS.trained}", epochs=EPOCHS, log=made.with_suffix(".log"),
+        path, data=f"{SAMPLES}:{DIGITS.trained}", epochs=EPOCHS, log_file=made.with_suffix(".log"),
         eval_data=f"{SAMPLES}:{DIGITS.judged}", eval_every=STEPS_PER_EPOCH,
         learning_rate=DIGITS.learning_rate, lr_schedule="cosine",
     )  # fmt: skip

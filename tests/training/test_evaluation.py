@@ -164,7 +164,7 @@ def test_the_log_has_a_line_for_each_step(together):
 def test_a_log_has_the_losses_of_the_report(made):
     folder, profile = made
     path = write_strategy(folder / "logged.json", profile, (1,))
-    report = launch(path, steps=3, log=folder / "log.jsonl")
+    report = launch(path, steps=3, log_file=folder / "log.jsonl")
     assert [line["loss"] for line in read_log(folder / "log.jsonl")] == [*report.loss]
 
 
@@ -244,13 +244,13 @@ def test_the_log_of_a_resumed_training_has_each_step_once(made, tmp_path):
     folder, profile = made
     path = write_strategy(folder / "logged.json", profile, (1,))
     log, kept = tmp_path / "log", tmp_path / "kept"
-    launch(path, steps=3, log=log, checkpoint=kept, checkpoint_every=2)
+    launch(path, steps=3, log_file=log, checkpoint=kept, checkpoint_every=2)
     before = log.read_text()
     log.write_text(before + '{"step": 4, "lo')  # cut off
-    launch(path, steps=4, log=log, checkpoint=tmp_path / "on", resume=kept / "step-00000002")
+    launch(path, steps=4, log_file=log, checkpoint=tmp_path / "on", resume=kept / "step-00000002")
     assert steps_in(log) == [None, 1, 2, 3, 4]
     assert log.read_text().startswith("".join(before.splitlines(keepends=True)[:3]))
-    launch(path, steps=2, log=log)
+    launch(path, steps=2, log_file=log)
     assert steps_in(log) == [None, 1, 2]
 
 

@@ -12,7 +12,7 @@ import torch
 
 from planner.artefacts.plan import DevicePrediction, Plan
 from planner.launcher.failures.rank import current_rank, current_status
-from planner.launcher.failures.status import where, who
+from planner.launcher.failures.status import ended_by_itself, where, who
 from planner.launcher.failures.watch import used_bytes
 from planner.support.errors import LaunchError, PlannerError
 from planner.support.units import format_bytes
@@ -48,11 +48,15 @@ def introduce(plan: Plan, device: int, hang_timeout_s: float) -> None:
 
 def current_place() -> str:
     """This rank with its stages and its action, such as "rank 1 (stage 1) at 1F3 of step 5"."""
+    return f"{current_name()}{where(current_status().look())}"
+
+
+def current_name() -> str:
+    """This rank with its stages, such as "rank 1 (stage 1)"; alone, its stages."""
     rank, status = current_rank(), current_status().look()
-    place = where(status).strip()
     if rank is None:
-        return f"{status.description} {place}".strip() or "this process"
-    return f"{who(rank.rank, status)} {place}".strip()
+        return status.description or "this process"
+    return who(rank.rank, status)
 
 
 @contextmanager
@@ -63,10 +67,18 @@ def with_causes(plan: Plan, device: int) -> Iterator[None]:
         device: of this rank, index into the topology.
 
     Raises:
-        LaunchError: instead of what was raised inside, unless that is a message already.
+        LaunchError: instead of what was raised inside, unless that is a message already. Nothing
+            inside may end the process: `sys.exit` is an error of the code that calls it.
     """
     try:
         yield
+    except SystemExit as end:
+        frame = extract_tb(end.__traceback__)[-1]
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        raise LaunchError(
+            f"{ended_by_itself(current_name(), code, current_status().look())}: SystemExit: {end}"
+            f" ({frame.filename}, line {frame.lineno})"
+        ) from end
     except Exception as error:
         if (lack := out_of_memory(error)) is not None:
             raise LaunchError(_memory_message(predicted(plan, device), lack)) from error

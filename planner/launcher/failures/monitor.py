@@ -20,11 +20,13 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from types import FrameType
+from typing import IO, Any
 
 from planner.launcher.failures.rank import (
     FOLDER,
@@ -34,10 +36,14 @@ from planner.launcher.failures.rank import (
     LISTENER,
     TERMINATED,
 )
+from planner.launcher.failures.requests import AGAIN_S
 from planner.launcher.failures.status import (
+    Phase,
     Status,
     StatusFile,
     claim_report,
+    ended_by_itself,
+    is_reported,
     memory_words,
     status_paths,
     where,
@@ -110,6 +116,15 @@ class Monitor:
         self.find()
         return self.files[rank].look() if rank in self.files else None
 
+    def has_failed(self, rank: int, code: int) -> bool:
+        """Whether a rank that has ended with an exit code had not done its work, as far as is
+        known. A training that has saved as a signal asked has.
+        """
+        status = self.status(rank)
+        if status is None:
+            return code != 0
+        return code not in (0, TERMINATED) or status.action.phase is not Phase.ENDED
+
 
 # -------------------------------------------------------------------------- beside torchrun's ranks
 
@@ -146,7 +161,10 @@ def _kill(ranks: Iterable[Status]) -> None:
 # --------------------------------------------------------------------------------- the launcher
 
 
-def start_ranks(command: Sequence[str], nproc: int, streams: Streams = INHERITED) -> int:
+def start_ranks(
+    command: Sequence[str], nproc: int, streams: Streams = INHERITED,
+    passed_on: Sequence[signal.Signals] = (),
+) -> int:  # fmt: skip
     """Runs `planner COMMAND` in N processes, and waits for them. None of them is left however this
     function ends, by Ctrl-C for example.
 
@@ -154,12 +172,14 @@ def start_ranks(command: Sequence[str], nproc: int, streams: Streams = INHERITED
         command: the command and its options, without --nproc.
         nproc: N.
         streams: of the ranks.
+        passed_on: signals that ask the ranks to save and to end, which is waited for.
 
     Returns:
-        The exit code: 0, or 1 if a rank has failed and printed the reason.
+        The exit code: 0, 1 if a rank has failed and printed the reason, or TERMINATED if the ranks
+        have ended as a signal asked.
 
     Raises:
-        LaunchError: if a rank was killed.
+        LaunchError: if a rank was killed, or ended by itself.
     """
     sys.stdout.flush()
     # Not by torchrun's agent: of several failed ranks it reports the one with the smallest time in
@@ -168,25 +188,73 @@ def start_ranks(command: Sequence[str], nproc: int, streams: Streams = INHERITED
         folder = Path(name)
         monitor = Monitor(folder, nproc)
         with _running([sys.executable, "-u", str(CLI), *command], nproc, streams, folder) as ranks:
-            codes, hang = _wait(ranks, monitor)
-            message = _ended_by_signal(codes, monitor) if hang is None else hang.message
+            with _passing_on(passed_on, ranks) as requests:
+                codes, hang = _wait(ranks, monitor)
+            by_signal = {LEFT, TERMINATED, *(-one for one in passed_on)}
+            if requests and codes and {*codes.values()} <= by_signal:
+                sys.stderr.write("stopped by a signal before a step could be saved\n")
+                return TERMINATED
+            message = _message(codes, monitor, folder) if hang is None else hang.message
             if message is not None:
-                claim_report(folder)  # before ranks that are ended now do
                 raise LaunchError(message)
     if codes and {*codes.values()} == {LEFT}:
         raise LaunchError(f"rank {min(codes)} has lost its connections to the others")
-    return 1 if codes else 0
+    if codes:
+        return 1
+    return TERMINATED if any(rank.returncode == TERMINATED for rank in ranks) else 0
 
 
-def _ended_by_signal(codes: Mapping[int, int], monitor: Monitor) -> str | None:
-    """The message of the first rank that a signal has ended; None if there is none.
+@contextmanager
+def _passing_on(
+    numbers: Sequence[signal.Signals], ranks: Sequence[subprocess.Popen[bytes]]
+) -> Iterator[list[float]]:
+    """Passes signals on to the ranks meanwhile. The second SIGTERM ends this process.
+
+    Returns:
+        When signals have come, by the clock of this process.
+    """
+    moments: list[float] = []
+    before: dict[int, Any] = {}
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        now_s = time.monotonic()
+        if number == signal.SIGTERM and moments and now_s - moments[0] >= AGAIN_S:
+            signal.signal(number, before[number])
+            signal.raise_signal(number)
+            return
+        if number == signal.SIGTERM or not moments:
+            moments.append(now_s)
+        for process in ranks:
+            if _exit_code(process) is None:
+                os.kill(process.pid, number)
+
+    if threading.current_thread() is threading.main_thread():
+        before = {one: signal.signal(one, pass_on) or signal.SIG_DFL for one in numbers}
+    try:
+        yield moments
+    finally:
+        for one, usual in before.items():
+            signal.signal(one, usual)
+
+
+def _message(codes: Mapping[int, int], monitor: Monitor, folder: Path) -> str | None:
+    """Why the first rank has ended that a signal has ended, or that ended by itself; None if a rank
+    has said it.
 
     Args:
         codes: exit codes of the ranks that have failed, negative for signals.
+        folder: of the ranks.
     """
     for rank, code in codes.items():
         if code < 0 or code in SIGNAL_OF:
             return _signal_message(rank, SIGNAL_OF.get(code, -code), monitor.status(rank))
+    if is_reported(folder):
+        return None
+    for rank, code in codes.items():
+        if code != LEFT:
+            status = monitor.status(rank)
+            said = ended_by_itself(who(rank, status), code, status)
+            return f"{said}: code that it ran has ended the process, by os._exit for example"
     return None
 
 
@@ -228,6 +296,7 @@ def _running(
                 )
         yield ranks
     finally:
+        claim_report(folder)  # the launch is over: ranks that run neither speak nor save
         _end(ranks)
 
 
@@ -237,12 +306,16 @@ def _wait(
     """Waits until all have succeeded, or until the cause of a failure is known.
 
     Returns:
-        Exit codes of the ranks that have failed, negative for signals; and the ranks that hang.
+        Exit codes of the ranks that have failed, negative for signals, and 0 of those that ended
+        before they had done their work; and the ranks that hang.
     """
     failed_s, looked_s = math.inf, 0.0
     while True:
         codes = {rank: _exit_code(process) for rank, process in enumerate(ranks)}
-        failed = {rank: code for rank, code in codes.items() if code}
+        failed = {
+            rank: code for rank, code in codes.items()
+            if code is not None and monitor.has_failed(rank, code)
+        }  # fmt: skip
         now_s = time.monotonic()
         if failed:
             failed_s = min(failed_s, now_s)

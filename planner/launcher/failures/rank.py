@@ -30,11 +30,13 @@ from select import select
 from types import TracebackType
 from typing import NoReturn
 
+from planner.launcher.failures.requests import REQUEST
 from planner.launcher.failures.status import (
     Phase,
     Status,
     StatusFile,
     claim_report,
+    is_reported,
     memory_words,
     status_paths,
     where,
@@ -135,6 +137,10 @@ class RankProcess:
                     found[rank] = file.look()
         return found
 
+    def has_lost_others(self) -> bool:
+        """Whether the launch is over, as far as can be seen: another rank has failed."""
+        return bool(self.lost_ranks()) or (self.folder is not None and is_reported(self.folder))
+
     def end_children_of_lost_ranks(self) -> None:
         """Ends what the lost ranks have started: torchrun ends the groups of living ones only.
         Their groups keep the numbers of their leaders from being given to other processes.
@@ -151,11 +157,14 @@ class RankProcess:
             return f"rank {self.rank} stops because another rank has ended"
         if len(lost) > 1:
             ranks = " and ".join(f"rank {rank}" for rank in lost)
-            return f"{ranks} have ended without a word: killed by a signal, or out of memory"
+            return (
+                f"{ranks} have ended without a word: by code that they ran, killed by a signal, or"
+                " out of memory"
+            )
         ((rank, status),) = lost.items()
         return (
-            f"{who(rank, status)} has ended without a word{where(status)}: killed by a signal, or"
-            f" out of memory{memory_words(status)}"
+            f"{who(rank, status)} has ended without a word{where(status)}: by code that it ran,"
+            f" killed by a signal, or out of memory{memory_words(status)}"
         )
 
 
@@ -239,7 +248,7 @@ def _wait_in_thread(rank: RankProcess) -> None:
     # Python writes the number of a signal into the pipe at once, and calls the handler when the
     # main thread can. The handler acts where a user's event loop has taken the pipe over.
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    signal.signal(signal.SIGTERM, lambda number, frame: _in_thread(_terminated, rank))
+    signal.signal(signal.SIGTERM, lambda number, frame: _in_thread(_terminated, rank, "handler"))
     _in_thread(_wait, rank, reader)
 
 
@@ -257,7 +266,7 @@ def _wait(rank: RankProcess, signals: int) -> None:
             _end(rank, orphaned, signal.SIGKILL, LEFT)
         numbers = os.read(signals, 64) if signals in ready else b""
         if signal.SIGTERM in numbers:
-            _terminated(rank)
+            _terminated(rank, "thread")
         if signal.SIGINT in numbers:
             time.sleep(GRACE_S)  # in which KeyboardInterrupt ends the main thread
             os._exit(INTERRUPTED)
@@ -285,8 +294,15 @@ def report_and_exit(message: str) -> NoReturn:
     _end(_current, message, signal.SIGKILL, LEFT)
 
 
-def _terminated(rank: RankProcess) -> NoReturn:
-    """Ends the rank as SIGTERM does, which torchrun sends when another rank has ended."""
+def _terminated(rank: RankProcess, way: str) -> None:
+    """Ends the rank as SIGTERM does, which torchrun sends when another rank has ended. If none has,
+    it may be a request to save first.
+
+    Args:
+        way: that the signal has come, see `EndRequest`.
+    """
+    if not rank.has_lost_others() and REQUEST.takes(signal.SIGTERM, way):
+        return
     status = rank.status.look()
     ended = f"{who(rank.rank, status)} was ended by SIGTERM{where(status)}"
     message = rank.lost_rank_message() if rank.lost_ranks() else ended

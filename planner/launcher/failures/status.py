@@ -21,7 +21,8 @@ it has to see the same twice.
 import mmap
 import os
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -55,11 +56,13 @@ class Phase(IntEnum):
     ALL_REDUCE = 8
     STEP = 9
     ENDED = 10
+    DATA = 11
+    EVALUATION = 12
 
 
 WAITING = frozenset({Phase.MEETING, Phase.BARRIER, Phase.RECEIVE, Phase.SEND, Phase.ALL_REDUCE})
 """Phases that last until other ranks have done something."""
-USERS = frozenset({Phase.STARTING, Phase.BETWEEN})
+USERS = frozenset({Phase.STARTING, Phase.BETWEEN, Phase.DATA, Phase.EVALUATION})
 """Phases whose length the user's functions and files decide: data, evaluation, checkpoints."""
 
 
@@ -96,6 +99,10 @@ class CurrentAction:
                 return "while it waits for the other ranks to start"
             case Phase.BETWEEN:
                 return f"before step {self.step}, with its data for example"
+            case Phase.DATA:
+                return f"while reading data for step {self.step}"
+            case Phase.EVALUATION:
+                return f"in the evaluation before step {self.step}"
             case Phase.BARRIER:
                 return f"at the start {of_step}, waiting for the other ranks"
             case Phase.RECEIVE:
@@ -209,6 +216,14 @@ class StatusFile:
             self._memory, 0, phase, stage, microbatch, device, self._step, now_s, longest_s[key]
         )
 
+    @contextmanager
+    def during(self, phase: Phase) -> Iterator[None]:
+        """The main thread is in an action of its own meanwhile, and then in the one before."""
+        before, *where = _ACTION.unpack_from(self._memory, 0)
+        self.enter(phase)
+        yield
+        self.enter(before, *where[:3])
+
     def begin_step(self, step: int) -> None:
         """A step of the optimizer begins: the rank waits for the others."""
         self._step = step
@@ -282,11 +297,26 @@ def claim_report(folder: Path) -> bool:
     return True
 
 
+def is_reported(folder: Path) -> bool:
+    """Whether a process has said why the launch ends."""
+    return (folder / _REPORT).exists()
+
+
 def who(rank: int, status: Status | None) -> str:
     """A rank with its stages, such as "rank 1 (stage 3)"."""
     if status is None or not status.description:
         return f"rank {rank}"
     return f"rank {rank} ({status.description})"
+
+
+def ended_by_itself(name: str, code: int, status: Status | None) -> str:
+    """What is said of a process that code of its own has ended, or code that it called.
+
+    Args:
+        name: of the rank.
+        code: its exit code.
+    """
+    return f"{name} ended by itself with exit code {code}{where(status)}"
 
 
 def where(status: Status | None) -> str:

@@ -28,6 +28,7 @@ from planner.training.checkpoints import folder as folders
 from planner.training.checkpoints.content import Content, optimizer_name
 from planner.training.checkpoints.folder import CheckpointRecord
 from planner.training.checkpoints.held import Held
+from planner.training.checkpoints.writer import FolderLock
 
 
 def _model_file(job: TrainingJob) -> Path:
@@ -48,7 +49,8 @@ class Saver:
         keep: number of them that stay, the newest ones.
 
     Raises:
-        FileError: if the remains of an earlier run cannot be removed.
+        FileError: if another training writes there, or the remains of an earlier one cannot be
+            removed.
     """
 
     def __init__(self, content: Content, folder: Path, keep: int) -> None:
@@ -65,8 +67,16 @@ class Saver:
         self._group = None
         if len(names) > 1:
             self._group = dist.new_group(backend="gloo", timeout=TIMEOUT)
+        self._lock: FolderLock | None = None
         if self._rank == 0:
+            self._lock = FolderLock(self._folder)
             folders.tidy(self._folder)
+
+    def close(self) -> None:
+        """Lets other trainings write to the folder, after the last checkpoint."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
 
     @property
     def has_failed(self) -> bool:

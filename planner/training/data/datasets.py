@@ -38,6 +38,7 @@ from torch.utils.data import (
 )
 
 from planner.launcher.batch import Batch
+from planner.launcher.failures.requests import REQUEST
 from planner.support.errors import LaunchError
 from planner.support.named import function_named
 from planner.training.data.batching import (
@@ -148,8 +149,11 @@ class _Collated(Dataset[Any]):
         seed, indices = request
         with seeded_generators(seed):
             many = getattr(self._dataset, "__getitems__", None)
-            samples = [self._dataset[i] for i in indices] if many is None else many(indices)
-            return self._collate(list(samples))
+            try:
+                samples = [self._dataset[i] for i in indices] if many is None else many(indices)
+                return self._collate(list(samples))
+            except SystemExit as end:  # a worker would end without a word
+                raise RuntimeError(f"SystemExit: {end}") from end
 
 
 def _as_it_is(item: Any) -> Any:
@@ -311,14 +315,20 @@ def _options(loader: DataLoader[Any]) -> dict[str, Any]:
     how = {name: getattr(loader, name) for name in names}
     if loader.num_workers:
         how["prefetch_factor"] = loader.prefetch_factor
-        how["worker_init_fn"] = partial(_begin_worker, loader.worker_init_fn)
+        how["worker_init_fn"] = partial(_begin_worker, loader.worker_init_fn, REQUEST.signals)
     return how
 
 
-def _begin_worker(of_user: Callable[[int], object] | None, index: int) -> None:
-    """Gives signals back their usual meaning: a rank takes them for its own end."""
+def _begin_worker(
+    of_user: Callable[[int], object] | None, requests: Sequence[int], index: int
+) -> None:
+    """Gives signals back their usual meaning: a rank takes them for its own end. Those that ask a
+    training to save are ignored, because a cluster sends them to workers, too.
+    """
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in requests:
+        signal.signal(number, signal.SIG_IGN)
     if of_user is not None:
         of_user(index)
 

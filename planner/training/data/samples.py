@@ -25,6 +25,7 @@ from planner.launcher.batch import Batch, torch_dtype
 from planner.operators.losses import IGNORED_CLASS
 from planner.support.errors import LaunchError
 
+INTEGERS = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
 USUAL_TARGETS = ("target", "targets", "label", "labels")
 
 
@@ -263,7 +264,7 @@ def _checked_target(where: str, value: object, loss: Loss) -> Tensor:
 
 
 def _checked(where: str, value: object, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A tensor of a shape and type, from the user.
+    """A tensor of a shape and type, from the user. Integers of a narrower type are widened.
 
     Raises:
         LaunchError: if it is none.
@@ -271,9 +272,17 @@ def _checked(where: str, value: object, shape: tuple[int, ...], dtype: torch.dty
     expected = f"expected a tensor of shape {shape} and {dtype}"
     if not isinstance(value, Tensor):
         raise LaunchError(f"{where}: {expected}, got {type(value).__name__}")
-    if tuple(value.shape) != shape or value.dtype != dtype:
+    if tuple(value.shape) != shape or not (value.dtype == dtype or _widens(value.dtype, dtype)):
         raise LaunchError(f"{where}: {expected}, got shape {tuple(value.shape)} and {value.dtype}")
-    return value
+    return value.to(dtype)
+
+
+def _widens(source: torch.dtype, target: torch.dtype) -> bool:
+    """Whether both are types of integers, and the second one has all numbers of the first."""
+    if {source, target} - INTEGERS:
+        return False
+    narrow, wide = torch.iinfo(source), torch.iinfo(target)
+    return wide.min <= narrow.min and narrow.max <= wide.max
 
 
 def _check_classes(where: str, target: Tensor, num_classes: int) -> None:

@@ -82,7 +82,7 @@ def test_a_report_has_the_time_of_a_minibatch(made, tmp_path):
     told = []
     report = launch(
         made[2], steps=6, trace=tmp_path / "trace.json", track_memory=True,
-        log=tmp_path / "log.jsonl", progress=lambda *done: told.append(done),
+        log_file=tmp_path / "log.jsonl", progress=lambda *done: told.append(done),
     )  # fmt: skip
     assert told == [(i + 1, 6, loss) for i, loss in enumerate(report.loss)]
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]

@@ -36,7 +36,7 @@ def read_curves(path: Path) -> Curves:
 
 
 def of_log(path: Path) -> Curves:
-    """What `planner launch --log` has written."""
+    """What `planner launch --log-file` has written."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     evaluations = [line["evaluation"] for line in lines if "evaluation" in line]
     return Curves(

@@ -116,6 +116,6 @@ def launched(
         way.num_ranks, "launch", str(strategy),
         "--data", f"{samples.__name__}:{task.trained}", "--epochs", str(num_epochs),
         "--eval-data", f"{samples.__name__}:{task.judged}", "--eval-every", str(STEPS_PER_EPOCH),
-        "--lr", str(rate), "--lr-schedule", "cosine", "--log", str(log),
+        "--lr", str(rate), "--lr-schedule", "cosine", "--log-file", str(log),
     )  # fmt: skip
     return of_log(log)
