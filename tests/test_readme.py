@@ -39,11 +39,12 @@ NOT_RUN_LANGUAGES = {
 OTHER_PROGRAMS = {
     # torchrun
     "--nnodes", "--node-rank", "--nproc-per-node", "--no-python", "--master-addr", "--max-restarts",
+    "--shutdown-timeout", "--signals-to-handle",
     # benchmarks of tests/bench
     "--again", "--checks", "--cluster", "--hosts", "--only", "--per-device",
     "--scaling", "--write",
     # SLURM
-    "--requeue",
+    "--requeue", "--signal",
 }  # fmt: skip
 """Options that the text names and that are not the planner's."""
 

@@ -247,4 +247,5 @@ def write_weights(
         None if state_dict is None else Path(state_dict),
         model_path=options.model,
         form=options.form,
+        allow_nan=options.allow_nan,
     )

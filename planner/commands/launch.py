@@ -16,6 +16,7 @@ from planner.api.files import files_of
 from planner.commands.errors import one_of_several
 from planner.commands.options import JSON_OF_RANK_0, NPROC, OPERATORS, takes
 from planner.commands.terminal import bar, say, show
+from planner.support.errors import LaunchError
 from planner.support.options import declared, given
 
 if TYPE_CHECKING:
@@ -105,6 +106,8 @@ def launch(
         )  # fmt: skip
     if report is not None:
         print_report(with_origin(ctx, report), as_json)
+        if report.failure is not None:
+            raise LaunchError(report.failure)
 
 
 def is_from_file(ctx: click.Context, name: str) -> bool:

@@ -128,9 +128,9 @@ class StepSums:
             together: adds up numbers over all ranks, and is a barrier for none.
         """
         names = sorted(self.counts)
-        told = [self.microbatches, self.end_requests, *(self.counts[name] for name in names)]
-        microbatches, end_requests, *sums = together(told)
-        return StepSums(microbatches, dict(zip(names, sums, strict=True)), end_requests)
+        own = [self.microbatches, self.end_requests, *(self.counts[name] for name in names)]
+        microbatches, end_requests, *counts = together(own)
+        return StepSums(microbatches, dict(zip(names, counts, strict=True)), end_requests)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,13 @@
 """`launch`: the planner's own loop of a training: steps, log, evaluations, checkpoints, report."""
 
+import math
 import shlex
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
+from itertools import takewhile
 from typing import TypedDict
 
 import torch
@@ -21,6 +23,7 @@ from planner.launcher.job import TrainingJob, check_ranks
 from planner.launcher.rendezvous import process_rank
 from planner.launcher.totals import why_nothing_counts
 from planner.launcher.trained_groups import with_rest
+from planner.launcher.updates import StepResult
 from planner.profilers.storages import watching
 from planner.simulator.traces.read import measured_by
 from planner.simulator.traces.write import write_trace
@@ -83,14 +86,14 @@ def launch(
         return None
     with _end_requests(request.checkpoints), trainer, trainer.errors():
         trained = _trained(trainer, request, progress)
-        data_notes = trainer.notes()
+        data_notes = () if trained is None else trainer.notes()
     if trained is None:
         folder = request.checkpoints.checkpoint
         raise Preempted(
             f"{folder}: {name_of(trainer.next_step)} of {trainer.num_steps} steps is written, as a"
             f" signal asked; go on with --resume {shlex.quote(str(folder))}"
         )
-    ranks, clocks, evaluations = trained
+    ranks, clocks, evaluations, results = trained
     if trainer.rank > 0:
         return None
     job, graph = trainer.job, trainer.job.model.graph
@@ -109,9 +112,13 @@ def launch(
     if trace is not None:
         names = {device.device: device.name for device in plan.prediction.devices}
         write_trace(launch_report.timeline, names, trace, measured_by(plan))
+    failure = _failure(launch_report.loss, results, trainer.num_steps)
+    if failure is not None and request.checkpoints.checkpoint is not None:
+        path = request.checkpoints.checkpoint / name_of(trainer.num_steps)
+        failure = f"{failure}; {path} has the weights of the last step"
     return replace(
         launch_report, notes=notes, evaluations=tuple(evaluations),
-        groups=with_rest(job.groups, graph),
+        groups=with_rest(job.groups, graph), failure=failure,
     )  # fmt: skip
 
 
@@ -152,14 +159,35 @@ def _skip_notes(skipped: int, steps: int) -> list[str]:
     return [f"{skipped} of {steps} steps left out: a loss or gradient was not finite"]
 
 
+def _failure(losses: Sequence[float], results: Sequence[StepResult], num_steps: int) -> str | None:
+    """Why a launch has failed whose losses are not finite from some step on to the last one; None
+    if it has not. Steps that were not run have no loss. If the last step was left out (--nan skip),
+    the weights of before are sound.
+
+    Args:
+        losses: of the steps of this launch.
+        results: of the same.
+        num_steps: of the whole training.
+    """
+    run = [i for i, result in enumerate(results) if result.counted]
+    wrong = [*takewhile(lambda i: not math.isfinite(losses[i]), reversed(run))]
+    if not wrong or (results[wrong[0]].skipped and len(wrong) < len(run)):
+        return None
+    begun = num_steps - len(losses)
+    return (
+        f"the loss is not finite from step {begun + wrong[-1]} on to the last one,"
+        f" {num_steps - 1}; lower --lr, bound gradients by --clip, or look at the data of that step"
+    )
+
+
 def _trained(
     trainer: Trainer, request: TrainingRequest, progress: Progress
-) -> tuple[list[RankMeasurements], list[Clock], list[Evaluation]] | None:
+) -> tuple[list[RankMeasurements], list[Clock], list[Evaluation], list[StepResult]] | None:
     """Runs the steps that are left, and what stands around them.
 
     Returns:
-        The measurements and the clocks of all ranks, and the evaluations; None if a signal has
-        asked to end earlier, which is done after a checkpoint.
+        The measurements and the clocks of all ranks, the evaluations, and the result of each step;
+        None if a signal has asked to end earlier, which is done after a checkpoint.
     """
     loop, checkpoints, total = request.loop, request.checkpoints, trainer.num_steps
     if trainer.start is not None:
@@ -168,7 +196,7 @@ def _trained(
     if checkpoints.checkpoint is not None:
         saver = trainer.saver(checkpoints.checkpoint, checkpoints.checkpoint_keep)
     before, evaluations = trainer.groups.read_clocks(), list[Evaluation]()
-    losses: list[float] = []
+    losses, results = list[float](), list[StepResult]()
     whole, short = _Timed(), _Timed()
     log = None
     if loop.log_file is not None and trainer.rank == 0:
@@ -179,6 +207,7 @@ def _trained(
         done, last = trainer.next_step, trainer.optimizer_step.last
         is_early = trainer.should_end and saver is not None and done < total
         losses.append(record.loss)
+        results.append(last)
         if last.counted:
             (whole if record.is_whole else short).add(record)
         if log is not None:
@@ -209,7 +238,7 @@ def _trained(
     clocks = [Clock(*pair) for pair in zip(before, trainer.groups.read_clocks(), strict=True)]
     peaks_bytes = _watched(trainer, timed is whole) if request.launching.track_memory else None
     own = _measurements(trainer, losses, timed, timed is whole, peaks_bytes)
-    return trainer.groups.gather(own), clocks, evaluations
+    return trainer.groups.gather(own), clocks, evaluations, results
 
 
 def _measurements(

@@ -70,6 +70,7 @@ class WeightsOptions(Options):
     model: Path | None = option(
         "ONNX file that was trained, if it is not where the checkpoint says."
     )
+    allow_nan: bool = option("Write weights that are not finite, too.", False)
 
 
 @dataclass(frozen=True, slots=True)

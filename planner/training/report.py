@@ -77,6 +77,7 @@ class LaunchReport:
         notes: reasons why the figures differ, among them why they are not comparable.
         times: origin of the operator times in the prediction.
         losses: the losses whose sum was trained.
+        failure: why nothing was learned, for people: the loss is not finite from some step on.
         evaluations: in their order.
         num_minibatches: minibatches of an iteration, under an asynchronous schedule; else None.
         iterations_s: time of each iteration, from the first step on, which warms up; under an
@@ -95,6 +96,7 @@ class LaunchReport:
     notes: tuple[str, ...]
     times: str
     losses: tuple[Loss, ...] = ()
+    failure: str | None = None
     evaluations: tuple[Evaluation, ...] = ()
     num_minibatches: int | None = None
     iterations_s: tuple[float, ...] = ()

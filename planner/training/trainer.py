@@ -445,9 +445,9 @@ class Trainer:
 
     def batches(self) -> StepBatches:
         """The data of this device in the next step."""
-        with self._agreement.step(self.next_step, self.history):
-            with current_status().during(Phase.DATA):
-                data = next(self._data())
+        comparing = self._agreement.step(self.next_step, self.history)
+        with comparing, current_status().during(Phase.DATA):
+            data = next(self._data())
             batches = zip(self.microbatches, map(self.local, data.batches), strict=False)
             return StepBatches(data.num_microbatches, dict(batches))
 

@@ -281,7 +281,7 @@ def test_a_rate_that_was_set_stays_when_a_training_goes_on(made, tmp_path):
         start = tmp_path / "kept" / f"step-{step:08d}"
         with planner.trainer(path, resume=start, **how) as trainer:
             assert trainer.lr == rate
-    log = {"steps": 3, "log": tmp_path / "log", "resume": tmp_path / "kept"}
+    log = {"steps": 3, "log_file": tmp_path / "log", "resume": tmp_path / "kept"}
     for given, rate in ((None, 0.05), (0.2, 0.2)):
         planner.launch(path, learning_rate=given, **log)
         *_, last = map(json.loads, (tmp_path / "log").read_text().splitlines())

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+import planner
 from planner import launch
 from planner.launcher.gradients import GradientBuckets
 from planner.launcher.updates import (
@@ -16,11 +17,14 @@ from planner.launcher.updates import (
     FIRST_SCALE,
     LossScale,
     OptimizerStep,
+    StepResult,
     UpdateRules,
     loss_scale,
 )
 from planner.launcher.versions import CurrentWeights
-from planner.support.errors import LaunchError, OptionError
+from planner.support.errors import FileError, LaunchError, OptionError
+from planner.training.launch import _failure
+from tests.support.commands import run
 from tests.support.mode_runs import launched, loop, net, profile_of, run_all, write_strategy
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -232,6 +236,60 @@ def test_nan_stop_ends_before_the_weights_change(made):
         "step 2: expected a finite loss and finite gradients, got a loss of nan and gradients of"
         " norm nan (--nan stop); lower --lr"
     )
+
+
+FROM_2 = "the loss is not finite from step 2 on to the last one, 4; lower --lr, bound gradients by"
+
+
+def test_a_launch_whose_loss_stays_nan_fails_and_names_its_weights(tmp_path):
+    net(tmp_path / "net.onnx", training=False)
+    path = write_strategy(tmp_path / "s.json", profile_of(tmp_path / "net.onnx"), (1,))
+    options = ["--steps", "5", "--data", DATA, "--checkpoint", str(tmp_path / "kept")]
+    done = run("launch", str(path), *options, code=1)
+    error = " ".join(done.stderr.split())
+    assert error.startswith(f"Error: {FROM_2}")
+    step = tmp_path / "kept" / "step-00000005"
+    assert error.endswith(f"; {step} has the weights of the last step")
+    assert "iteration" in done.stdout
+    with pytest.raises(FileError) as refused:
+        planner.write_weights(tmp_path / "kept", tmp_path / "trained.onnx", tmp_path / "trained.pt")
+    assert str(refused.value) == (
+        f"{step}: 8 of 8 weights are not finite: 'bn1.bias', 'bn1.weight', 'bn2.bias',"
+        " 'bn2.weight', 'conv1.weight' and 3 more; take an earlier checkpoint, or write them with"
+        " --allow-nan"
+    )
+    assert not {*tmp_path.glob("trained*")}
+    written = planner.write_weights(tmp_path / "kept", tmp_path / "trained.onnx", allow_nan=True)
+    assert written.notes[-1].startswith("8 of 8 weights are not finite: 'bn1.bias'")
+
+
+def test_a_launch_that_goes_on_from_a_nan_counts_all_steps(made, tmp_path):
+    folder, profile = made
+    path = write_strategy(folder / "on.json", profile, (1,))
+    launch(path, steps=4, data=DATA, checkpoint=tmp_path / "kept")
+    report = launch(path, steps=6, data=DATA, resume=tmp_path / "kept")
+    assert report.failure.startswith("the loss is not finite from step 4 on to the last one, 5;")
+
+
+SOUND, WRONG = StepResult(0.1), StepResult(0.1, skipped=True)
+NOT_RUN = StepResult(0.1, skipped=True, counted=False)
+
+
+@pytest.mark.parametrize(
+    ("losses", "results", "since"),
+    [
+        ([1.0, math.nan, math.inf], [SOUND] * 3, 1),
+        ([math.nan, 1.0], [SOUND] * 2, None),
+        ([math.nan, math.nan], [WRONG] * 2, 0),  # all left out: nothing was learned
+        ([1.0, math.nan], [SOUND, WRONG], None),  # the weights of before are sound
+        ([1.0, math.nan], [SOUND, NOT_RUN], None),
+        ([math.nan, math.nan], [SOUND, NOT_RUN], 0),
+    ],
+)
+def test_a_launch_fails_if_its_last_losses_are_not_finite(losses, results, since):
+    said = _failure(losses, results, len(losses))
+    assert (said is None) == (since is None)
+    assert since is None or f"from step {since} on" in said
 
 
 def test_nan_skip_leaves_the_step_out(tmp_path):

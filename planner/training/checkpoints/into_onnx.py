@@ -14,7 +14,7 @@ from planner.model.record import WEIGHTS_FILE, WEIGHTS_KEY, evaluated, write_rec
 from planner.support.errors import FileError, ModelError
 from planner.support.outputs import FileKind
 from planner.support.writing import file_error, writing
-from planner.training.checkpoints.folder import Checkpoint
+from planner.training.checkpoints.folder import MAX_SHOWN, Checkpoint
 from planner.training.checkpoints.learned import LearnedModel
 from planner.training.options import WeightsForm
 
@@ -68,6 +68,7 @@ def write_weights(
     *,
     model_path: Path | None = None,
     form: WeightsForm = WeightsForm.EVALUATION,
+    allow_nan: bool = False,
 ) -> Weights:
     """Writes the trained model, or its state dict, or both.
 
@@ -77,10 +78,11 @@ def write_weights(
         state_dict: of the new file with a dict of tensors by names of initializers.
         model_path: the ONNX file that was trained, if it is not where the checkpoint says.
         form: of the new ONNX file.
+        allow_nan: whether weights that are not finite are written, too.
 
     Raises:
-        FileError: if the model is not there or another one, the checkpoint is damaged, or a file
-            cannot be written.
+        FileError: if the model is not there or another one, the checkpoint is damaged, has weights
+            that are not finite, or a file cannot be written.
         ModelError: if the model cannot hold the weights, or has no evaluation form.
     """
     file = model_path or start.model_path
@@ -96,6 +98,11 @@ def write_weights(
             _write_model(model, by_path[path], path, None if data is None else by_path[data])
         if state_dict is not None:
             _write_state_dict(model, by_path[state_dict], state_dict)
+        if model.not_finite and not allow_nan:
+            raise FileError(
+                f"{start.path}: {_not_finite(model)}; take an earlier checkpoint, or write them"
+                " with --allow-nan"
+            )
     return Weights(
         step=start.record.step,
         num_parameters=len(start.record.trained),
@@ -103,8 +110,16 @@ def write_weights(
         form=None if path is None else form,
         num_changed=changed,
         files=tuple(one for one in (path, data, state_dict) if one is not None),
-        notes=(*start.notes, *model.notes),
+        notes=(*start.notes, *model.notes, *([_not_finite(model)] if model.not_finite else [])),
     )
+
+
+def _not_finite(model: LearnedModel) -> str:
+    """Which weights are not finite, in words."""
+    names = [repr(name) for name in sorted(model.not_finite)]
+    more = f" and {len(names) - MAX_SHOWN} more" if len(names) > MAX_SHOWN else ""
+    shown = ", ".join(names[:MAX_SHOWN])
+    return f"{len(names)} of {len(model.learned)} weights are not finite: {shown}{more}"
 
 
 def _formed(model: LearnedModel, start: Checkpoint, form: WeightsForm) -> int:

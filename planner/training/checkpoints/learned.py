@@ -34,6 +34,8 @@ class LearnedModel:
             running statistics of the first replica.
         record: of the module that the file was exported from.
         notes: on the repair.
+        not_finite: names of those learned initializers, of the ones that have been read, that have
+            elements which are not finite.
 
     Args:
         start: the checkpoint.
@@ -62,6 +64,7 @@ class LearnedModel:
         # Those that no node reads in the form that is written are in the module nevertheless.
         self._initializers = {one.name: one for one in module.proto.graph.initializer}
         self.learned = _learned(start)
+        self.not_finite: set[str] = set()
 
     def place_all(self) -> None:
         """Makes initializers of the constants that were learned.
@@ -103,6 +106,8 @@ class LearnedModel:
         if name not in self.learned:
             return self._old_value(name)
         (tensor,) = whole_tensors(self._start, [self.learned[name]]).values()
+        if not tensor.isfinite().all():
+            self.not_finite.add(name)
         return tensor
 
     def _old_value(self, name: str) -> Tensor:

@@ -206,7 +206,7 @@ class MapSource:
         """Goes on from a state; gives the places of those that are lost.
 
         Args:
-            same: whether the dataset was read by as many ranks, and this one read the same.
+            same: whether it is that of a rank that read the same microbatches.
         """
         with data_errors(self.where):
             lost = self._orders.restore(state.get("sampler"))
@@ -563,7 +563,7 @@ class _Stream:
         """As `Feed.restore`."""
         with data_errors(self._where):
             lost = bring_back(self.held, state.get("dataset", {}))
-        if self.held and "dataset" not in lost:
+        if self.held and "dataset" not in lost and "epoch" in state:
             self._begin = state["epoch"], state["step"]
         return lost
 
