@@ -185,7 +185,7 @@ class TrainingStep:
         self._index, self._data, self._optimizer = index, data, optimizer
         self._totals_of, self._size = totals, size
         self._together, self._totals = together, dict[str, float]()
-        counts = totals.own(data.by_microbatch.values())
+        counts = totals.own([*data.by_microbatch.values()])
         self.sums = StepSums(data.num_microbatches or 0, counts)
         self.loss, self._count = 0.0, 0.0
         self._num_microbatches, self.is_whole = size.usual, False

@@ -9,10 +9,11 @@ Each rank counts in its own microbatches before the first action of a step, and 
 their counts where they meet. Of a mesh, whose devices have the same class indices, the first one's
 count is added. Under an asynchronous schedule each microbatch is divided by its own totals.
 
-A sum inside the model's graph with a denominator of its own would be one more name with a counter.
+A sum inside the model's graph with a denominator of its own would be one more name with a counter,
+in `LossTotals.names` and `loss_totals`.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -44,15 +45,18 @@ class LossTotals:
         self._means = [one.output.name for one in losses if not one.counts_targets]
         self._users = {one.output.name for one in losses if one.is_users}
 
-    def counts(self, batches: Iterable[Batch]) -> dict[str, float]:
-        """The counts of this device in some microbatches, each summed over them, by name."""
-        some = [*batches]
-        return {name: float(count(some)) for name, count in self._counters.items()} if some else {}
+    def own(self, batches: Sequence[Batch]) -> dict[str, float]:
+        """The counts that this rank adds to those of the others; the same names on all ranks.
 
-    def own(self, batches: Iterable[Batch]) -> dict[str, float]:
-        """The counts that this rank adds to those of the others; the same names on all ranks."""
-        counts = self.counts(batches) if self._reported else {}
-        return {n: counts.get(n, 0.0) if n in self._reported else 0.0 for n in self.names}
+        Args:
+            batches: its microbatches of the step.
+        """
+        counts = self._counts(batches, self._reported)
+        return {name: counts.get(name, 0.0) for name in self.names}
+
+    def _counts(self, batches: Sequence[Batch], names: Container[str]) -> dict[str, float]:
+        counters = {name: one for name, one in self._counters.items() if name in names}
+        return {name: float(count(batches)) for name, count in counters.items()} if batches else {}
 
     def of_step(self, counts: Mapping[str, float], num_microbatches: int) -> dict[str, float]:
         """The totals of a step, by output.
@@ -68,7 +72,7 @@ class LossTotals:
         One whose count is known after its forward is left out.
         """
         means = [name for name in self._means if name not in self._users]
-        return self.counts([batch]) | dict.fromkeys(means, 1.0)
+        return self._counts([batch], self.names) | dict.fromkeys(means, 1.0)
 
     def is_nothing(self, totals: Mapping[str, float], counted: float) -> bool:
         """Whether this device reports the losses of a microbatch alone, and nothing counts in it.
@@ -106,4 +110,4 @@ def loss_totals(losses: Sequence[Loss], part: DevicePart) -> LossTotals:
 def _counter(output: str) -> Counter:
     """Counts the targets of an output."""
     # All targets at once: on a CPU, a call of torch takes as long as to count thousands of them.
-    return lambda batches: num_counted(torch.cat([one.targets[output] for one in batches]))
+    return lambda batches: num_counted(torch.stack([one.targets[output] for one in batches]))

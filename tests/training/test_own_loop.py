@@ -1,5 +1,7 @@
 """`planner.trainer`: a user's own loop beside the same loop in plain PyTorch, in float64."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -264,6 +266,26 @@ def test_a_plan_needs_its_model(made):
         planner.trainer(plan)
     with planner.trainer(plan, made / "net.onnx", **HOW) as trainer:
         assert trainer.step(batches()[0]) > 0
+
+
+def test_a_rate_that_was_set_stays_when_a_training_goes_on(made, tmp_path):
+    path, how = made / "alone.json", {"learning_rate": 1.0, "threads": 1}
+    first, second, _ = batches(3)
+    with planner.trainer(path, checkpoint=tmp_path / "kept", **how) as trainer:
+        trainer.step(first)
+        trainer.save()
+        trainer.set_lr(0.05)
+        trainer.step(second)
+        trainer.save()
+    for step, rate in ((1, 1.0), (2, 0.05)):
+        start = tmp_path / "kept" / f"step-{step:08d}"
+        with planner.trainer(path, resume=start, **how) as trainer:
+            assert trainer.lr == rate
+    log = {"steps": 3, "log": tmp_path / "log", "resume": tmp_path / "kept"}
+    for given, rate in ((None, 0.05), (0.2, 0.2)):
+        planner.launch(path, learning_rate=given, **log)
+        *_, last = map(json.loads, (tmp_path / "log").read_text().splitlines())
+        assert last["lr"] == rate, "--lr is newer than what was set"
 
 
 @pytest.mark.parametrize("rate", [-1.0, float("nan"), float("inf")])

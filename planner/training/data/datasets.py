@@ -179,7 +179,9 @@ class MapSource:
         self.dataset: Any = data.dataset if self._loader is not None else data
         self.held = {} if self.num_workers else held(self.dataset, "dataset") | self._of_collate()
         sampler = self._sampler()
-        self._orders = EpochOrders(self._order, None if _goes_by_epoch(sampler) else sampler)
+        self._orders = EpochOrders(
+            self._order, None if _goes_by_epoch(sampler) else sampler, leaves=not in_steps
+        )
         self.least = layout.least
         if in_steps and self._loader is not None:
             _check_batch(self.where, layout, self._loader.batch_size)

@@ -3,13 +3,14 @@
 A sampler may count its own epochs, or draw on from where it is. So its orders are drawn one after
 the other, 0, 1, .. e, each once. A training that goes on in epoch e draws those before, too, unless
 the sampler has a state dict: then it gets the state that it had before it drew epoch e. Generators
-that it holds get theirs in any case. To draw an earlier epoch once more, the sampler is given the
-attributes that it had before it drew that one.
+that it holds get theirs in any case. If the order is another one nevertheless, that is said. To
+draw an earlier epoch once more, the sampler is given the attributes that it had before.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 from torch import Tensor
@@ -36,14 +37,17 @@ class EpochOrders:
     Args:
         draw: gives the order of an epoch.
         sampler: of the user; None where any epoch can be drawn at any time.
+        leaves: whether the sampler stays as it is, because a training may draw from it, too.
     """
 
-    def __init__(self, draw: Callable[[int], list[Any]], sampler: object | None) -> None:
-        self._draw, self._sampler = draw, sampler
-        self._orders: dict[int, list[Any]] = {}
+    def __init__(
+        self, draw: Callable[[int], list[Any]], sampler: object | None, *, leaves: bool = False
+    ) -> None:
+        self._draw, self._sampler, self._leaves = draw, sampler, leaves
+        self._orders: dict[int, list[Any]] = {}  # the last one last
         self._next = 0  # epoch that the sampler draws next
         self._before: dict[int, _Attributes] = {}
-        self._kept: dict[int, dict[str, Any]] = {}
+        self._kept: dict[int, tuple[dict[str, Any], int]] = {}
 
     def __call__(self, epoch: int) -> list[Any]:
         """The indices of the samples of an epoch."""
@@ -55,23 +59,23 @@ class EpochOrders:
 
     def state(self, epoch: int) -> Any:
         """The state of the sampler before it drew an epoch, or the last one until then, as JSON."""
-        if self._sampler is None:
-            return None
         last = max((one for one in self._kept if one <= epoch), default=None)
-        return None if last is None else [last, self._kept[last]]
+        return None if last is None else [last, *self._kept[last]]
 
     def restore(self, state: Any) -> list[str]:
-        """Goes on from what `state` has given; the places of states that are not in it."""
+        """Goes on from what `state` has given; what is lost, in words."""
         if self._sampler is None or state is None:
             return []
-        epoch, states = state
-        some = held(self._sampler, "sampler")
+        epoch, states, number = state
         if has_state(self._sampler) and "sampler" in states:
             self._next = epoch
         else:
             self._go_to(epoch)
         self._orders = {}
-        return bring_back(some, states)
+        lost = bring_back(held(self._sampler, "sampler"), states)
+        if not lost and _number(self(epoch)) != number:
+            return [f"the order of epoch {epoch} by {type(self._sampler).__name__}"]
+        return lost
 
     def _go_to(self, epoch: int) -> None:
         """Makes an epoch the one that the sampler draws next."""
@@ -82,20 +86,30 @@ class EpochOrders:
             self._drawn(self._next)
 
     def _drawn(self, epoch: int) -> None:
-        if self._sampler is not None:
-            some = held(self._sampler, "sampler")
-            self._before[epoch] = _Attributes(self._sampler)
-            self._kept[epoch] = kept(some)
-            _forget(self._before, STATES)
-            _forget(self._kept, STATES)
-            self._next = epoch + 1
+        while len(self._orders) >= ORDERS:
+            del self._orders[next(iter(self._orders))]
+        if self._sampler is None:
+            self._orders[epoch] = self._draw(epoch)
+            return
+        self._before[epoch] = _Attributes(self._sampler)
+        states = kept(held(self._sampler, "sampler"))
         self._orders[epoch] = self._draw(epoch)
-        _forget(self._orders, ORDERS)
+        self._kept[epoch] = states, _number(self._orders[epoch])
+        self._next = epoch + 1
+        if self._leaves:
+            self._before[epoch].bring_back()
+        for by_epoch in (self._before, self._kept):
+            _forget(by_epoch)
 
 
-def _forget(by_epoch: dict[int, Any], most: int) -> None:
+def _number(order: list[Any]) -> int:
+    """A number below 2 ** 32 that other orders hardly have."""
+    return crc32(repr(order).encode())
+
+
+def _forget(by_epoch: dict[int, Any]) -> None:
     """Leaves the first epoch, from which all can be drawn again, and the last ones."""
-    for epoch in sorted(by_epoch.keys() - {0})[:-most]:
+    for epoch in sorted(by_epoch.keys() - {0})[:-STATES]:
         del by_epoch[epoch]
 
 
