@@ -115,7 +115,7 @@ def test_the_size_of_microbatches_does_not_matter(made, expected, name):
 
 def test_the_log_tells_a_step_without_counted_targets(made, tmp_path):
     folder = made[0]
-    launch(folder / "one3.json", model=folder / "net3.onnx", log=tmp_path / "log", **LAUNCH)
+    launch(folder / "one3.json", model=folder / "net3.onnx", log_file=tmp_path / "log", **LAUNCH)
     lines = [json.loads(one) for one in (tmp_path / "log").read_text().splitlines()[1:]]
     assert [one["step"] for one in lines if one.get("counted") == 0] == [2, 6]
     assert [one["step"] for one in lines if one["loss"] is None and one["skipped"]] == [2, 6]
