@@ -269,6 +269,18 @@ def predecessors(graph: Graph) -> tuple[tuple[int, ...], ...]:
     )
 
 
+def _before_and_after(graph: Graph) -> tuple[list[int], list[int]]:
+    """Per operator, the set of those that it needs, and of those that need it; as bits."""
+    before, after = [0] * len(graph.operators), [0] * len(graph.operators)
+    for v, feeds in enumerate(predecessors(graph)):
+        for u in feeds:
+            before[v] |= before[u] | 1 << u
+    for v, feeds in reversed([*enumerate(predecessors(graph))]):
+        for u in feeds:
+            after[u] |= after[v] | 1 << v
+    return before, after
+
+
 @remembered
 def joint_operators(graph: Graph) -> tuple[tuple[int, ...], ...]:
     """Sets of operators that have to be in one stage, disjoint and ascending: those that read or
@@ -279,13 +291,7 @@ def joint_operators(graph: Graph) -> tuple[tuple[int, ...], ...]:
     sets = [_bits(users[one.name]) for one in graph.parameters if one.state]
     if all(one.bit_count() < 2 for one in sets):
         return ()
-    before, after = [0] * len(graph.operators), [0] * len(graph.operators)
-    for v, feeds in enumerate(predecessors(graph)):
-        for u in feeds:
-            before[v] |= before[u] | 1 << u
-    for v, feeds in reversed([*enumerate(predecessors(graph))]):
-        for u in feeds:
-            after[u] |= after[v] | 1 << v
+    before, after = _before_and_after(graph)
     closed: list[int] = []
     while sets:
         one = sets.pop()

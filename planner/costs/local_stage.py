@@ -163,13 +163,8 @@ class _Builder:
         # By operator's name, the reshardings that its backward runs again.
         self.regathered: dict[str, tuple[int, ...]] = {}
 
-    def built(self) -> LocalStage:
-        """The local stage."""
-        indices, made_by = indices_of(self.stage, self.graph), producers(self.graph)
-        inside = set(indices)
-        read = dict.fromkeys(n for v in indices for n in self.graph.operators[v].inputs)
-        inputs = tuple(name for name in read if made_by.get(name) not in inside)
-        self._place(inputs)
+    def _run(self, indices: Sequence[int]) -> None:
+        """Adds the operators, each conversion before the first one that reads the copy."""
         copies = reshardings(self.stage, self.graph)
         first: dict[str, list[Resharding]] = {}
         for copy in copies:
@@ -182,6 +177,15 @@ class _Builder:
         for copy in copies:
             if copy.leaves:
                 self._convert(copy)
+
+    def built(self) -> LocalStage:
+        """The local stage."""
+        indices, made_by = indices_of(self.stage, self.graph), producers(self.graph)
+        inside = set(indices)
+        read = dict.fromkeys(n for v in indices for n in self.graph.operators[v].inputs)
+        inputs = tuple(name for name in read if made_by.get(name) not in inside)
+        self._place(inputs)
+        self._run(indices)
         count = len(self.rows)
         outputs = self._outside()
         profile = replace(

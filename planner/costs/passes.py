@@ -213,14 +213,8 @@ def _backward_alive(
     tensors, parameters, made_by = (
         tensors_by_name(graph), parameters_by_name(graph), producers(graph)
     )  # fmt: skip
-    base_of = view_bases(profile)
-    at_first, coming = there
-    gradients = _GradientStorages()
-    for name in coming:
-        gradients.receive(name)
-    for name in at_first:
-        gradients.create(name, tensors[name].bytes)
-    gradients.accumulate()
+    base_of, (at_first, coming) = view_bases(profile), there
+    gradients = _GradientStorages({name: tensors[name].bytes for name in at_first}, coming)
     by_operator, with_backward = {}, differentiated(graph)
     for v in sorted(inside, reverse=True):
         operator = graph.operators[v]
@@ -273,14 +267,23 @@ class _GradientStorages:
 
     Attributes:
         alive_bytes: of all storages.
+
+    Args:
+        at_first: bytes of gradients that are there before.
+        coming: gradients that other stages send.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, at_first: Mapping[str, int], coming: Iterable[str]) -> None:
         self.alive_bytes = 0
         self._storages: dict[str, _Storage] = {}
         self._made: list[tuple[str, int, _Storage]] = []
+        for name in coming:
+            self._receive(name)
+        for name, size in at_first.items():
+            self.create(name, size)
+        self.accumulate()
 
-    def receive(self, name: str) -> None:
+    def _receive(self, name: str) -> None:
         """A gradient that another stage sent. Nothing is added to it in place, since its buffer is
         held until the pass ends.
         """

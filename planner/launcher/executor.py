@@ -146,7 +146,7 @@ class TrainingStep:
         self._index, self._batches, self._optimizer = index, batches, optimizer
         self._totals_of, self._num_microbatches = totals, num_microbatches
         self._together, self._totals = together, dict[str, float]()
-        self.sums = StepSums(totals.own(batches.values()))
+        self.sums = StepSums(totals.own([*batches.values()]))
         self.loss, self._count = 0.0, 0.0
 
     def meet(self) -> bool:

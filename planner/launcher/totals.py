@@ -13,7 +13,7 @@ their counts where they meet. Of a mesh, whose devices have the same class indic
 count is added. Under an asynchronous schedule each microbatch is divided by its own totals.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from math import isinf
 from typing import cast
 
@@ -54,15 +54,18 @@ class LossTotals:
         names = {one.output.name for one in job.losses if one.counts_targets}
         self.names = tuple(sorted(names | self._denominators.keys()))
 
-    def counts(self, batches: Iterable[Batch]) -> dict[str, float]:
-        """The counts of this device in some microbatches, each summed over them, by name."""
-        some = [*batches]
-        return {name: float(count(some)) for name, count in self._counters.items()} if some else {}
+    def own(self, batches: Sequence[Batch]) -> dict[str, float]:
+        """The counts that this rank adds to those of the others; the same names on all ranks.
 
-    def own(self, batches: Iterable[Batch]) -> dict[str, float]:
-        """The counts that this rank adds to those of the others; the same names on all ranks."""
-        counts = self.counts(batches) if self._reported else {}
-        return {n: counts.get(n, 0.0) if n in self._reported else 0.0 for n in self.names}
+        Args:
+            batches: its microbatches of the step.
+        """
+        counts = self._counts(batches, self._reported)
+        return {name: counts.get(name, 0.0) for name in self.names}
+
+    def _counts(self, batches: Sequence[Batch], names: Container[str]) -> dict[str, float]:
+        counters = {name: one for name, one in self._counters.items() if name in names}
+        return {name: float(count(batches)) for name, count in counters.items()} if batches else {}
 
     def of_step(self, counts: Mapping[str, float], num_microbatches: int) -> dict[str, float]:
         """The totals of a step: of losses by output, of denominators by name. The total of a loss
@@ -91,7 +94,7 @@ class LossTotals:
         """The totals of one microbatch alone, of losses whose targets and denominators this device
         has. One whose count is known after its forward is left out.
         """
-        totals = self.of_step(self.counts([batch]), 1)
+        totals = self.of_step(self._counts([batch], self.names), 1)
         users = {one.output.name for one in self._losses if one.is_users}
         return {name: total for name, total in totals.items() if name not in users}
 
@@ -161,7 +164,7 @@ def loss_totals(job: TrainingJob, part: DevicePart) -> LossTotals:
 def _counter(output: str) -> Counter:
     """Counts the targets of an output."""
     # All targets at once: on a CPU, a call of torch takes as long as to count thousands of them.
-    return lambda batches: num_counted(torch.cat([one.targets[output] for one in batches]))
+    return lambda batches: num_counted(torch.stack([one.targets[output] for one in batches]))
 
 
 class _DenominatorCounter:

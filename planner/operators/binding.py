@@ -120,8 +120,9 @@ def call(
     kwargs = _attributes(schema, node, parameters)
     inputs = _own_inputs(parameters, node) if schema is None else _formal_inputs(schema, node)
     args: tuple[object, ...] = ()
+    takes_all = any(p.kind is p.VAR_POSITIONAL for p in parameters.values())
     for formal, names in inputs:
-        if any(p.kind is p.VAR_POSITIONAL for p in parameters.values()):
+        if takes_all:
             args = tuple(Read(name) for name in names)
         elif formal in parameters:
             kwargs[formal] = _value(known, formal, names[0], parameters[formal].annotation)
@@ -136,12 +137,19 @@ def call(
     }
     kwargs.update((name, value) for name, value in context.items() if name in parameters)
     absent = _absent_inputs(parameters) if schema is None else ()
-    for name, p in parameters.items():
-        if p.default is p.empty and p.kind is not p.VAR_POSITIONAL and name not in kwargs:
+    for name in _required(parameters):
+        if name not in kwargs:
             if name not in absent:
                 raise OperatorError(f"{name!r} is missing")
             kwargs[name] = None
     return Call(function, args, kwargs)
+
+
+def _required(parameters: Parameters) -> Iterator[str]:
+    """Those that have to be given by name."""
+    for name, one in parameters.items():
+        if one.default is one.empty and one.kind is not one.VAR_POSITIONAL:
+            yield name
 
 
 @lru_cache(maxsize=1024)

@@ -99,18 +99,23 @@ def joined(problem: Problem) -> Joined:
     )
 
 
-@remembered
-def _joined_profile(profile: Profile) -> Profile:
-    """The profile in which sets of operators are one."""
-    graph, sets = profile.graph, joint_operators(profile.graph)
-    block_of = {v: one for one in sets for v in one}
+def _blocks(graph: Graph) -> list[tuple[int, ...]]:
+    """The sets and the single operators that are in none, in topological order."""
+    block_of = {v: one for one in joint_operators(graph) for v in one}
     blocks = [block_of.get(v, (v,)) for v in range(len(graph.operators))]
     feeds = predecessors(graph)
     needs = {
         block: {blocks[u] for v in block for u in feeds[v]} - {block}
         for block in dict.fromkeys(blocks)
     }
-    order = list(TopologicalSorter(needs).static_order())
+    return list(TopologicalSorter(needs).static_order())
+
+
+@remembered
+def _joined_profile(profile: Profile) -> Profile:
+    """The profile in which sets of operators are one."""
+    graph, sets = profile.graph, joint_operators(profile.graph)
+    order = _blocks(graph)
     made = {block: _operator(graph, block) for block in order}
     operators = tuple(made.values())
     kept = {name for one in operators for name in one.outputs}.union(graph.inputs)

@@ -345,6 +345,10 @@ def _case(problem: Problem, names: Sequence[str] | None) -> _Case:
     return _Case(problem, asked, checked, lower_bound_s(problem), memory_shortage(problem))
 
 
+_Question = tuple[_Case, str]
+"""A problem, and the name of a solver."""
+
+
 class Search:
     """The questions to solvers about one problem, or about the same problem with microbatches of
     several sizes. Each solver is asked for a first answer, which takes next to no work. Then those
@@ -435,13 +439,7 @@ class Search:
                 break
             todo.sort(key=_promise)
             some = sorted(todo[:PROCESSES], key=lambda one: not SOLVERS[one[1]].has_threads)
-            at_once = left_s > LEAST_BESIDE_S and not SOLVERS[some[-1][1]].has_threads
-            asking = []
-            for case, name in some:
-                share_s = SOLVERS[name].time_share * self._limit_s
-                self._tell(name)
-                asking.append(partial(_improved, case, name, min(share_s, left_s / len(some))))
-            found = beside(asking, at_once)
+            found = self._round(some, left_s)
             for (case, name), answer in zip(some, found, strict=True):
                 if answer is not None:
                     case.answers[name] = answer
@@ -450,6 +448,20 @@ class Search:
                 return
         for case in self._cases:
             case.left = tuple(name for one, name in todo if one is case and not self._cut)
+
+    def _round(self, some: Sequence[_Question], left_s: float) -> list[Answer | None]:
+        """The answers to some questions; None to one that Ctrl-C ended.
+
+        Args:
+            some: one whose solver has threads comes first.
+        """
+        at_once = left_s > LEAST_BESIDE_S and not SOLVERS[some[-1][1]].has_threads
+        asking = []
+        for case, name in some:
+            share_s = SOLVERS[name].time_share * self._limit_s
+            self._tell(name)
+            asking.append(partial(_improved, case, name, min(share_s, left_s / len(some))))
+        return beside(asking, at_once)
 
     def _ruled_out(self, case: _Case, name: str) -> bool:
         """Whether a question cannot bring a plan that is better by more than `GOOD_ENOUGH`."""
@@ -460,7 +472,7 @@ class Search:
         return best_s <= (1 + GOOD_ENOUGH) * least_s / case.size
 
 
-def _promise(question: tuple[_Case, str]) -> tuple[float, float]:
+def _promise(question: _Question) -> tuple[float, float]:
     """Smaller is more promising: the plan of the first answer or, without one, the best plan for
     the same problem; then the bound.
     """

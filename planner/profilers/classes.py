@@ -7,7 +7,7 @@ has 527 operators in 43 classes.
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import prod
 
@@ -74,29 +74,38 @@ class Surroundings:
     arriving: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
+def _differentiated_readers(graph: Graph) -> Mapping[str, list[int]]:
+    """By parameter, the operators that read it and have a backward."""
+    readers: dict[str, list[int]] = {}
+    for v in sorted(differentiated(graph)):
+        for name in graph.operators[v].parameters:
+            readers.setdefault(name, []).append(v)
+    return readers
+
+
 def surroundings(graph: Graph) -> tuple[Surroundings, ...]:
     """The surroundings of every operator of a graph, in its order."""
     tensors, read_by, lost = tensors_by_name(graph), consumers(graph), loss_outputs(graph)
-    with_backward = differentiated(graph)
-    readers: dict[str, list[int]] = {}
-    for v in sorted(with_backward):
-        for name in graph.operators[v].parameters:
-            readers.setdefault(name, []).append(v)
+    with_backward, readers = differentiated(graph), _differentiated_readers(graph)
     trained = {p.name for p in graph.parameters if p.trainable}
     reached = [
         frozenset(n for n in o.outputs if tensors[n].gradient or n in lost) for o in graph.operators
     ]
+
+    def by_later(users: Sequence[int], v: int) -> bool:
+        """Whether one behind v has left a gradient: backward runs from the end."""
+        return any(w > v and reached[w] for w in users)
+
     around = []
     for v, operator in enumerate(graph.operators):
         weights = [n for n in operator.parameters if n in trained and v in with_backward]
-        # Backward runs from the end, so a later reader has left its gradient before.
-        later = {n: [w for w in readers[n] if w > v] for n in weights} | {
-            n: [w for w in read_by[n] if w > v] for n in operator.inputs if tensors[n].gradient
+        users = {n: readers[n] for n in weights} | {
+            n: read_by[n] for n in operator.inputs if tensors[n].gradient
         }
         around.append(
             Surroundings(
                 reached=reached[v],
-                summed=frozenset(n for n, users in later.items() if any(reached[w] for w in users)),
+                summed=frozenset(n for n, some in users.items() if by_later(some, v)),
                 complete=frozenset(n for n in weights if readers[n][0] == v),
             )
         )

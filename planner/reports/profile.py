@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -46,9 +46,33 @@ def profile_table(profile: "Profile") -> Table:
     return table("Time per operator type, one microbatch", summary(profile).rows, TYPE_COLUMNS)
 
 
+def _batch_norm_lines(profile: "Profile") -> Iterator[str]:
+    if norms := sum(o.type == "BatchNormalization" for o in profile.graph.operators):
+        kind = {
+            BatchNorm.TRAINING: "by the statistics of each microbatch",
+            BatchNorm.FROZEN: "by running statistics, which stay as they are",
+            BatchNorm.MIXED: "some by the statistics of each microbatch, some by running ones",
+        }[profile.batch_norm]
+        yield f"{count(norms, 'batch normalization')}: {kind}"
+
+
+def _step_lines(profile: "Profile") -> Iterator[str]:
+    """The operators beside the whole step, where that was measured."""
+    times, whole = summary(profile), profile.whole_step
+    if times.whole_s is not None and times.sum_per_whole and times.drift is not None:
+        scaled = ", to which they are scaled" if whole and whole.alone_s is not None else ""
+        yield (
+            f"operators one by one take {format_seconds(times.sum_s)}, the whole step"
+            f" {format_seconds(times.whole_s)}: ratio {times.sum_per_whole:.3f}{scaled};"
+            f" drift of the whole step from before to after {signed(times.drift)};"
+            f" {count(profile.repetitions, 'repetition')} per operator, which differ by"
+            f" {percent(profile.spread)}"
+        )
+
+
 def profile_lines(profile: "Profile") -> tuple[str, ...]:
     """The contents of a profile, and the figures that show how reliable its times are."""
-    parameters, times = profile.graph.parameters, summary(profile)
+    parameters = profile.graph.parameters
     trained = [p for p in parameters if p.trainable]
     frozen = [p.name for p in parameters if not p.trainable]
     lines = [
@@ -64,23 +88,7 @@ def profile_lines(profile: "Profile") -> tuple[str, ...]:
         f"not trainable: {_patterns(frozen) or 'none'}",
         *loss_lines(_losses(profile), profile.graph.outputs if profile.model_hash else ()),
     ]
-    if norms := sum(o.type == "BatchNormalization" for o in profile.graph.operators):
-        kind = {
-            BatchNorm.TRAINING: "by the statistics of each microbatch",
-            BatchNorm.FROZEN: "by running statistics, which stay as they are",
-            BatchNorm.MIXED: "some by the statistics of each microbatch, some by running ones",
-        }[profile.batch_norm]
-        lines.append(f"{count(norms, 'batch normalization')}: {kind}")
-    if times.whole_s is not None and times.sum_per_whole and times.drift is not None:
-        whole = profile.whole_step
-        scaled = ", to which they are scaled" if whole and whole.alone_s is not None else ""
-        lines.append(
-            f"operators one by one take {format_seconds(times.sum_s)}, the whole step"
-            f" {format_seconds(times.whole_s)}: ratio {times.sum_per_whole:.3f}{scaled};"
-            f" drift of the whole step from before to after {signed(times.drift)};"
-            f" {count(profile.repetitions, 'repetition')} per operator, which differ by"
-            f" {percent(profile.spread)}"
-        )
+    lines += [*_batch_norm_lines(profile), *_step_lines(profile)]
     if any(cost.rules for cost in profile.operators):
         lines.append(_splits_line(profile))
     if profile.loss_costs:

@@ -4,7 +4,7 @@
 that first, and then these.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from planner.artefacts.graph import (
@@ -58,6 +58,16 @@ def sharding_violations(strategy: Strategy, graph: Graph) -> tuple[str, ...]:
     return tuple(wrong)
 
 
+def _of_crossings(names: Iterable[str], specs: Mapping[str, Spec]) -> Iterator[str]:
+    """Of tensors that cross stages."""
+    for name in sorted(names):
+        if any(blocks_of(part) > 1 for part in specs.get(name, ())):
+            yield (
+                f"{name}: {','.join(specs[name])}: expected a spec without blocks of a tensor that"
+                " crosses stages"
+            )
+
+
 def _of_stage(stage: Stage, sharding: Sharding, graph: Graph) -> Iterator[str]:
     operators = {graph.operators[i].name: graph.operators[i] for i in indices_of(stage, graph)}
     for name in sorted(sharding.rules.keys() - operators.keys()):
@@ -74,16 +84,10 @@ def _of_stage(stage: Stage, sharding: Sharding, graph: Graph) -> Iterator[str]:
                 yield f"{kind}.{name}: expected {noun} of the stage"
             elif problem := _indivisible(described[name].shape, spec, sharding.mesh):
                 yield f"{kind}.{name}: {problem}"
-    crossing = {*known["inputs"]} - {*graph.inputs}
-    crossing |= {n for n in made if any(graph.operators[v].name not in operators
-                                        for v in consumers(graph)[n])}  # fmt: skip
-    for name in sorted(crossing):
-        specs = sharding.outputs if name in made else sharding.inputs
-        if any(blocks_of(part) > 1 for part in specs.get(name, ())):
-            yield (
-                f"{name}: {','.join(specs[name])}: expected a spec without blocks of a tensor that"
-                " crosses stages"
-            )
+    leaving = {n for n in made if any(graph.operators[v].name not in operators
+                                      for v in consumers(graph)[n])}  # fmt: skip
+    for names, specs in ((read - {*graph.inputs}, sharding.inputs), (leaving, sharding.outputs)):
+        yield from _of_crossings(names, specs)
     yield from _of_rules(stage, sharding, graph, described)
     yield from _of_states(sharding, graph)
 

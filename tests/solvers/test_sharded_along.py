@@ -24,7 +24,7 @@ PARTS = ("R", "P", "S0", "S1", "S1/3")
 def test_a_conversion_takes_as_long_as_on_its_line(size, old, new):
     """On a ring with latencies: all-gathers, all-to-alls, sums, and local steps."""
     given = problem(mlp(), size, bandwidth=1e6)
-    axis = axis_of(given, tuple(range(size)), (size,), 0, 1)
+    axis = axis_of(given, [range(size)], (size,), 0, 1)
     shape, item_bytes = (48, 96), 4
     steps = conversion(shape, item_bytes, (size,), (old,), (new,))
     cost_s = conversion_s(given.topology, tuple(range(size)), (size,), steps)
@@ -47,7 +47,7 @@ def test_a_part_counts_at_its_measured_time_on_the_type_that_was_measured():
             given = problem(profile, bandwidth=1e15)
             devices = replace(given.topology, **cluster_of(kind))
             given = replace(given, topology=devices)
-            axis = replace(axis_of(given, (0, 1), (2,), 0, 1), latency_s=0.0)
+            axis = replace(axis_of(given, [(0, 1)], (2,), 0, 1), latency_s=0.0)
             about = dict(named(profile.graph))
             rules[name, kind] = chosen(given, about, axis, Policy(), 0)[1].line
     assert rules.pop(("measured", known.device_type)) == "S0,R->S0"
@@ -66,7 +66,7 @@ def test_where_no_conversion_is_allowed_that_is_needed_all_are(beam):
     way on but a conversion; with more there is one in which the first is whole, too.
     """
     given = problem(with_rules(mlp()), bandwidth=1e15)
-    axis = replace(axis_of(given, (0, 1), (2,), 0, 1), latency_s=0.0)
+    axis = replace(axis_of(given, [(0, 1)], (2,), 0, 1), latency_s=0.0)
     policy = Policy(rule=lambda v, _: v == 0, conversion=lambda *_: False)
     rules = chosen(given, dict(named(given.profile.graph)), axis, policy, 0, beam=beam)
     assert [rule.cuts for rule in rules] == [beam == 1, False, False, False]

@@ -235,6 +235,22 @@ def _condensed(order: "nx.DiGraph", members: Sequence[Sequence[int]]) -> ColorBl
 # -------------------------------------------------------------------------------- as a profile
 
 
+def _leaving(graph: DnnGraph, blocks: ColorBlocks) -> tuple[dict[int, float], dict[int, set[int]]]:
+    """Of each node that forward nodes of other blocks read: the bytes of its output, and the
+    blocks.
+    """
+    at = {node.id: v for v, node in enumerate(graph.nodes)}
+    block_of = {v: b for b, members in enumerate(blocks.members) for v in members}
+    leaving: dict[int, float] = {}
+    readers: dict[int, set[int]] = {}
+    for edge in graph.edges:
+        u, v = at[edge.source], at[edge.dest]
+        if not graph.nodes[v].backward and block_of[u] != block_of[v]:
+            leaving[u] = max(leaving.get(u, 0.0), edge.size_bytes)
+            readers.setdefault(u, set()).add(block_of[v])
+    return leaving, readers
+
+
 def dnn_partitioning_profile(graph: DnnGraph) -> Profile:
     """The graph as the planner's own cost model sees it.
 
@@ -245,16 +261,7 @@ def dnn_partitioning_profile(graph: DnnGraph) -> Profile:
     where there are backward nodes, and the outputs as the stash for the backward pass.
     """
     blocks = colocated(graph)
-    at = {node.id: v for v, node in enumerate(graph.nodes)}
-    block_of = {v: b for b, members in enumerate(blocks.members) for v in members}
-    names = _unique(graph, blocks)
-    leaving: dict[int, float] = {}
-    readers: dict[int, set[int]] = {}
-    for edge in graph.edges:
-        u, v = at[edge.source], at[edge.dest]
-        if not graph.nodes[v].backward and block_of[u] != block_of[v]:
-            leaving[u] = max(leaving.get(u, 0.0), edge.size_bytes)
-            readers.setdefault(u, set()).add(block_of[v])
+    names, (leaving, readers) = _unique(graph, blocks), _leaving(graph, blocks)
     operators, costs = [], []
     tensors, parameters = [], []
     for b, members in enumerate(blocks.members):

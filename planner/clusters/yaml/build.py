@@ -491,16 +491,14 @@ def _unknown_type(name: str, known: Iterable[str]) -> str:
     )
 
 
-def _regular(body: BodySchema, base: Topology | None, where: str, context: BodyContext) -> Topology:
-    """A regular hierarchy. Where it extends another one, levels of the same name are changed."""
-    levels = list(base.levels) if base else []
-    if base is not None and not levels:
-        context.wrong.append(f"{where}levels: {_EITHER}; the extended topology has devices")
-        return _EMPTY
-    old = {level.name: i for i, level in enumerate(levels)}
+def _changed_levels(
+    body: BodySchema, before: Sequence[Level], where: str, context: BodyContext
+) -> list[Level]:
+    """Levels, with those of the same name changed, and new ones behind them."""
+    levels, old = [*before], {level.name: i for i, level in enumerate(before)}
     for i, given in enumerate(body.levels):
-        before = levels[old[given.name]] if given.name in old else None
-        level = changed_level(given, before, context.num_devices)
+        known = levels[old[given.name]] if given.name in old else None
+        level = changed_level(given, known, context.num_devices)
         if level is None:
             missing = (n for n in ("count", "bandwidth", "latency") if getattr(given, n) is None)
             context.wrong.extend(f"{where}levels[{i}].{name}: missing" for name in missing)
@@ -508,6 +506,16 @@ def _regular(body: BodySchema, base: Topology | None, where: str, context: BodyC
             levels[old[given.name]] = level
         else:
             levels.append(level)
+    return levels
+
+
+def _regular(body: BodySchema, base: Topology | None, where: str, context: BodyContext) -> Topology:
+    """A regular hierarchy. Where it extends another one, levels of the same name are changed."""
+    levels = list(base.levels) if base else []
+    if base is not None and not levels:
+        context.wrong.append(f"{where}levels: {_EITHER}; the extended topology has devices")
+        return _EMPTY
+    levels = _changed_levels(body, levels, where, context)
     device = body.device or (base.devices[0].type if base else None)
     host = body.host
     if host is not None and host.model_fields_set - {"cores", "memory"}:

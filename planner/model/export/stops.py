@@ -8,7 +8,7 @@ Only tensors that depend on a trained parameter are marked. All others have no g
 and the file stays as it is without them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from operator import getitem
 from typing import Any
@@ -137,6 +137,17 @@ class _WriteError(Exception):
     """A write into a tensor whose gradient is stopped, in words."""
 
 
+def _check_unrecorded_write(node: Node, flows: Collection[Node]) -> None:
+    """Refuses an operator of a region that autograd does not record, if it writes into a tensor
+    from outside through which a gradient flows.
+    """
+    if _writes(node) and _root(node) in flows and _root(node).op == "placeholder":
+        raise _WriteError(
+            f"{_named(node)} writes under torch.no_grad() into a tensor with a gradient, which a"
+            " graph cannot have; compute a new tensor"
+        )
+
+
 def _mark(module: GraphModule, given: Sequence[bool], *, recorded: bool = True) -> list[bool]:
     """Marks the stops of a graph; for each of its outputs, whether a gradient flows through it.
 
@@ -174,16 +185,8 @@ def _mark(module: GraphModule, given: Sequence[bool], *, recorded: bool = True) 
                 if isinstance(held := _held(module, inner), GraphModule):
                     inputs = sum(one.op == "placeholder" for one in held.graph.nodes)
                     _mark(held, [bool(sources)] * inputs, recorded=recorded)
-            if (
-                not recorded
-                and _writes(node)
-                and _root(node) in flows
-                and _root(node).op == "placeholder"
-            ):
-                raise _WriteError(
-                    f"{_named(node)} writes under torch.no_grad() into a tensor with a gradient,"
-                    " which a graph cannot have; compute a new tensor"
-                )
+            if not recorded:
+                _check_unrecorded_write(node, flows)
         if flow:
             flows.add(node)
     raise AssertionError("a graph without an output")

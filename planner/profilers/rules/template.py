@@ -278,26 +278,13 @@ def _factors(
     if kind in COUNTS:
         return _counted(kind, call, reads, outputs)
     if kind in _UNITS and isinstance(unit := call.kwargs.get(_UNITS[kind]), int):
-        named = Factor("unit", unit)
-
-        def by_unit(size: int) -> Factors:
-            return (named, *_own(size // unit)) if size % unit == 0 else _plain(size)
-
-        dims, made = ([[by_unit(n) for n in shape] for shape in some] for some in (reads, outputs))
-        return dims, made, {_UNITS[kind]: lambda sizes: sizes.get("unit", unit)}, {}
-    dims = [[_plain(size) for size in shape] for shape in reads]
-    known = {size for shape in reads for size in shape}
+        return _by_unit(_UNITS[kind], unit, reads, outputs)
     if kind in _RESIZED:
-        made = [
-            [a if a == _plain(n) else _own(n) for a, n in zip(dims[0], shape, strict=True)]
-            for shape in outputs
-        ]
-        dims[0] = [
-            a if a == b else _own(n) for a, b, n in zip(dims[0], made[0], reads[0], strict=True)
-        ]
-        return dims, made, _resized(call, made[0]), {}
+        return _by_dimension(call, reads, outputs)
     if kind == "Slice":
         return _sliced(reads[0], outputs[0])
+    dims = [[_plain(size) for size in shape] for shape in reads]
+    known = {size for shape in reads for size in shape}
     if kind == "Expand":
         made = [[_plain(n) for n in outputs[0]]]
         return dims, made, {"shape": _shape_attribute(call.kwargs["shape"], made[0])}, {}
@@ -450,32 +437,64 @@ _MOST_PARTS, _CYCLE = 8, 24
 """Numbers of parts that are tried divide the second, and are at most the first."""
 
 
+def _by_unit(name: str, unit: int, reads: Sequence[Shape], outputs: Sequence[Shape]) -> _Parts:
+    """Sizes that are multiples of an attribute are this number and the rest."""
+    named = Factor("unit", unit)
+
+    def parts(size: int) -> Factors:
+        return (named, *_own(size // unit)) if size % unit == 0 else _plain(size)
+
+    dims, made = ([[parts(n) for n in shape] for shape in some] for some in (reads, outputs))
+    return dims, made, {name: lambda sizes: sizes.get("unit", unit)}, {}
+
+
+def _by_dimension(call: Call, reads: Sequence[Shape], outputs: Sequence[Shape]) -> _Parts:
+    """Dimensions of the first input that keep their size, and those with a size of their own."""
+    dims = [[_plain(size) for size in shape] for shape in reads]
+    made = [
+        [a if a == _plain(n) else _own(n) for a, n in zip(dims[0], shape, strict=True)]
+        for shape in outputs
+    ]
+    dims[0] = [a if a == b else _own(n) for a, b, n in zip(dims[0], made[0], reads[0], strict=True)]
+    return dims, made, _resized(call, made[0]), {}
+
+
+def _counts(kind: str, call: Call, reads: Sequence[Shape]) -> dict[str, int]:
+    """The numbers of heads or groups above 1, by attribute; blanks name those that are sizes."""
+    given: dict[str, Any] = {name: call.kwargs.get(name) for name in COUNTS[kind]}
+    found = {name: n for name, n in given.items() if isinstance(n, int) and n > 1}
+    if found or kind != "Attention" or len(reads[0]) != 4:
+        return found
+    heads = {"": min(reads[0][1], reads[1][1]), " ": max(reads[0][1], reads[1][1])}
+    return {name: n for name, n in heads.items() if n > 1}
+
+
+def _size_of_head(kind: str, reads: Sequence[Shape], most: int) -> int:
+    """The part of one head of a model's width; 0 where there is none.
+
+    Args:
+        most: number of heads.
+    """
+    width = reads[0][-1] if len(reads[0]) == 3 else 0
+    head = width // most if width and width % most == 0 else 0
+    if kind.endswith("RotaryEmbedding"):  # of which the tables have a half, or less
+        turned = reads[-1][-1] if kind.startswith("com.") else reads[1][-1]
+        head = turned if head and head % turned == 0 else 0
+    return head
+
+
 def _counted(kind: str, call: Call, reads: Sequence[Shape], outputs: Sequence[Shape]) -> _Parts:
     """Sizes that are multiples of a number of heads or groups are this number and the rest."""
-    given = {
-        name: count
-        for name in COUNTS[kind]
-        if isinstance(count := call.kwargs.get(name), int) and count > 1
-    }
+    given = _counts(kind, call, reads)
     if not given:
-        if kind == "Attention" and len(reads[0]) == 4:  # heads are a dimension, not an attribute
-            given = {"": min(reads[0][1], reads[1][1]), " ": max(reads[0][1], reads[1][1])}
-            given = {name: count for name, count in given.items() if count > 1}
-        if not given:
-            return *_by_size(reads, outputs), {}, {}
+        return *_by_size(reads, outputs), {}, {}
     least = gcd(*given.values())
     common = Factor("count", least) if least > 1 else None
     named: dict[int, Factors] = {}
     for count in given.values():
         rest = _plain_part(("times", count // least), count // least)
         named[count] = (*([common] if common else ()), *rest)
-    # Of a model's width, the part of one head.
-    width = reads[0][-1] if len(reads[0]) == 3 else 0
-    most = max(given.values())
-    head = width // most if width and width % most == 0 else 0
-    if kind.endswith("RotaryEmbedding"):  # of which the tables have a half, or less
-        turned = reads[-1][-1] if kind.startswith("com.") else reads[1][-1]
-        head = turned if head and head % turned == 0 else 0
+    head = _size_of_head(kind, reads, max(given.values()))
 
     def apart(size: int) -> Factors:
         if size in (head, 1):

@@ -26,6 +26,7 @@ from planner.artefacts.plan import Plan
 from planner.artefacts.problem import Problem
 from planner.artefacts.profile import Profile
 from planner.artefacts.strategy import Stage
+from planner.costs.actions import ActionCosts
 from planner.costs.evaluate import evaluate
 from planner.costs.local_stage import local_stage
 from planner.costs.operators import loss_input_bytes
@@ -497,6 +498,24 @@ def _occupying(timeline: Timeline, device: int) -> list[Event]:
     return [e for e in timeline.events if e.device == device and not isinstance(e.action, posting)]
 
 
+def _measured_sum_s(
+    run: MeasuredRun, index: int, costs: ActionCosts, computed_s: Mapping[int, float]
+) -> float:
+    """The time of a sum from when its last member had the gradients.
+
+    Args:
+        computed_s: when the computations of each device end.
+    """
+    events = [e for e in run.timeline.events if e.action == AllReduce(index)]
+    begun_s = max(
+        e.start_s
+        if (index, e.device) in costs.backward_left_s
+        else max(e.start_s, computed_s[e.device])
+        for e in events
+    )
+    return max(0.0, max(e.end_s for e in events) - begun_s)
+
+
 def _all_reduces(run: MeasuredRun, launch_s: float) -> Iterator[tuple[float, float]]:
     """Predicted and measured time of the all-reduces of each device, each from when its last member
     had the gradients, without launching them.
@@ -523,16 +542,9 @@ def _all_reduces(run: MeasuredRun, launch_s: float) -> Iterator[tuple[float, flo
     }
     own_end_s = {d: end_s - closing[d].longer_s if d in closing else end_s
                  for d, end_s in computed_s.items()}  # fmt: skip
-    measured_s = {}
-    for index in range(len(sums)):
-        events = [e for e in run.timeline.events if e.action == AllReduce(index)]
-        begun_s = max(
-            e.start_s
-            if (index, e.device) in costs.backward_left_s
-            else max(e.start_s, computed_s[e.device])
-            for e in events
-        )
-        measured_s[index] = max(0.0, max(e.end_s for e in events) - begun_s) - launch_s
+    measured_s = [
+        _measured_sum_s(run, index, costs, computed_s) - launch_s for index in range(len(sums))
+    ]
     for device in run.plan.ranks:
         # Together, because a small bucket tells more of launching than of the links.
         own = [index for index, one in enumerate(sums) if device in one.devices]

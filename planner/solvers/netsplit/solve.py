@@ -364,14 +364,14 @@ def _searched(
             limit_s = (time_limit_s - singles_s - rounds_s) / len(searches)
             by_objective.append(_best(problem, placement_problem, search, tuple(known), limit_s))
     answer, space = by_objective[0].answer, by_objective[0].space
-    candidates = [Candidate(*own) for one in by_objective for own in one.placements]
     near = sorted(known, key=searches[0].price)
+    also = [Candidate(device_of, known[device_of]) for device_of in near]
+    candidates = [Candidate(*own) for one in by_objective for own in one.placements]
     if candidates and not placement_problem.published_memory:
-        # By the simulator, another known placement may be better.
-        candidates += [Candidate(device_of, known[device_of]) for device_of in near[:MAX_KNOWN]]
+        candidates += also[:MAX_KNOWN]  # by the simulator, one of these may be better
     whole = placement_problem.num_operators <= FINE_GROUPS
     if singles_s and not (whole and _settled(problem, answer)):
-        starts = candidates or [Candidate(device_of, known[device_of]) for device_of in near]
+        starts = candidates or also
         refined = _refined(problem, placement_problem, starts, singles_s, brake, cut)
         candidates = [*refined.candidates, *candidates]
         bound_s = answer.bound_s if whole else refined.bound_s

@@ -88,8 +88,10 @@ def _figures(
     return figures
 
 
-def _cuts(graph: PiperGraph, most_stages: int) -> Iterator[Cut]:
-    """The cuts that leave every edge forward."""
+def _parts(graph: PiperGraph) -> tuple[list[int], list[int], list[int]]:
+    """The layers of the most frequent name, those that they need, and the others; each in
+    topological order: before, body, after.
+    """
     feeds = layer_predecessors(graph)
     order = list(TopologicalSorter(dict(enumerate(feeds))).static_order())
     names = Counter(node.name for node in graph.nodes)
@@ -100,7 +102,12 @@ def _cuts(graph: PiperGraph, most_stages: int) -> Iterator[Cut]:
         if v in leading:
             leading.update(feeds[v])
     before = [v for v in order if v in leading and graph.nodes[v].name != usual]
-    after = [v for v in order if v not in leading]
+    return before, body, [v for v in order if v not in leading]
+
+
+def _cuts(graph: PiperGraph, most_stages: int) -> Iterator[Cut]:
+    """The cuts that leave every edge forward."""
+    feeds, (before, body, after) = layer_predecessors(graph), _parts(graph)
     for alone in (False, True):
         ends = (before, after) if alone else ()
         for count in range(1, min(len(body), most_stages - len(ends)) + 1):

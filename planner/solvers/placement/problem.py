@@ -7,14 +7,14 @@ Legend: N operators, in topological order; D devices; i, j operators; p, q devic
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from planner.artefacts.graph import Graph, consumers, holders, producers, tensors_by_name
 from planner.artefacts.problem import Problem
-from planner.artefacts.profile import storage_owner
+from planner.artefacts.profile import Profile, storage_owner
 from planner.artefacts.strategy import Strategy
 from planner.clusters.routes import pair_widths
 from planner.costs.evaluate import evaluate
@@ -123,6 +123,23 @@ class PlacementProblem:
         return len(self.capacity_bytes)
 
 
+def _consumed_tensors(profile: Profile) -> Iterator[ConsumedTensor]:
+    graph = profile.graph
+    tensors, read_by = tensors_by_name(graph), consumers(graph)
+    everything = frozenset(range(len(graph.operators)))
+    stashed = {
+        storage_owner(profile, name, everything)
+        for operator in profile.operators
+        for name in operator.stash_tensors
+    }
+    for name, maker in producers(graph).items():
+        if read_by[name]:
+            owner, one = storage_owner(profile, name, everything), tensors[name]
+            yield ConsumedTensor(
+                maker, read_by[name], one.bytes, one.gradient, owner in stashed, owner == name
+            )
+
+
 @remembered(kept=4)
 def placement_problem_of(problem: Problem) -> PlacementProblem:
     """The placement problem of a problem.
@@ -136,28 +153,11 @@ def placement_problem_of(problem: Problem) -> PlacementProblem:
     slow, times = slowdowns(problem, devices), [operator_times(problem, d) for d in devices]
     tensors, made_by, read_by = tensors_by_name(graph), producers(graph), consumers(graph)
     latency, width = pair_widths(topology)
-    everything = frozenset(range(len(graph.operators)))
-    stashed = {
-        storage_owner(profile, name, everything)
-        for operator in profile.operators
-        for name in operator.stash_tensors
-    }
     parameters = [(p, holders(graph)[p.name]) for p in graph.parameters]
     return PlacementProblem(
         forward_s=_fixed([slow[d] * times[d].forward_s for d in devices]),
         backward_s=_fixed([slow[d] * times[d].backward_s for d in devices]),
-        tensors=tuple(
-            ConsumedTensor(
-                maker,
-                read_by[name],
-                tensors[name].bytes,
-                tensors[name].gradient,
-                storage_owner(profile, name, everything) in stashed,
-                storage_owner(profile, name, everything) == name,
-            )
-            for name, maker in made_by.items()
-            if read_by[name]
-        ),
+        tensors=tuple(_consumed_tensors(profile)),
         latency_s=latency,
         seconds_per_byte=1.0 / width,
         parameter_bytes=_sums(graph, ((p.bytes, u[0]) for p, u in parameters if len(u) == 1)),

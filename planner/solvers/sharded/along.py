@@ -193,10 +193,10 @@ def _best(search: _Search, rules: Sequence[Sequence[AxisRule]], beam: int) -> _P
     )
 
 
-def _extended(
-    search: _Search, paths: Sequence[_Path], v: int, rules: Sequence[AxisRule]
-) -> list[_Path]:
-    """The paths behind one more operator, the fastest first."""
+def _usable(search: _Search, v: int, rules: Sequence[AxisRule]) -> list[AxisRule]:
+    """The rules of an operator that the policy allows and the axis divides; the first one cuts
+    nothing.
+    """
     operator, axis = search.graph.operators[v], search.axis
     names = reads(operator)
     usable = [
@@ -205,8 +205,15 @@ def _extended(
         if not i or (search.policy.rule(v, one)
                      and holds(one, names, operator.outputs, search.about, axis.size))
     ]  # fmt: skip
-    if len(usable) > 1 and search.policy.must(v):
-        del usable[0]
+    return usable[1:] if len(usable) > 1 and search.policy.must(v) else usable
+
+
+def _extended(
+    search: _Search, paths: Sequence[_Path], v: int, rules: Sequence[AxisRule]
+) -> list[_Path]:
+    """The paths behind one more operator, the fastest first."""
+    operator, usable = search.graph.operators[v], _usable(search, v, rules)
+    names = reads(operator)
     own_s = [_own_s(search, v, one) for one in usable]
     sizes = [_made_bytes(search, operator.outputs, one) for one in usable]
     best: dict[tuple[tuple[str, Home], ...], _Path] = {}
@@ -219,12 +226,9 @@ def _extended(
             if read is None:
                 continue
             state = dict(path.state)
-            for name, home in zip(names, read[1], strict=True):
-                state[name] = home
-            for name, part, gradient in zip(
-                operator.outputs, rule.outputs, rule.made_gradients, strict=True
-            ):
-                state[name] = Home(part, gradient)
+            state.update(zip(names, read[1], strict=True))
+            made = map(Home, rule.outputs, rule.made_gradients)
+            state.update(zip(operator.outputs, made, strict=True))
             for name in (*names, *operator.outputs):
                 if search.last.get(name, -1) <= v:
                     state.pop(name, None)
