@@ -3,7 +3,7 @@
 import math
 import shlex
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -85,15 +85,15 @@ def launch(
         report(f"rank {process.rank} idles: the strategy needs {len(plan.ranks)} of the ranks")
         return None
     with _end_requests(request.checkpoints), trainer, trainer.errors():
-        trained = _trained(trainer, request, progress)
-        data_notes = () if trained is None else trainer.notes()
-    if trained is None:
+        loop = _OwnLoop(trainer, request, progress)
+        ranks, clocks = loop.run()
+        data_notes = () if loop.is_early else trainer.notes()
+    if loop.is_early:
         folder = request.checkpoints.checkpoint
         raise Preempted(
             f"{folder}: {name_of(trainer.next_step)} of {trainer.num_steps} steps is written, as a"
             f" signal asked; go on with --resume {shlex.quote(str(folder))}"
         )
-    ranks, clocks, evaluations, results = trained
     if trainer.rank > 0:
         return None
     job, graph = trainer.job, trainer.job.model.graph
@@ -112,12 +112,12 @@ def launch(
     if trace is not None:
         names = {device.device: device.name for device in plan.prediction.devices}
         write_trace(launch_report.timeline, names, trace, measured_by(plan))
-    failure = _failure(launch_report.loss, results, trainer.num_steps)
+    failure = _failure(launch_report.loss, loop.results, trainer.num_steps)
     if failure is not None and request.checkpoints.checkpoint is not None:
         path = request.checkpoints.checkpoint / name_of(trainer.num_steps)
         failure = f"{failure}; {path} has the weights of the last step"
     return replace(
-        launch_report, notes=notes, evaluations=tuple(evaluations),
+        launch_report, notes=notes, evaluations=tuple(loop.evaluations),
         groups=with_rest(job.groups, graph), failure=failure,
     )  # fmt: skip
 
@@ -180,97 +180,107 @@ def _failure(losses: Sequence[float], results: Sequence[StepResult], num_steps: 
     )
 
 
-def _trained(
-    trainer: Trainer, request: TrainingRequest, progress: Progress
-) -> tuple[list[RankMeasurements], list[Clock], list[Evaluation], list[StepResult]] | None:
-    """Runs the steps that are left, and what stands around them.
+class _OwnLoop:
+    """The planner's own loop on one rank.
 
-    Returns:
-        The measurements and the clocks of all ranks, the evaluations, and the result of each step;
-        None if a signal has asked to end earlier, which is done after a checkpoint.
+    Attributes:
+        evaluations: in their order.
+        results: of each step.
+        is_early: whether a signal has asked to end before the last step, which is done after a
+            checkpoint.
     """
-    loop, checkpoints, total = request.loop, request.checkpoints, trainer.num_steps
-    if trainer.start is not None:
-        check_left(trainer.start, total)
-    saver = None
-    if checkpoints.checkpoint is not None:
-        saver = trainer.saver(checkpoints.checkpoint, checkpoints.checkpoint_keep)
-    before, evaluations = trainer.groups.read_clocks(), list[Evaluation]()
-    losses, results = list[float](), list[StepResult]()
-    whole, short = _Timed(), _Timed()
-    log = None
-    if loop.log_file is not None and trainer.rank == 0:
-        log = Log(loop.log_file, trainer.next_step)
-    every = loop.eval_every, checkpoints.checkpoint_every
-    is_early = False
-    for record in trainer.steps(total - trainer.next_step, every):
-        done, last = trainer.next_step, trainer.optimizer_step.last
-        is_early = trainer.should_end and saver is not None and done < total
-        losses.append(record.loss)
-        results.append(last)
+
+    def __init__(self, trainer: Trainer, request: TrainingRequest, progress: Progress) -> None:
+        self._trainer, self._loop, self._progress = trainer, request.loop, progress
+        self._checkpoints, self._track_memory = request.checkpoints, request.launching.track_memory
+        if trainer.start is not None:
+            check_left(trainer.start, trainer.num_steps)
+        folder, log_file = request.checkpoints.checkpoint, request.loop.log_file
+        self._saver = self._log = None
+        if folder is not None:
+            self._saver = trainer.saver(folder, request.checkpoints.checkpoint_keep)
+        if log_file is not None and trainer.rank == 0:
+            self._log = Log(log_file, trainer.next_step)
+        self.evaluations, self.results = list[Evaluation](), list[StepResult]()
+        self._losses, self._whole, self._short = list[float](), _Timed(), _Timed()
+        self.is_early = False
+
+    def run(self) -> tuple[list[RankMeasurements], list[Clock]]:
+        """Runs the steps that are left, and what stands around them.
+
+        Returns:
+            The measurements and the clocks of all ranks; none if it has ended early.
+        """
+        trainer = self._trainer
+        before = trainer.groups.read_clocks()
+        every = self._loop.eval_every, self._checkpoints.checkpoint_every
+        for record in trainer.steps(trainer.num_steps - trainer.next_step, every):
+            self._after(record)
+            if self.is_early:
+                break
+        if self._log is not None:
+            self._log.close()
+        if self._saver is not None:
+            self._saver.finish()
+        if self.is_early:
+            return [], []
+        clocks = [Clock(*pair) for pair in zip(before, trainer.groups.read_clocks(), strict=True)]
+        return trainer.groups.gather(self._measurements()), clocks
+
+    def _after(self, record: IterationRecord) -> None:
+        """What follows a step."""
+        trainer, saver = self._trainer, self._saver
+        done, total, last = trainer.next_step, trainer.num_steps, trainer.optimizer_step.last
+        self.is_early = trainer.should_end and saver is not None and done < total
+        self._losses.append(record.loss)
+        self.results.append(last)
         if last.counted:
-            (whole if record.is_whole else short).add(record)
-        if log is not None:
-            log.step(done, last, record.iteration_s)
+            (self._whole if record.is_whole else self._short).add(record)
+        if self._log is not None:
+            self._log.step(done, last, record.iteration_s)
         # A machine that is about to be taken away has no time for evaluations.
-        if trainer.evaluator is not None and not is_early and _is_due(done, total, loop.eval_every):
-            evaluations.append(Evaluation(done, trainer.evaluator()))
-            if log is not None:
-                log.evaluation(evaluations[-1])
+        if not self.is_early and _is_due(done, total, self._loop.eval_every):
+            self._evaluate(done)
         if trainer.rank == 0:
-            progress(done, total, last.loss)
-        if saver is not None and saver.has_failed:
-            saver.finish()
-        if saver is not None and (is_early or _is_due(done, total, checkpoints.checkpoint_every)):
-            saver.save(done, trainer.extras())
-        if is_early:
-            break
-    if log is not None:
-        log.close()
-    if saver is not None:
-        saver.finish()
-    if is_early:
-        return None
-    timed = whole if whole.times else short
-    if not timed.times:
-        why = why_nothing_counts(trainer.job)
-        raise LaunchError(f"no step was run: in each of {len(losses)}, {why}")
-    clocks = [Clock(*pair) for pair in zip(before, trainer.groups.read_clocks(), strict=True)]
-    peaks_bytes = _watched(trainer, timed is whole) if request.launching.track_memory else None
-    own = _measurements(trainer, losses, timed, timed is whole, peaks_bytes)
-    return trainer.groups.gather(own), clocks, evaluations, results
+            self._progress(done, total, last.loss)
+        if saver is not None:
+            if saver.has_failed:
+                saver.finish()
+            if self.is_early or _is_due(done, total, self._checkpoints.checkpoint_every):
+                saver.save(done, trainer.extras())
 
+    def _evaluate(self, done: int) -> None:
+        if self._trainer.evaluator is not None:
+            self.evaluations.append(Evaluation(done, self._trainer.evaluator()))
+            if self._log is not None:
+                self._log.evaluation(self.evaluations[-1])
 
-def _measurements(
-    trainer: Trainer,
-    losses: Iterable[float],
-    timed: "_Timed",
-    are_whole: bool,
-    peaks_bytes: tuple[int, ...] | None,
-) -> RankMeasurements:
-    """What this rank has measured.
+    def _measurements(self) -> RankMeasurements:
+        """What this rank has measured: of whole steps, if there were any.
 
-    Args:
-        trainer: after its last step.
-        losses: of each step.
-        timed: steps of one kind that were run.
-        are_whole: whether these have all microbatches.
-        peaks_bytes: of the steps in which memory was watched.
-    """
-    begun_s, iterations_s = zip(*timed.times, strict=True)
-    flow = None if trainer.flow is None else trainer.flow.longest
-    return RankMeasurements(
-        device=trainer.groups.device,
-        ended_s=() if flow is None else flow.ended_s,
-        peaks_bytes=peaks_bytes,
-        loss=tuple(losses),
-        uncounted=trainer.uncounted,
-        begun_s=begun_s,
-        iterations_s=iterations_s,
-        records=tuple(timed.records) if flow is None else (flow.record,),
-        are_whole=are_whole,
-        **_machine(trainer.job.device),
-    )
+        Raises:
+            LaunchError: if no step was run.
+        """
+        trainer, timed = self._trainer, self._whole if self._whole.times else self._short
+        if not timed.times:
+            why = why_nothing_counts(trainer.job)
+            raise LaunchError(f"no step was run: in each of {len(self._losses)}, {why}")
+        are_whole = timed is self._whole
+        peaks_bytes = _watched(trainer, are_whole) if self._track_memory else None
+        begun_s, iterations_s = zip(*timed.times, strict=True)
+        flow = None if trainer.flow is None else trainer.flow.longest
+        return RankMeasurements(
+            device=trainer.groups.device,
+            ended_s=() if flow is None else flow.ended_s,
+            peaks_bytes=peaks_bytes,
+            loss=tuple(self._losses),
+            uncounted=trainer.uncounted,
+            begun_s=begun_s,
+            iterations_s=iterations_s,
+            records=tuple(timed.records) if flow is None else (flow.record,),
+            are_whole=are_whole,
+            **_machine(trainer.job.device),
+        )
 
 
 def _is_due(done: int, total: int, every: int | None) -> bool:
