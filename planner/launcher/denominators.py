@@ -420,7 +420,8 @@ def _sources(model: Model) -> _Sources:
     constant = {name for name in model.values if name not in known}
     constant |= {one.name for one in known.values() if not (one.trainable or one.state)}
     fixed = constant | {one.name for one in known.values() if not one.state}
-    samples = {n for n in model.graph.inputs if shapes[n].shape[:1] == (model.batch,)}
+    rows = ((name, shapes[name].shape[:1]) for name in model.graph.inputs)
+    samples = {name for name, first in rows if first and first[0] % model.batch == 0}
     for node in model.nodes:
         given = [name for name in node.inputs if name]
         if node.domain or node.type not in _KNOWN or not given:
