@@ -119,6 +119,15 @@ def test_other_losses_stay_means_of_microbatches(body, tmp_path):
     assert found(tmp_path / "net.onnx", body) == ([], False)
 
 
+def test_a_term_may_share_tensors_with_a_mean(tmp_path):
+    """What the mean is linear in is read by other operators, which no quotient flows through."""
+    body = (
+        "g = Add (h, c) p = LogSoftmax <axis: int = 1> (g) a = NegativeLogLikelihoodLoss (p, y)"
+        " r = ReduceMean <keepdims: int = 0> (g) loss = Add (a, r)"
+    )
+    assert found(tmp_path / "net.onnx", body) == ([("NegativeLogLikelihoodLoss", ("y",))], False)
+
+
 def test_the_mean_of_one_sample_is_no_mean_of_a_batch(tmp_path):
     """In microbatches of one sample, its own sum has one element, too."""
     body = (
