@@ -30,7 +30,6 @@ import numpy as np
 from planner.artefacts.graph import (
     FLOAT_DTYPES,
     Graph,
-    consumers,
     loss_outputs,
     parameters_by_name,
     predecessors,
@@ -116,7 +115,7 @@ def denominators(model: Model, loss: Loss) -> Denominators:
     if loss.has_target:
         return Denominators()
     walk = _Walk(model).back(loss.output.name)
-    if not walk.found or _leaves(walk.path, model.graph):
+    if not walk.found or _leaves(walk, model.graph):
         return Denominators()
     return Denominators(tuple(one for _, one in sorted(walk.found.items())), not walk.has_rest)
 
@@ -139,13 +138,16 @@ def inputs_of(summed: Iterable[str], graph: Graph) -> frozenset[str]:
     return frozenset({*summed, *read}.intersection(graph.inputs))
 
 
-def _leaves(path: set[int], graph: Graph) -> bool:
-    """Whether another operator of a loss reads what the operators of a path make: then these are
-    not linear in the loss.
+def _leaves(walk: "_Walk", graph: Graph) -> bool:
+    """Whether another operator of a loss reads a quotient, or what follows from one on the path:
+    then the loss is not linear in it.
     """
-    needed, read_by = {*makers(loss_outputs(graph), graph)}, consumers(graph)
-    made = (name for v in path for name in graph.operators[v].outputs)
-    return any(user in needed and user not in path for name in made for user in read_by[name])
+    needed, before = {*makers(loss_outputs(graph), graph)}, predecessors(graph)
+    divided = {*walk.found}
+    for v in sorted(walk.path):
+        if not divided.isdisjoint(before[v]):
+            divided.add(v)
+    return any(v not in walk.path and not divided.isdisjoint(before[v]) for v in needed)
 
 
 @dataclass(slots=True)
@@ -205,7 +207,7 @@ class _Walk:
                 return (chosen or guards) and self._goes_on(operator, node.inputs[1:])
             case "Add" | "Sub" | "Sum" | "Mean":
                 return self._goes_on(operator, node.inputs)
-            case kind if kind in _LINEAR:
+            case kind if kind in _LINEAR and _is_float(self.model, name):
                 return self._goes_on(operator, node.inputs[:1])
         return False
 
@@ -420,7 +422,8 @@ def _sources(model: Model) -> _Sources:
     constant = {name for name in model.values if name not in known}
     constant |= {one.name for one in known.values() if not (one.trainable or one.state)}
     fixed = constant | {one.name for one in known.values() if not one.state}
-    samples = {n for n in model.graph.inputs if shapes[n].shape[:1] == (model.batch,)}
+    rows = ((name, shapes[name].shape[:1]) for name in model.graph.inputs)
+    samples = {name for name, first in rows if first and first[0] % model.batch == 0}
     for node in model.nodes:
         given = [name for name in node.inputs if name]
         if node.domain or node.type not in _KNOWN or not given:

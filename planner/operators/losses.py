@@ -4,7 +4,7 @@ In the latter, classes lie on dimension 1.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any, NamedTuple
 
@@ -223,7 +223,7 @@ class StepDivision(nn.Module):
         """The operator's outputs."""
         total = total_of(self._name)
         if self._is_loss:
-            return self._mean(total, args, kwargs)
+            return self._mean(total, kwargs)
         if total is None:
             return self.function(*args, **kwargs)
         if not kwargs:
@@ -231,10 +231,11 @@ class StepDivision(nn.Module):
         last = [*kwargs][-1]
         return self.function(**{**kwargs, last: torch.full_like(kwargs[last], total)})
 
-    def _mean(self, total: float | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def _mean(self, total: float | None, kwargs: Mapping[str, Any]) -> Any:
         """The outputs of a loss operator."""
-        how = {} if total is None else {"reduction": "sum"}
-        made = self.function(*args, **{**kwargs, **how})
+        how = {} if total is None else {"reduction": "none"}
+        made = self.function(**{**kwargs, **how})
         loss, *others = made if isinstance(made, tuple) else (made,)
-        loss = loss / (self._num_parts if total is None else total)
+        # Divided before it is summed: the sum of a long microbatch is beyond float16.
+        loss = loss / self._num_parts if total is None else (loss / total).sum()
         return (loss, *others) if others else loss

@@ -89,6 +89,11 @@ def test_terms_of_a_sum_have_denominators_of_their_own(tmp_path):
         # A number of the microbatch that is no sum over samples.
         MASKED + "loss = Div (total, s)",
         MASKED + "k = ReduceMax <keepdims: int = 0> (m) loss = Div (total, k)",
+        # Of all samples together, though a sum follows.
+        MASKED + "a = ReduceMax <keepdims: int = 0> (v, first)"
+        " k = ReduceSum <keepdims: int = 0> (a) loss = Div (total, k)",
+        MASKED + "i = Unsqueeze (m, first) a = ReduceMax <keepdims: int = 0> (i, last)"
+        " k = ReduceSum <keepdims: int = 0> (a) loss = Div (total, k)",
         # Pairs of samples.
         MASKED + "i = Unsqueeze (m, first) j = Unsqueeze (m, last) k = Equal (i, j)"
         " f = Cast <to: int = 1> (k) t = ReduceSum <keepdims: int = 0> (f) loss = Div (total, t)",
@@ -114,6 +119,15 @@ def test_other_losses_stay_means_of_microbatches(body, tmp_path):
     assert found(tmp_path / "net.onnx", body) == ([], False)
 
 
+def test_a_term_may_share_tensors_with_a_mean(tmp_path):
+    """What the mean is linear in is read by other operators, which no quotient flows through."""
+    body = (
+        "g = Add (h, c) p = LogSoftmax <axis: int = 1> (g) a = NegativeLogLikelihoodLoss (p, y)"
+        " r = ReduceMean <keepdims: int = 0> (g) loss = Add (a, r)"
+    )
+    assert found(tmp_path / "net.onnx", body) == ([("NegativeLogLikelihoodLoss", ("y",))], False)
+
+
 def test_the_mean_of_one_sample_is_no_mean_of_a_batch(tmp_path):
     """In microbatches of one sample, its own sum has one element, too."""
     body = (
@@ -121,6 +135,18 @@ def test_the_mean_of_one_sample_is_no_mean_of_a_batch(tmp_path):
         " loss = ReduceMean <keepdims: int = 0> (l)"
     )
     assert found(tmp_path / "net.onnx", body, n=1) == ([], False)
+
+
+def test_an_input_may_have_several_rows_for_each_sample(tmp_path):
+    """Labels of tokens, which are flattened before they come in."""
+    body = "t = Reshape (h, rows) loss = SoftmaxCrossEntropyLoss (t, z)"
+    header = HEADER.replace("float s)", "float s, int64[15] z)")
+    header = header.replace("int64[1] first", "int64[2] rows = {{15, 1}}, int64[1] first")
+    text = header.format(n=3, w=", ".join(["1"] * 20), body=body)
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "net.onnx")
+    model = load(tmp_path / "net.onnx")
+    (one,) = denominators(model, losses(model.graph)[0]).of
+    assert one.summed == ("z",)
 
 
 def test_a_denominator_of_a_step_is_bounded_once(tmp_path):
