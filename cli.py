@@ -12,6 +12,7 @@ with ended_at_once():  # until `start` takes over, a moment later
     from planner.commands.convert import convert
     from planner.commands.errors import Commands, ranks_leave_at_once
     from planner.commands.export import export
+    from planner.commands.hashes import start_with_one_hash_seed
     from planner.commands.inspect import inspect
     from planner.commands.launch import launch
     from planner.commands.profile import profile
@@ -41,6 +42,7 @@ with ended_at_once():  # until `start` takes over, a moment later
 
 def start() -> None:
     """The program."""
+    start_with_one_hash_seed()
     with ended_by_signals(), ranks_leave_at_once():
         main()
 

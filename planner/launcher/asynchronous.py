@@ -10,7 +10,7 @@ first + floor(m / M), and data, losses and drawn numbers go by the latter, as in
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -248,10 +248,10 @@ class Flow:
             self._known[num_minibatches] = device_actions(program, self._device)
         return self._known[num_minibatches]
 
-    def meet(self) -> bool:
+    def meet(self, actions: Sequence[Action]) -> Sequence[Action]:
         """As `Work.meet`."""
         self._groups.barrier()
-        return True
+        return actions
 
     def place(self, microbatch: int) -> tuple[int, int]:
         """As `Work.place`."""

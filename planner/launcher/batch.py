@@ -1,7 +1,7 @@
 """A microbatch's data from outside the model: graph inputs and the targets of losses."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -23,7 +23,25 @@ class Batch:
     Attributes:
         inputs: graph inputs, by name.
         targets: targets of losses, by the output that they are compared with.
+        counted: graph inputs that denominators of the model's own losses are counted in, whole,
+            where `inputs` may have parts of them.
     """
 
     inputs: Mapping[str, Tensor]
     targets: Mapping[str, Tensor]
+    counted: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatches:
+    """The data of a step that a process needs.
+
+    Attributes:
+        num_microbatches: of the step, over all replicas; None where this process reads no data, and
+            does not know.
+        by_microbatch: the data of the microbatches that it runs; where it does not know their
+            number, of all those that it would run in a whole step.
+    """
+
+    num_microbatches: int | None
+    by_microbatch: Mapping[int, Batch]

@@ -1,7 +1,7 @@
 """`TrainingJob` -> the stages and parameters of one device, and its places in their meshes."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from planner.artefacts.plan import Plan
 from planner.artefacts.sharding import Spec
 from planner.artefacts.strategy import Stage, indices_of
 from planner.launcher.batch import Batch
+from planner.launcher.denominators import Denominator, inputs_of
 from planner.launcher.gradients import GradientBuckets
 from planner.launcher.groups import Groups
 from planner.launcher.job import TrainingJob
@@ -104,6 +105,8 @@ class DevicePart:
         values: its local parameters by name; several stages share tied ones.
         trained: those of them that are trained.
         shards: of the parameters whose optimizer's state is cut further than these.
+        denominators: of the operators of its stages.
+        counted: graph inputs that these are counted in.
     """
 
     stages: dict[int, StageModule]
@@ -111,6 +114,8 @@ class DevicePart:
     values: dict[str, Tensor]
     trained: dict[str, Tensor]
     shards: OptimizerShards
+    denominators: tuple[Denominator, ...] = ()
+    counted: frozenset[str] = frozenset()
 
     @property
     def optimizer_parameters(self) -> dict[str, Tensor]:
@@ -125,9 +130,10 @@ class DevicePart:
 
     def local(self, batch: Batch, losses: Iterable[Loss]) -> Batch:
         """The part of a microbatch that this device needs, of the data that it is given."""
+        counted = {name: one for name, one in batch.inputs.items() if name in self.counted}
         for place in self.places.values():
             batch = place.batch(batch, losses)
-        return batch
+        return replace(batch, counted=counted)
 
 
 def make_part(
@@ -157,11 +163,22 @@ def make_part(
     )
     place = places[min(places)]  # in all, parameters lie alike
     values = local_parameters(job.model, held, place, job.device)
+    denominators = _denominators(job, places.values())
     stages = {s: _stage_module(job, one, values, scale) for s, one in places.items()}
     shards = OptimizerShards(place.stage, place.mesh, values, graph)
     shards.connect(stages[min(places)].module)
     trained = {name: values[name] for name in held if described[name].trainable}
-    return DevicePart(stages, places, values, trained, shards)
+    counted = (inputs_of(one.summed, graph) for one in denominators)
+    return DevicePart(
+        stages, places, values, trained, shards, denominators, frozenset().union(*counted)
+    )
+
+
+def _denominators(job: TrainingJob, places: Iterable[StagePlace]) -> tuple[Denominator, ...]:
+    """Those of the operators of some stages."""
+    here = {v for place in places for v in indices_of(place.stage, job.model.graph)}
+    every = {one.operator: one for loss in job.denominators for one in loss.of}
+    return tuple(every[operator] for operator in sorted(here & every.keys()))
 
 
 def local_parameters(
@@ -187,7 +204,9 @@ def _stage_module(
     outputs = {name for v in indices_of(place.stage, graph) for name in graph.operators[v].outputs}
     losses = [loss for loss in job.losses if loss.output.name in outputs]
     return StageModule(
-        split_module(job.model, place.stage, place.mesh, values, job.device),
+        split_module(
+            job.model, place.stage, place.mesh, values, job.device, _denominators(job, [place])
+        ),
         graph,
         place.stage.recompute,
         stage_criteria(losses, place, alone=len(job.losses) == 1),

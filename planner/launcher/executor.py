@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from planner.launcher import clocks
-from planner.launcher.batch import Batch
+from planner.launcher.batch import StepBatches
 from planner.launcher.failures.errors import current_place
 from planner.launcher.failures.rank import current_status
 from planner.launcher.failures.requests import REQUEST
@@ -31,6 +31,7 @@ from planner.schedules.actions import (
     Receive,
     Send,
     Step,
+    of_microbatches,
     waits,
 )
 from planner.support.errors import LaunchError
@@ -53,6 +54,7 @@ class IterationRecord:
         receives: by source, in order: the receive, when it was posted, when it was there.
         peaks_bytes: by event, the most memory from the end of the one before to its end, where it
             was watched.
+        is_whole: whether all microbatches of a usual step were run.
     """
 
     loss: float = 0.0
@@ -62,16 +64,20 @@ class IterationRecord:
     sends: dict[int, list[float]] = field(default_factory=dict)
     receives: dict[int, list[tuple[Receive, float, float]]] = field(default_factory=dict)
     peaks_bytes: list[int] = field(default_factory=list)
+    is_whole: bool = True
 
 
 class Work(Protocol):
     """The meaning of the actions of a list: a step of a training, an evaluation, or a flow."""
 
-    def meet(self) -> bool:
+    def meet(self, actions: Sequence[Action]) -> Sequence[Action]:
         """Before the first action of a step of the training: meets all other ranks.
 
+        Args:
+            actions: of a whole step.
+
         Returns:
-            Whether the step is run, which is the same on all ranks.
+            Those that are run, of the same microbatches on all ranks.
         """
 
     def place(self, microbatch: int) -> tuple[int, int]:
@@ -106,10 +112,12 @@ class StepSums:
     than a barrier; those of one rank, or the sums.
 
     Attributes:
+        microbatches: of the step, of those ranks that know how many it has.
         counts: that losses are divided by, by name (`LossTotals`); the same names on all ranks.
         end_requests: number of ranks that signals have asked to save and to end.
     """
 
+    microbatches: float
     counts: Mapping[str, float]
     end_requests: float = 0
 
@@ -120,8 +128,40 @@ class StepSums:
             together: adds up numbers over all ranks, and is a barrier for none.
         """
         names = sorted(self.counts)
-        sums = together([self.end_requests, *(self.counts[name] for name in names)])
-        return StepSums(dict(zip(names, sums[1:], strict=True)), sums[0])
+        own = [self.microbatches, self.end_requests, *(self.counts[name] for name in names)]
+        microbatches, end_requests, *counts = together(own)
+        return StepSums(microbatches, dict(zip(names, counts, strict=True)), end_requests)
+
+
+@dataclass(frozen=True, slots=True)
+class StepSize:
+    """The number of microbatches that a step has, as all ranks come to know it.
+
+    Attributes:
+        usual: M, of all steps but shorter ones at the end of an epoch.
+        num_readers: number of ranks that read data, and know it of each step.
+    """
+
+    usual: int
+    num_readers: int
+
+    def of(self, own: int | None, total: float) -> int:
+        """Of a step.
+
+        Args:
+            own: the number that this rank knows.
+            total: of the numbers that the ranks know.
+
+        Raises:
+            LaunchError: if ranks know different ones.
+        """
+        number = round(total / self.num_readers) if self.num_readers else self.usual
+        if own not in (None, number) or number * self.num_readers != total:
+            raise LaunchError(
+                f"expected the same data on all ranks, got {own} microbatches of this step here and"
+                " another number elsewhere; give all ranks the same dataset"
+            )
+        return number
 
 
 class TrainingStep:
@@ -131,35 +171,40 @@ class TrainingStep:
         loss: this device's share of the step's loss, as far as its forward passes have run; nan in
             a step without counted targets.
         sums: over all ranks, once they have met.
+        is_whole: whether it has the usual number of microbatches, and is run, once they have met.
 
     Args:
         index: of the step.
-        batches: the data of this device's microbatches.
+        data: of this device.
         optimizer: makes the step.
         totals: that the losses are divided by.
-        num_microbatches: of the step, over all replicas.
+        size: of steps.
         together: adds up numbers over all ranks.
     """
 
     def __init__(
-        self, index: int, batches: Mapping[int, Batch], optimizer: OptimizerStep,
-        totals: LossTotals, num_microbatches: int,
-        together: Callable[[Sequence[float]], list[float]],
+        self, index: int, data: StepBatches, optimizer: OptimizerStep, totals: LossTotals,
+        size: StepSize, together: Callable[[Sequence[float]], list[float]],
     ) -> None:  # fmt: skip
-        self._index, self._batches, self._optimizer = index, batches, optimizer
-        self._totals_of, self._num_microbatches = totals, num_microbatches
+        self._index, self._data, self._optimizer = index, data, optimizer
+        self._totals_of, self._size = totals, size
         self._together, self._totals = together, dict[str, float]()
-        self.sums = StepSums(totals.own([*batches.values()]), float(REQUEST.is_made))
+        counts = totals.own([*data.by_microbatch.values()])
+        self.sums = StepSums(data.num_microbatches or 0, counts, float(REQUEST.is_made))
         self.loss, self._count = 0.0, 0.0
+        self._num_microbatches, self.is_whole = size.usual, False
 
-    def meet(self) -> bool:
+    def meet(self, actions: Sequence[Action]) -> Sequence[Action]:
         """As `Work.meet`. A step without counted targets in any loss is not run."""
         self.sums = self.sums.added_up(self._together)
-        self._totals = self._totals_of.of_step(self.sums.counts, self._num_microbatches)
-        if any(self._totals.values()):
-            return True
-        self.loss = self._optimizer.leave_out(self._index)
-        return False
+        number = self._size.of(self._data.num_microbatches, self.sums.microbatches)
+        self._num_microbatches = number
+        self._totals = self._totals_of.of_step(self.sums.counts, number)
+        if not self._totals_of.counts_any(self._totals):
+            self.loss = self._optimizer.leave_out(self._index)
+            return ()
+        self.is_whole = number == self._size.usual
+        return actions if self.is_whole else of_microbatches(actions, number)
 
     def place(self, microbatch: int) -> tuple[int, int]:
         """As `Work.place`."""
@@ -170,7 +215,7 @@ class TrainingStep:
 
     def forward(self, action: Compute, stage: StageModule, tensors: Tensors) -> Tensors:
         """As `Work.forward`."""
-        batch = self._batches[action.microbatch]
+        batch = self._data.by_microbatch[action.microbatch]
         inputs = {**batch.inputs, **tensors}
         outputs, one = stage.forward(action.microbatch, inputs, batch.targets, self._totals)
         self.loss += one.loss
@@ -220,7 +265,7 @@ class Executor:
         self._status = current_status()
 
     def run(
-        self, actions: Iterable[Action], work: Work, *, step: int | None = None,
+        self, actions: Sequence[Action], work: Work, *, step: int | None = None,
         watch: MemoryTracker | None = None,
     ) -> IterationRecord:  # fmt: skip
         """As `events`, to the end of the list."""
@@ -229,7 +274,7 @@ class Executor:
         return self.record
 
     def events(
-        self, actions: Iterable[Action], work: Work, *, step: int | None = None,
+        self, actions: Sequence[Action], work: Work, *, step: int | None = None,
         watch: MemoryTracker | None = None,
     ) -> Iterator[Event]:  # fmt: skip
         """Runs a list; gives each event as soon as it has ended.
@@ -241,13 +286,14 @@ class Executor:
                 where none does.
             watch: of the memory in use.
         """
-        self.record, self._watch = IterationRecord(), watch
+        self.record, self._watch, due = IterationRecord(), watch, actions
         if step is not None:
             self._status.begin_step(step)
-            if not work.meet():
-                actions = ()
+            due = work.meet(actions)
+        if due is not actions:
+            self._buckets.follow(due)
         self._start_s = self.record.begun_s = clocks.now_s()
-        for action in actions:
+        for action in due:
             match action:
                 case Receive():
                     self._receive(action)
@@ -269,6 +315,8 @@ class Executor:
         self.record.iteration_s = self._now_s()
         self._sending, self._outputs = {}, {}
         assert not self._awaited, "the dry run lets no receive be forgotten"
+        if due is not actions:
+            self._buckets.follow(actions)
         if step is not None:
             self._status.end_step()
 

@@ -10,6 +10,7 @@ from planner.artefacts.options import LossOptions
 from planner.artefacts.options import Optimizer as OptimizerName
 from planner.artefacts.plan import Plan
 from planner.artefacts.strategy import Strategy, crossings, operator_indices, used_devices
+from planner.launcher.denominators import Denominators, denominators
 from planner.launcher.failures.monitor import torchrun_command
 from planner.launcher.options import Loop
 from planner.launcher.rendezvous import ProcessRank, choose_device
@@ -47,6 +48,11 @@ class TrainingJob:
     losses: tuple[Loss, ...]
     device: str
     groups: tuple[TrainedGroup, ...] = ()
+
+    @property
+    def denominators(self) -> tuple[Denominators, ...]:
+        """Of each loss."""
+        return tuple(denominators(self.model, loss) for loss in self.losses)
 
 
 def check_ranks(plan: Plan, path: Path, process: ProcessRank | None) -> None:

@@ -13,7 +13,14 @@ from planner.artefacts.graph import Graph, tensors_by_name, unread_tensors
 from planner.launcher.mesh.gather_again import function_of
 from planner.operators.losses import Criterion, LossValue
 from planner.operators.normalization import batch_normalization
-from planner.operators.running import evaluating, next_state, reading, updating, value_of
+from planner.operators.running import (
+    dividing,
+    evaluating,
+    next_state,
+    reading,
+    updating,
+    value_of,
+)
 
 Tensors = dict[str, Tensor]
 
@@ -167,13 +174,14 @@ class StageModule:
             if leaf.requires_grad
         }
 
-    def evaluate(self, tensors: Mapping[str, Tensor]) -> Tensors:
+    def evaluate(self, tensors: Mapping[str, Tensor], totals: Mapping[str, float]) -> Tensors:
         """The outputs of the stage as in evaluation, without losses and without a stash.
 
         Args:
             tensors: inputs of the stage, by name.
+            totals: denominators of the model's own losses, by name; others are the microbatch's.
         """
-        with torch.no_grad(), evaluating(), self._precision():
+        with torch.no_grad(), evaluating(), self._precision(), dividing(totals):
             results = self.module(*(tensors[name] for name in self.input_names))
         return dict(zip(self.output_names, results, strict=True))
 
@@ -184,7 +192,7 @@ class StageModule:
         totals: Mapping[str, float],
         states: Mapping[int, Tensor],
     ) -> _ForwardPass:
-        with self._precision(), reading(states):
+        with self._precision(), reading(states), dividing(totals):
             results = self.module(*(leaves[name] for name in self.input_names))
         made = zip(self.output_names, results, strict=True)
         outputs = {name: one for name, one in made if name not in self._next_states}

@@ -6,14 +6,15 @@ In the latter, classes lie on dimension 1.
 import math
 from collections.abc import Callable, Mapping
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
 from planner.artefacts.losses import Loss, LossName
+from planner.operators.running import total_of
 from planner.support.errors import LaunchError, OperatorError
 from planner.support.named import function_named
 
@@ -197,3 +198,44 @@ def softmax_cross_entropy_loss(
     log_prob = torch.log_softmax(scores, 1)
     loss = negative_log_likelihood_loss(log_prob, labels, weights, ignore_index, reduction)
     return (loss, log_prob) if num_outputs > 1 else loss
+
+
+class StepDivision(nn.Module):
+    """An operator that divides by a denominator of the step, and by its own where there is none.
+
+    Args:
+        function: of the operator.
+        name: of the denominator.
+        is_loss: whether it is a loss operator, which counts its labels; if not, the operator's last
+            input is the denominator.
+        num_parts: the number of devices whose means a loss operator makes a mean of. By the step's
+            denominator it divides sums, of which it makes a sum.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], name: str, *, is_loss: bool, num_parts: int = 1
+    ) -> None:
+        super().__init__()
+        self.function, self._name = function, name
+        self._is_loss, self._num_parts = is_loss, num_parts
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The operator's outputs."""
+        total = total_of(self._name)
+        if self._is_loss:
+            return self._mean(total, kwargs)
+        if total is None:
+            return self.function(*args, **kwargs)
+        if not kwargs:
+            return self.function(*args[:-1], torch.full_like(args[-1], total))
+        last = [*kwargs][-1]
+        return self.function(**{**kwargs, last: torch.full_like(kwargs[last], total)})
+
+    def _mean(self, total: float | None, kwargs: Mapping[str, Any]) -> Any:
+        """The outputs of a loss operator."""
+        how = {} if total is None else {"reduction": "none"}
+        made = self.function(**{**kwargs, **how})
+        loss, *others = made if isinstance(made, tuple) else (made,)
+        # Divided before it is summed: the sum of a long microbatch is beyond float16.
+        loss = loss / self._num_parts if total is None else (loss / total).sum()
+        return (loss, *others) if others else loss

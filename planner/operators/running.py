@@ -123,6 +123,30 @@ def evaluates() -> bool:
     return _evaluates.get()
 
 
+# ---- denominators that are those of a whole step (`planner/launcher/denominators.py`)
+
+_totals: ContextVar[Mapping[str, float]] = ContextVar("totals", default={})  # noqa: B039
+
+
+@contextmanager
+def dividing(totals: Mapping[str, float]) -> Iterator[None]:
+    """A context in which operators divide by other denominators than their own.
+
+    Args:
+        totals: by name.
+    """
+    token = _totals.set(totals)
+    try:
+        yield
+    finally:
+        _totals.reset(token)
+
+
+def total_of(name: str) -> float | None:
+    """The denominator of a name here; None where operators divide by their own."""
+    return _totals.get().get(name)
+
+
 # ---- state, which forward passes of a training update inside of `updating`, and nothing elsewhere
 
 _updated: ContextVar[frozenset[int]] = ContextVar("updated", default=frozenset())

@@ -24,7 +24,7 @@ gradients, and "O" the step.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
 from typing import NamedTuple
@@ -303,6 +303,23 @@ def waits(compute: Compute, receive: Receive) -> bool:
     return (compute.direction, compute.stage, compute.microbatch) == (
         receive.direction, receive.stage, receive.microbatch
     )  # fmt: skip
+
+
+def of_microbatches(actions: Iterable[Action], count: int) -> tuple[Action, ...]:
+    """A list without the microbatches from one on.
+
+    It cannot hang where the whole list does not. Passes keep their order, and so do the transfers
+    of each pair of devices; each waits for some of what it waits for in the whole list, and for
+    nothing else. A sum of gradients still comes after all backwards that add to them.
+
+    >>> " ".join(map(text, of_microbatches(map(parse, "0F0 0F1 0B0 0B1 A0 O".split()), 1)))
+    '0F0 0B0 A0 O'
+    """
+    return tuple(
+        one
+        for one in actions
+        if not isinstance(one, Compute | Send | Receive) or one.microbatch < count
+    )
 
 
 def text(action: Action) -> str:

@@ -17,17 +17,27 @@ from planner.artefacts.graph import Graph
 from planner.artefacts.losses import Loss
 from planner.launcher.batch import Batch
 from planner.launcher.device_part import DevicePart
-from planner.launcher.executor import Executor
+from planner.launcher.executor import Executor, StepSums
 from planner.launcher.failures.rank import current_status
 from planner.launcher.failures.status import Phase
 from planner.launcher.gradients import GradientBuckets
 from planner.launcher.groups import Groups
 from planner.launcher.job import TrainingJob
 from planner.launcher.stage import StageModule, Tensors
+from planner.launcher.totals import LossTotals
 from planner.launcher.transfers import boxes_of
 from planner.operators.running import REFUSALS
-from planner.schedules.actions import Compute, Direction, Receive, Send, text
+from planner.schedules.actions import (
+    Action,
+    Compute,
+    Direction,
+    Receive,
+    Send,
+    of_microbatches,
+    text,
+)
 from planner.support.errors import LaunchError, words_of
+from planner.training.data.agreement import DataAgreement
 from planner.training.data.batching import BatchLayout
 from planner.training.data.datasets import EvalData
 from planner.training.metrics import Meter, metrics_of
@@ -60,6 +70,7 @@ class Evaluator:
         groups: the other devices.
         data: the samples.
         layout: how they become microbatches.
+        totals: counts what the model's own losses are divided by.
         names: functions of the user, besides loss and accuracy.
 
     Raises:
@@ -68,7 +79,7 @@ class Evaluator:
 
     def __init__(
         self, job: TrainingJob, part: DevicePart, graph: Graph, groups: Groups, data: EvalData,
-        layout: BatchLayout, names: Sequence[str] = (),
+        layout: BatchLayout, totals: LossTotals, names: Sequence[str] = (),
     ) -> None:  # fmt: skip
         record = job.model.record
         if record is not None and record.unlike:
@@ -77,6 +88,7 @@ class Evaluator:
             )
         self._job, self._part, self._groups, self._data = job, part, groups, data
         self._layout, self._metrics = layout, metrics_of(job.losses, names)
+        self._totals, self._of_data = totals, dict[str, float]()
         boxes = boxes_of(job.plan.strategy, graph, groups.device)
         no_gradients = GradientBuckets({}, (), groups)
         self._executor = Executor(part.stages, boxes, no_gradients, groups, seed=layout.seed)
@@ -92,13 +104,9 @@ class Evaluator:
         self._coming: Iterator[Batch] = iter(())
         self._batches: dict[int, Batch] = {}  # of microbatches between their first and last stage
         self.notes: tuple[str, ...] = ()
-        known = {one for one in groups.gather(data.num_samples) if one is not None}
-        if len(known) != 1:
-            counts = " and ".join(map(str, sorted(known))) or "no"
-            raise LaunchError(
-                f"{data.where}: expected the same dataset on all ranks, got {counts} samples"
-            )
-        (self._num_samples,) = known
+        agreed = DataAgreement(data.where, data.read, layout, groups).num_samples
+        assert agreed is not None, "some rank reads samples, and knows how many there are"
+        self._num_samples = agreed
         left = self._num_samples % layout.size
         if left and not all(_has_rows(loss, layout.size) for loss in job.losses):
             self._num_samples -= left
@@ -111,17 +119,31 @@ class Evaluator:
         """The figures, on all ranks."""
         share_states(self._part, self._groups)
         self._meter = Meter(self._metrics)
-        self._coming = self._data.microbatches(self._num_samples)
         total = -(-self._num_samples // self._layout.size)
+        self._of_data = self._denominators(total)
+        self._coming = self._data.microbatches(self._num_samples)
         for first in range(0, total, self._layout.count):
             self._first, count = first, min(self._layout.count, total - first)
-            self._executor.run([one for one in self._forwards if one.microbatch < count], self)
+            self._executor.run(of_microbatches(self._forwards, count), self)
         self._status.enter(Phase.BARRIER)
         sums = self._groups.add_up(self._meter.sums())
         self._status.enter(Phase.BETWEEN)
         return self._meter.figures(sums)
 
-    def meet(self) -> bool:
+    def _denominators(self, num_microbatches: int) -> dict[str, float]:
+        """The totals of all data, as if it were one step, where a loss that the model computes
+        itself has denominators. For these the data is read once more.
+        """
+        if not any(one.of for one in self._job.denominators):
+            return {}
+        counts = dict.fromkeys(self._totals.names, 0.0)
+        for batch in self._data.microbatches(self._num_samples):
+            for name, count in self._totals.own([batch]).items():
+                counts[name] += count
+        sums = StepSums(0, counts).added_up(self._groups.add_up)
+        return self._totals.of_step(sums.counts, num_microbatches)
+
+    def meet(self, actions: Sequence[Action]) -> Sequence[Action]:
         """Never: an evaluation is no step."""
         raise NotImplementedError
 
@@ -142,7 +164,7 @@ class Evaluator:
             del self._batches[action.microbatch]
         inputs = self._part.places[action.stage].inputs(batch.inputs)
         try:
-            outputs = stage.evaluate({**inputs, **tensors})
+            outputs = stage.evaluate({**inputs, **tensors}, self._of_data)
         except REFUSALS as error:
             raise LaunchError(
                 f"--eval-data: at {text(action)}: {type(error).__name__}: {words_of(error)}"
@@ -163,11 +185,12 @@ class Evaluator:
         raise NotImplementedError
 
     def _whole(self, stage: int, outputs: Tensors) -> Tensors:
-        """The outputs that have losses, whole. Of those that a mesh has in parts the first of its
-        devices gets them for all, and the others none.
+        """The outputs that have losses in which something counts, whole. Of those that a mesh has
+        in parts the first of its devices gets them for all, and the others none.
         """
         place = self._part.places[stage]
         lost = (loss.output for loss in self._job.losses if loss.output.name in outputs)
+        lost = (one for one in lost if self._of_data.get(one.name, 1.0))
         whole = {one.name: place.whole_output(one, outputs[one.name]) for one in lost}
         return whole if place.mesh.index == 0 else {}
 

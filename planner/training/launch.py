@@ -3,7 +3,7 @@
 import math
 import shlex
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -19,7 +19,7 @@ from planner.launcher.executor import IterationRecord
 from planner.launcher.failures.errors import peak_bytes
 from planner.launcher.failures.rank import current_rank
 from planner.launcher.failures.requests import REQUEST
-from planner.launcher.job import check_ranks
+from planner.launcher.job import TrainingJob, check_ranks
 from planner.launcher.rendezvous import process_rank
 from planner.launcher.totals import why_nothing_counts
 from planner.launcher.trained_groups import with_rest
@@ -38,6 +38,24 @@ from planner.training.trainer import Trainer
 
 Progress = Callable[[int, int, float | None], None]
 KEPT_STEPS = 50  # the last ones, whose actions are kept
+
+
+class _Timed:
+    """Steps of one kind, and their times.
+
+    Attributes:
+        records: of the last ones.
+        times: start and length of each.
+    """
+
+    def __init__(self) -> None:
+        self.records: deque[IterationRecord] = deque(maxlen=KEPT_STEPS)
+        self.times: list[tuple[float, float]] = []
+
+    def add(self, record: IterationRecord) -> None:
+        """One more."""
+        self.records.append(record)
+        self.times.append((record.begun_s, record.iteration_s))
 
 
 def launch(
@@ -67,14 +85,15 @@ def launch(
         report(f"rank {process.rank} idles: the strategy needs {len(plan.ranks)} of the ranks")
         return None
     with _end_requests(request.checkpoints), trainer, trainer.errors():
-        trained = _trained(trainer, request, progress)
-    if trained is None:
+        loop = _OwnLoop(trainer, request, progress)
+        ranks, clocks = loop.run()
+        data_notes = () if loop.is_early else trainer.notes()
+    if loop.is_early:
         folder = request.checkpoints.checkpoint
         raise Preempted(
             f"{folder}: {name_of(trainer.next_step)} of {trainer.num_steps} steps is written, as a"
             f" signal asked; go on with --resume {shlex.quote(str(folder))}"
         )
-    ranks, clocks, evaluations, results = trained
     if trainer.rank > 0:
         return None
     job, graph = trainer.job, trainer.job.model.graph
@@ -85,18 +104,20 @@ def launch(
         *_resume_notes(trainer.start),
         *_option_notes(plan, job.plan),
         *launch_report.notes,
+        *data_notes,
+        *_uncounted_notes(job, ranks),
         *_skip_notes(trainer.optimizer_step.skipped, launch_report.steps),
         *(() if trainer.evaluator is None else trainer.evaluator.notes),
     )
     if trace is not None:
         names = {device.device: device.name for device in plan.prediction.devices}
         write_trace(launch_report.timeline, names, trace, measured_by(plan))
-    failure = _failure(launch_report.loss, results, trainer.num_steps)
+    failure = _failure(launch_report.loss, loop.results, trainer.num_steps)
     if failure is not None and request.checkpoints.checkpoint is not None:
         path = request.checkpoints.checkpoint / name_of(trainer.num_steps)
         failure = f"{failure}; {path} has the weights of the last step"
     return replace(
-        launch_report, notes=notes, evaluations=tuple(evaluations),
+        launch_report, notes=notes, evaluations=tuple(loop.evaluations),
         groups=with_rest(job.groups, graph), failure=failure,
     )  # fmt: skip
 
@@ -117,6 +138,18 @@ def _option_notes(planned: Plan, run: Plan) -> list[str]:
     """On options that are not the planned ones, which changes times and memory."""
     pairs = (planned.optimizer, run.optimizer), (planned.dtype, run.dtype)
     return [f"planned for {one}, run with {other}" for one, other in pairs if one != other]
+
+
+def _uncounted_notes(job: TrainingJob, ranks: Sequence[RankMeasurements]) -> list[str]:
+    """On steps, or minibatches that step alone, without counted targets."""
+    alone = job.plan.strategy.schedule.is_asynchronous
+    number = sum(one.uncounted for one in ranks) if alone else ranks[0].uncounted
+    if not number:
+        return []
+    why = why_nothing_counts(job)
+    if alone:
+        return [f"{number} minibatches had a loss and gradients of zero: {why}"]
+    return [f"{number} of {len(ranks[0].loss)} steps left out: {why}"]
 
 
 def _skip_notes(skipped: int, steps: int) -> list[str]:
@@ -147,97 +180,107 @@ def _failure(losses: Sequence[float], results: Sequence[StepResult], num_steps: 
     )
 
 
-def _trained(
-    trainer: Trainer, request: TrainingRequest, progress: Progress
-) -> tuple[list[RankMeasurements], list[Clock], list[Evaluation], list[StepResult]] | None:
-    """Runs the steps that are left, and what stands around them.
+class _OwnLoop:
+    """The planner's own loop on one rank.
 
-    Returns:
-        The measurements and the clocks of all ranks, the evaluations, and the result of each step;
-        None if a signal has asked to end earlier, which is done after a checkpoint.
+    Attributes:
+        evaluations: in their order.
+        results: of each step.
+        is_early: whether a signal has asked to end before the last step, which is done after a
+            checkpoint.
     """
-    loop, checkpoints, total = request.loop, request.checkpoints, trainer.num_steps
-    if trainer.start is not None:
-        check_left(trainer.start, total)
-    saver = None
-    if checkpoints.checkpoint is not None:
-        saver = trainer.saver(checkpoints.checkpoint, checkpoints.checkpoint_keep)
-    before, evaluations = trainer.groups.read_clocks(), list[Evaluation]()
-    records: deque[IterationRecord] = deque(maxlen=KEPT_STEPS)
-    losses, results = list[float](), list[StepResult]()
-    times: list[tuple[float, float]] = []  # start and length of each step that was run
-    log = None
-    if loop.log_file is not None and trainer.rank == 0:
-        log = Log(loop.log_file, trainer.next_step)
-    every = loop.eval_every, checkpoints.checkpoint_every
-    is_early = False
-    for record in trainer.steps(total - trainer.next_step, every):
-        done, last = trainer.next_step, trainer.optimizer_step.last
-        is_early = trainer.should_end and saver is not None and done < total
-        losses.append(record.loss)
-        results.append(last)
+
+    def __init__(self, trainer: Trainer, request: TrainingRequest, progress: Progress) -> None:
+        self._trainer, self._loop, self._progress = trainer, request.loop, progress
+        self._checkpoints, self._track_memory = request.checkpoints, request.launching.track_memory
+        if trainer.start is not None:
+            check_left(trainer.start, trainer.num_steps)
+        folder, log_file = request.checkpoints.checkpoint, request.loop.log_file
+        self._saver = self._log = None
+        if folder is not None:
+            self._saver = trainer.saver(folder, request.checkpoints.checkpoint_keep)
+        if log_file is not None and trainer.rank == 0:
+            self._log = Log(log_file, trainer.next_step)
+        self.evaluations, self.results = list[Evaluation](), list[StepResult]()
+        self._losses, self._whole, self._short = list[float](), _Timed(), _Timed()
+        self.is_early = False
+
+    def run(self) -> tuple[list[RankMeasurements], list[Clock]]:
+        """Runs the steps that are left, and what stands around them.
+
+        Returns:
+            The measurements and the clocks of all ranks; none if it has ended early.
+        """
+        trainer = self._trainer
+        before = trainer.groups.read_clocks()
+        every = self._loop.eval_every, self._checkpoints.checkpoint_every
+        for record in trainer.steps(trainer.num_steps - trainer.next_step, every):
+            self._after(record)
+            if self.is_early:
+                break
+        if self._log is not None:
+            self._log.close()
+        if self._saver is not None:
+            self._saver.finish()
+        if self.is_early:
+            return [], []
+        clocks = [Clock(*pair) for pair in zip(before, trainer.groups.read_clocks(), strict=True)]
+        return trainer.groups.gather(self._measurements()), clocks
+
+    def _after(self, record: IterationRecord) -> None:
+        """What follows a step."""
+        trainer, saver = self._trainer, self._saver
+        done, total, last = trainer.next_step, trainer.num_steps, trainer.optimizer_step.last
+        self.is_early = trainer.should_end and saver is not None and done < total
+        self._losses.append(record.loss)
+        self.results.append(last)
         if last.counted:
-            records.append(record)
-            times.append((record.begun_s, record.iteration_s))
-        if log is not None:
-            log.step(done, last, record.iteration_s)
+            (self._whole if record.is_whole else self._short).add(record)
+        if self._log is not None:
+            self._log.step(done, last, record.iteration_s)
         # A machine that is about to be taken away has no time for evaluations.
-        if trainer.evaluator is not None and not is_early and _is_due(done, total, loop.eval_every):
-            evaluations.append(Evaluation(done, trainer.evaluator()))
-            if log is not None:
-                log.evaluation(evaluations[-1])
+        if not self.is_early and _is_due(done, total, self._loop.eval_every):
+            self._evaluate(done)
         if trainer.rank == 0:
-            progress(done, total, last.loss)
-        if saver is not None and saver.has_failed:
-            saver.finish()
-        if saver is not None and (is_early or _is_due(done, total, checkpoints.checkpoint_every)):
-            saver.save(done, trainer.extras())
-        if is_early:
-            break
-    if log is not None:
-        log.close()
-    if saver is not None:
-        saver.finish()
-    if is_early:
-        return None
-    if not times:
-        why = why_nothing_counts(trainer.job.losses)
-        raise LaunchError(f"no step was run: in each of {len(losses)}, {why}")
-    clocks = [Clock(*pair) for pair in zip(before, trainer.groups.read_clocks(), strict=True)]
-    peaks_bytes = _watched(trainer) if request.launching.track_memory else None
-    own = _measurements(trainer, losses, records, times, peaks_bytes)
-    return trainer.groups.gather(own), clocks, evaluations, results
+            self._progress(done, total, last.loss)
+        if saver is not None:
+            if saver.has_failed:
+                saver.finish()
+            if self.is_early or _is_due(done, total, self._checkpoints.checkpoint_every):
+                saver.save(done, trainer.extras())
 
+    def _evaluate(self, done: int) -> None:
+        if self._trainer.evaluator is not None:
+            self.evaluations.append(Evaluation(done, self._trainer.evaluator()))
+            if self._log is not None:
+                self._log.evaluation(self.evaluations[-1])
 
-def _measurements(
-    trainer: Trainer,
-    losses: Iterable[float],
-    records: Iterable[IterationRecord],
-    times: Iterable[tuple[float, float]],
-    peaks_bytes: tuple[int, ...] | None,
-) -> RankMeasurements:
-    """What this rank has measured.
+    def _measurements(self) -> RankMeasurements:
+        """What this rank has measured: of whole steps, if there were any.
 
-    Args:
-        trainer: after its last step.
-        losses: of each step.
-        records: of the last steps that were run.
-        times: start and length of each step that was run.
-        peaks_bytes: of the steps in which memory was watched.
-    """
-    begun_s, iterations_s = zip(*times, strict=True)
-    flow = None if trainer.flow is None else trainer.flow.longest
-    return RankMeasurements(
-        device=trainer.groups.device,
-        ended_s=() if flow is None else flow.ended_s,
-        peaks_bytes=peaks_bytes,
-        loss=tuple(losses),
-        uncounted=trainer.uncounted,
-        begun_s=begun_s,
-        iterations_s=iterations_s,
-        records=tuple(records) if flow is None else (flow.record,),
-        **_machine(trainer.job.device),
-    )
+        Raises:
+            LaunchError: if no step was run.
+        """
+        trainer, timed = self._trainer, self._whole if self._whole.times else self._short
+        if not timed.times:
+            why = why_nothing_counts(trainer.job)
+            raise LaunchError(f"no step was run: in each of {len(self._losses)}, {why}")
+        are_whole = timed is self._whole
+        peaks_bytes = _watched(trainer, are_whole) if self._track_memory else None
+        begun_s, iterations_s = zip(*timed.times, strict=True)
+        flow = None if trainer.flow is None else trainer.flow.longest
+        return RankMeasurements(
+            device=trainer.groups.device,
+            ended_s=() if flow is None else flow.ended_s,
+            peaks_bytes=peaks_bytes,
+            loss=tuple(self._losses),
+            uncounted=trainer.uncounted,
+            begun_s=begun_s,
+            iterations_s=iterations_s,
+            records=tuple(timed.records) if flow is None else (flow.record,),
+            are_whole=are_whole,
+            **_machine(trainer.job.device),
+        )
 
 
 def _is_due(done: int, total: int, every: int | None) -> bool:
@@ -245,15 +288,15 @@ def _is_due(done: int, total: int, every: int | None) -> bool:
     return done == total or (every is not None and done % every == 0)
 
 
-def _watched(trainer: Trainer) -> tuple[int, ...]:
-    """Memory in more steps, by event, in bytes."""
+def _watched(trainer: Trainer, whole: bool) -> tuple[int, ...]:
+    """Memory in more steps, by event, in bytes; the last one is whole, if there are such steps."""
     stay = staying(trainer.part, trainer.buckets, trainer.optimizer, trainer.weights.tensors())
     while True:
         data = trainer.batches()
         with watching(trainer.job.device, stay) as watch:
-            peaks_bytes = tuple(trainer.watched(watch, data).peaks_bytes)
-        if trainer.optimizer_step.last.counted:
-            return peaks_bytes
+            record = trainer.watched(watch, data)
+        if trainer.optimizer_step.last.counted and record.is_whole >= whole:
+            return tuple(record.peaks_bytes)
 
 
 class _Machine(TypedDict):

@@ -19,7 +19,7 @@ from typing import Any, Self
 import torch.distributed as dist
 from torch import Tensor
 
-from planner.launcher.batch import Batch
+from planner.launcher.batch import Batch, StepBatches
 from planner.launcher.failures.rank import current_rank, current_status, enter_from_script
 from planner.launcher.failures.requests import REQUEST
 from planner.launcher.failures.status import Phase
@@ -30,10 +30,11 @@ from planner.support.errors import LaunchError, OptionError
 from planner.support.named import function_named
 from planner.training.checkpoints.folder import name_of
 from planner.training.checkpoints.start import check_later
-from planner.training.data.fingerprints import fingerprint
+from planner.training.data.agreement import ReadBatch, compares_all, difference
+from planner.training.data.fingerprints import fingerprint, number, prints
 from planner.training.data.samples import samples_of
 from planner.training.options import TrainingRequest, check_folder
-from planner.training.trainer import Trainer
+from planner.training.trainer import SET_RATE, Trainer
 
 WITHOUT = frozenset({
     "steps", "epochs", "data", "shuffle", "eval_data", "eval_every", "metrics", "log_file",
@@ -42,6 +43,10 @@ WITHOUT = frozenset({
 """Options of the planner's own loop alone."""
 EVALUATE = "evaluate"
 """How messages call the data of an evaluation."""
+_OTHER_BATCHES = (
+    "give each rank the batch of the whole step, without DistributedSampler, and with shuffle=True"
+    " only after the same torch.manual_seed on all ranks"
+)
 
 
 class BatchTrainer:
@@ -58,12 +63,13 @@ class BatchTrainer:
         self._checkpoints, self._metrics = request.checkpoints, request.loop.metrics
         self._trainer: Trainer | None = trainer
         self._folders: set[Path] = set()
+        self._has_warned = False
         self._requests = ExitStack()
         self._awaits_requests = False
 
     @property
     def batch_size(self) -> int:
-        """Samples of a step."""
+        """Samples of a step; the last one of an epoch may have fewer."""
         return self._open().layout.samples
 
     @property
@@ -100,7 +106,7 @@ class BatchTrainer:
         """
         if not 0 <= lr < math.inf:
             raise OptionError(f"set_lr: expected a finite number of at least 0, got {lr}")
-        self._open().optimizer_step.set_rate(float(lr))
+        self._open().set_rate(float(lr))
 
     def step(self, batch: object) -> float:
         """One step of the optimizer; under the schedule pipedream one for each microbatch, with an
@@ -109,8 +115,9 @@ class BatchTrainer:
         Args:
             batch: of the whole step, the same on every rank: inputs in the model's order and then
                 targets, as a DataLoader gives them; (inputs, target); or a mapping from their
-                names. Tensors have a row for each sample, on any device. A rank whose stages read
-                neither inputs nor targets may give None.
+                names. Tensors have a row for each sample, on any device. With fewer rows than
+                `batch_size` the step has fewer microbatches, and rows that fill none are left out.
+                A rank whose stages read neither inputs nor targets may give None.
 
         Returns:
             The loss of the whole batch before the step: of classes the mean over all targets that
@@ -127,13 +134,21 @@ class BatchTrainer:
             where = f"step {trainer.next_step}"
             _compare(trainer, batch, where)
             before = trainer.uncounted
-            trainer.step(_microbatches(trainer, batch, where))
+            data, left = _microbatches(trainer, batch, where)
+            trainer.step(data)
             if trainer.uncounted > before and (trainer.rank == 0 or trainer.flow is not None):
-                why = why_nothing_counts(trainer.job.losses)
+                why = why_nothing_counts(trainer.job)
                 done = (
                     "is left out" if trainer.flow is None else "has microbatches that learn nothing"
                 )
                 warnings.warn(f"{where} {done}: {why}", stacklevel=2)
+        if left and not self._has_warned and trainer.rank == trainer.first_reader:
+            self._has_warned = True
+            size = trainer.layout.size
+            warnings.warn(
+                f"{where}: the last {left} rows of the batch fill no microbatch of {size}"
+                " samples and are left out, as in all such batches", stacklevel=2,
+            )  # fmt: skip
         loss = trainer.optimizer_step.last.loss
         assert loss is not None, "the settings ask for it"
         return loss
@@ -232,16 +247,18 @@ def _compare(trainer: Trainer, batch: object, where: str) -> None:
         raise LaunchError(f"{where}: expected the batch of the whole step, got None")
     if len(trainer.job.plan.ranks) == 1:
         return
-    own = None if batch is None else fingerprint(trainer.reader.named(batch, where))
+    begun = 0 if trainer.start is None else trainer.start.record.step
+    whole = compares_all(trainer.next_step - begun, trainer.next_step)
+    named = None if batch is None else trainer.reader.named(batch, where)
+    own = None
+    if named is not None:
+        own = number(prints(named)) if whole else fingerprint(named)
     rate = trainer.optimizer_step.rate
     current_status().enter(Phase.BARRIER)
     (first, last), (slowest, fastest) = trainer.groups.extremes([own, rate])
     if first < last:
-        raise LaunchError(
-            f"{where}: expected the same batch on all ranks, got different ones; give each rank"
-            " that of the whole step: without DistributedSampler, and with shuffle=True only"
-            " after the same torch.manual_seed on all ranks"
-        )
+        read = trainer.groups.gather(None if named is None else ReadBatch(prints(named)))
+        raise LaunchError(difference("planner.trainer", where, read, _OTHER_BATCHES))
     if slowest < fastest:
         raise LaunchError(
             f"{where}: expected the same learning rate on all ranks, got {rate} here"
@@ -249,12 +266,21 @@ def _compare(trainer: Trainer, batch: object, where: str) -> None:
         )
 
 
-def _microbatches(trainer: Trainer, batch: object, where: str) -> dict[int, Batch]:
-    """The microbatches of this rank."""
-    reader, count = trainer.reader, trainer.layout.count
+def _microbatches(trainer: Trainer, batch: object, where: str) -> tuple[StepBatches, int]:
+    """The microbatches of this rank, and the number of rows that fill none."""
+    reader, layout = trainer.reader, trainer.layout
     if not reader.reads:
-        return {m: Batch({}, {}) for m in trainer.microbatches}
-    return {m: trainer.local(reader.part(batch, m, count, where)) for m in trainer.microbatches}
+        return StepBatches(None, {m: Batch({}, {}) for m in trainer.microbatches}), 0
+    samples = reader.num_samples(batch, layout.size, layout.count, where)
+    number, left = divmod(samples, layout.size)
+    if samples < trainer.least:
+        raise LaunchError(
+            f"{where}: expected a batch of {layout.samples} samples, or of at least"
+            f" {trainer.least}, got {samples}; give batches of trainer.batch_size"
+        )
+    due = (m for m in trainer.microbatches if m < number)
+    parts = {m: trainer.local(reader.part(batch, m, where)) for m in due}
+    return StepBatches(number, parts), left
 
 
 def begin(request: TrainingRequest, metrics: Sequence[str]) -> BatchTrainer:
@@ -284,6 +310,9 @@ def begin(request: TrainingRequest, metrics: Sequence[str]) -> BatchTrainer:
 
     trainer = Trainer.open(request, check)
     assert trainer is not None, "none idles: there are as many processes as devices"
+    if trainer.start is not None and SET_RATE in trainer.start.record.extras:
+        # It was set after the start, as it is here.
+        trainer.set_rate(float(trainer.start.record.extras[SET_RATE]))
     return BatchTrainer(request, trainer)
 
 

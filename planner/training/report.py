@@ -12,7 +12,6 @@ from planner.artefacts.losses import Loss
 from planner.artefacts.plan import DevicePrediction, Plan, StagePrediction, said_times
 from planner.launcher.clocks import Clock
 from planner.launcher.executor import IterationRecord
-from planner.launcher.totals import why_nothing_counts
 from planner.launcher.trained_groups import TrainedGroup
 from planner.profilers.devices import is_of_type
 from planner.schedules.actions import Compute, Direction
@@ -116,9 +115,10 @@ class RankMeasurements:
     Attributes:
         device: index of its device in the topology.
         loss: its share of the loss, per step.
-        begun_s: start of each step that was run, on the rank's clock.
+        begun_s: start of each step that was run with all microbatches, on the rank's clock; of all
+            steps that were run, where none has all of them.
         iterations_s: length of each of them.
-        records: the records of the last steps; under an asynchronous schedule, that of a flow.
+        records: the records of the last of them; under an asynchronous schedule, that of a flow.
         peak_bytes: as in `MeasuredDevice`.
         peaks_bytes: peak memory at each event of an iteration in which memory was watched, as in
             `IterationRecord`; None without one.
@@ -127,6 +127,7 @@ class RankMeasurements:
         ended_s: of each step of that flow, since its start; empty under other schedules.
         uncounted: number of steps without counted targets, which were not run, the same on all
             ranks; under an asynchronous schedule that of minibatches of which it reports the loss.
+        are_whole: whether these steps have all microbatches.
     """
 
     device: int
@@ -140,6 +141,7 @@ class RankMeasurements:
     threads: int
     ended_s: tuple[float, ...] = ()
     uncounted: int = 0
+    are_whole: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +197,7 @@ def make_report(
         comparable=not notes,
         notes=(
             *notes, *_threads(plan, ranks), *_short(steps), *measured.notes,
-            *_uncounted(plan, losses, ranks), *_diverged(loss, ranks[0].uncounted),
+            *_diverged(loss, ranks[0].uncounted),
         ),
         times=said_times(plan),
         losses=tuple(losses),
@@ -273,21 +275,24 @@ def _unsteady(plan: Plan, steps: int) -> str:
 
 
 def _stage(plan: Plan, s: int, ranks: Sequence[RankMeasurements], kept: range) -> MeasuredStage:
-    """Predicted and measured times of a stage, from the records of the kept steps."""
+    """Predicted and measured times of a stage, from the records of the kept steps. In shorter ones
+    a replica may have no microbatch.
+    """
     stage = plan.strategy.stages[s]
 
     def slowest_s(direction: Direction) -> float:
-        return max(
-            median(
+        times_s = (
+            [
                 end - start
                 for i in kept
                 for action, start, end in one.records[i].events
                 if isinstance(action, Compute)
                 and (action.stage, action.direction) == (s, direction)
-            )
+            ]
             for one in ranks
             if one.device in stage.devices
         )
+        return max(median(of_one) for of_one in times_s if of_one)
 
     measured = StagePrediction(slowest_s(Direction.FORWARD), slowest_s(Direction.BACKWARD))
     return MeasuredStage(stage.devices, plan.prediction.stages[s], measured)
@@ -340,7 +345,8 @@ def _memory(
     """Memory in use during each action, by device.
 
     The times are those of the typical iteration, which was not watched: watching slows an iteration
-    down, but its actions are the same in the same order.
+    down, but its actions are the same in the same order, unless both are shorter steps of other
+    numbers of microbatches.
     """
     return {
         one.device: tuple(
@@ -350,7 +356,7 @@ def _memory(
             )
         )
         for one, late in zip(ranks, late_s, strict=True)
-        if one.peaks_bytes is not None
+        if one.peaks_bytes is not None and len(one.peaks_bytes) == len(one.records[typical].events)
     }
 
 
@@ -382,12 +388,22 @@ def _flows(
 
 
 def _incomparable(plan: Plan, ranks: Sequence[RankMeasurements]) -> list[str]:
-    """Notes on devices whose type is not the planned one, which makes times incomparable."""
+    """Notes on devices whose type is not the planned one, and on steps without all microbatches,
+    which make times incomparable.
+    """
     planned = {d.device: d.type for d in plan.prediction.devices}
     of_types: dict[tuple[str, str], list[int]] = defaultdict(list)
     for rank, one in enumerate(ranks):
         of_types[planned[one.device], one.type].append(rank)
-    return [
+    few = (
+        []
+        if ranks[0].are_whole
+        else [
+            f"not comparable: planned for {plan.strategy.num_microbatches} microbatches in a step,"
+            " and all steps have fewer"
+        ]
+    )
+    return few + [
         f"not comparable: planned for {type_}, run on {name} (ranks {', '.join(map(str, which))})"
         for (type_, name), which in of_types.items()
         if not is_of_type(name, type_)
@@ -401,18 +417,6 @@ def _threads(plan: Plan, ranks: Sequence[RankMeasurements]) -> list[str]:
         return []
     threads = "1 thread" if plan.threads == 1 else f"{plan.threads} threads"
     return [f"profiled with {threads}, run with {used} per rank (--threads)"]
-
-
-def _uncounted(plan: Plan, losses: Sequence[Loss], ranks: Sequence[RankMeasurements]) -> list[str]:
-    """A note if there were steps, or minibatches that step alone, without counted targets."""
-    alone = plan.strategy.schedule.is_asynchronous
-    number = sum(one.uncounted for one in ranks) if alone else ranks[0].uncounted
-    if not number:
-        return []
-    why = why_nothing_counts(losses)
-    if alone:
-        return [f"{number} minibatches had a loss and gradients of zero: {why}"]
-    return [f"{number} of {len(ranks[0].loss)} steps left out: {why}"]
 
 
 def _diverged(loss: tuple[float, ...], uncounted: int) -> list[str]:

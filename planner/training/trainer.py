@@ -1,8 +1,10 @@
 """`Trainer`: one device's part of a training, from meeting the other ranks to leaving them."""
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
@@ -10,9 +12,9 @@ import torch
 
 from planner.artefacts.options import Optimizer as OptimizerName
 from planner.launcher.asynchronous import Flow, check_schedule, flow_end
-from planner.launcher.batch import Batch
+from planner.launcher.batch import Batch, StepBatches
 from planner.launcher.device_part import as_it_crosses, make_part, shorter_dtype
-from planner.launcher.executor import Executor, IterationRecord, TrainingStep
+from planner.launcher.executor import Executor, IterationRecord, StepSize, TrainingStep
 from planner.launcher.failures.errors import introduce, with_causes
 from planner.launcher.failures.hosts import hosts_watched
 from planner.launcher.failures.rank import current_status, take_error_hook
@@ -52,9 +54,11 @@ from planner.training.checkpoints.content import Content
 from planner.training.checkpoints.folder import Checkpoint
 from planner.training.checkpoints.saver import Saver
 from planner.training.checkpoints.start import GROUPS, check_fits, start_of
-from planner.training.data.batching import BatchSizeHistory
-from planner.training.data.datasets import EvalData
+from planner.training.data.agreement import DataAgreement
+from planner.training.data.batching import BatchSizeHistory, StepData
+from planner.training.data.datasets import EvalData, data_name
 from planner.training.data.feeds import (
+    epoch_of,
     layout_of,
     make_feed,
     number_of_steps,
@@ -64,6 +68,9 @@ from planner.training.data.feeds import (
 from planner.training.evaluation import Evaluator
 from planner.training.options import TrainingRequest
 from planner.training.steady import steps_to_show
+
+SET_RATE = "set_lr"
+"""Among the extras of a checkpoint: the learning rate that the user's loop has set last."""
 
 
 class Trainer:
@@ -87,6 +94,9 @@ class Trainer:
         flow: runs the steps of an asynchronous schedule; None for other schedules.
         num_steps: steps of the whole training.
         layout: how samples become microbatches.
+        least: samples that a step has at least.
+        first_reader: the first rank that reads data; None if none does.
+        size: of steps.
         history: the sizes of all batches since the first step.
         evaluator: for --eval-data; None without it.
         content: of its checkpoints.
@@ -99,9 +109,12 @@ class Trainer:
         job: what is trained.
         loop: how.
         rank: of this process.
+        start: the checkpoint that it will go on from (`resume`).
     """
 
-    def __init__(self, job: TrainingJob, loop: Loop, rank: int) -> None:
+    def __init__(
+        self, job: TrainingJob, loop: Loop, rank: int, start: Checkpoint | None = None
+    ) -> None:
         plan = job.plan
         if job.device == "cpu":
             torch.set_num_threads(loop.threads or plan.threads or 1)
@@ -116,14 +129,26 @@ class Trainer:
         scale = loss_scale(shorter_dtype(job))
         self.part = make_part(job, self.groups, lambda: scale.value)
         self.layout, self.reader = layout_of(job, loop), reader_of(job, self.part)
-        self.history, self.next_step = self.layout.history, 0
+        self.totals = loss_totals(job, self.part)
         with current_status().during(Phase.DATA):
             self._feed = make_feed(job, self.part, loop, self.microbatches)
-        self._coming: Iterator[Batch] | None = None  # from the next step on
+        self._coming: Iterator[StepData] | None = None  # from the next step on
+        self._given_data, self._lost = loop.data, tuple[str, ...]()
+        self._set_rate: float | None = None
+        self._takes_rate = loop.learning_rate is None
+        where = data_name(loop.data, "--data")
+        self._agreement = DataAgreement(where, self._feed.read, self.layout, self.groups)
+        epoch = epoch_of(
+            self._agreement.num_samples, self._feed.least, self.reader.reads, self.groups
+        )
+        self.least = epoch.least or self.layout.least
+        self.size = StepSize(self.layout.count, len(epoch.readers))
+        self.first_reader = min(epoch.readers, default=None)
+        self.history, self.next_step = self._history(start), 0
         self.evaluator: Evaluator | None = None
         if loop.eval_data is not None:
             self.evaluator = self._evaluator(loop.eval_data, "--eval-data", loop.metrics)
-        self.num_steps = number_of_steps(loop, self._feed, self.groups)
+        self.num_steps = number_of_steps(loop, epoch, self.history)
         self.optimizer = make_optimizer(
             OptimizerName(plan.optimizer),
             optimizer_groups(job.groups, self.part.optimizer_parameters),
@@ -133,12 +158,11 @@ class Trainer:
             self.part.gradient_accumulators, sums, self.groups, self.part.shards,
             non_contributing(plan.strategy, job.model.graph, self.groups.device),
         )  # fmt: skip
-        self.content = Content(job, self.part, self.optimizer, self.groups)
+        self.content = Content(job, self.part, self.optimizer, self.groups, self._data_state)
         self.start: Checkpoint | None = None
         self.should_end = False
         self._savers: dict[Path, Saver] = {}
         self.executor = self._executor(training_seed(job, loop))
-        self.totals = loss_totals(job.losses, self.part)
         rules = _rules(job, loop, self.num_steps, self.groups)
         self.flow: Flow | None = None
         if plan.strategy.schedule.is_asynchronous:
@@ -211,7 +235,7 @@ class Trainer:
             watched.enter_context(hosts_watched(agreed.hosts, process.rank))
             with with_causes(plan, device):
                 job, start = _read_job(request, agreed, process)
-                trainer = cls(job, loop, process.rank)
+                trainer = cls(job, loop, process.rank, start)
                 take_error_hook()
                 if start is not None:
                     trainer.resume(start)
@@ -261,6 +285,8 @@ class Trainer:
             LaunchError: if the ranks do not see the same one.
         """
         self.content.restore(start)
+        self.history = self._history(start)
+        self._restore_data(start)
         self.restore(start.record.extras, start.record.step)
         self.start = start
 
@@ -273,7 +299,9 @@ class Trainer:
     def extras(self) -> dict[str, Any]:
         """The state besides weights, statistics and optimizer, as JSON."""
         scale = self.optimizer_step.scale
+        set_rate = {} if self._set_rate is None else {SET_RATE: self._set_rate}
         return {
+            **set_rate,
             "loss_scale": {"value": scale.value, "good_steps": scale.good_steps},
             "batches": [[*part] for part in self.history.parts],
             GROUPS: settings(self.job.groups),
@@ -289,10 +317,49 @@ class Trainer:
         if "loss_scale" in extras and self.optimizer_step.scale.is_dynamic:
             self.optimizer_step.scale.value = float(extras["loss_scale"]["value"])
             self.optimizer_step.scale.good_steps = int(extras["loss_scale"]["good_steps"])
-        if "batches" in extras:
-            parts = tuple((int(begin), int(size)) for begin, size in extras["batches"])
-            self.history = BatchSizeHistory(parts).then(step, self.layout.samples)
+        if SET_RATE in extras and self._takes_rate:
+            self.set_rate(float(extras[SET_RATE]))
         self.next_step, self._coming = step, None
+
+    def set_rate(self, learning_rate: float) -> None:
+        """Changes the learning rate, before its schedule, from the next step on; also of a training
+        that goes on from a checkpoint, unless it is launched with --lr.
+        """
+        self._set_rate = learning_rate
+        self.optimizer_step.set_rate(learning_rate)
+
+    def _data_state(self) -> Any:
+        """The state of the data that this rank reads, as JSON, before the next step."""
+        state = self._feed.state(self.next_step, self.history)
+        return None if state is None else {**state, "microbatches": self.microbatches}
+
+    def _restore_data(self, start: Checkpoint) -> None:
+        """Gives samplers and datasets the state that they had on this rank, else on another one
+        that read the same microbatches. The orders of samples are the same on all ranks.
+        """
+        saved = self.content.saved_data(start)
+        ranks = sorted(saved, key=lambda rank: (rank != self.rank, rank))
+        same = [one for one in ranks if saved[one]["microbatches"] == self.microbatches]
+        state = saved[(same or ranks)[0]] if saved else {}
+        lost = self._feed.restore(state, bool(same))
+        if not lost:
+            return
+        why = ""
+        if saved and not same:
+            why = " (no rank read the same microbatches when it was written)"
+        self._lost = (
+            f"{data_name(self._given_data, '--data')}: {' and '.join(lost)}: the state is as at the"
+            f" begin of a training, not as at the checkpoint{why}; draw from torch's, numpy's or"
+            " Python's own generators, which follow from the seed, or read without workers",
+        )
+
+    def _history(self, start: Checkpoint | None) -> BatchSizeHistory:
+        """The sizes of all batches: those before a checkpoint, and those of this launch."""
+        samples = self.layout.samples
+        if start is None or "batches" not in start.record.extras:
+            return BatchSizeHistory.begun(samples, self.least)
+        before = BatchSizeHistory.read(start.record.extras["batches"])
+        return before.then(start.record.step, samples, self.least)
 
     # ------------------------------------------------------------------------ steps
 
@@ -309,34 +376,35 @@ class Trainer:
                 yield self.step()
                 continue
             stop = flow_end(self.next_step, end, self.layout.count, intervals)
-            for record in self.flow.run(self._data(), self.next_step, stop - self.next_step):
+            data = self._minibatches()
+            for record in self.flow.run(data, self.next_step, stop - self.next_step):
                 self.next_step += 1
                 if self.next_step == stop:
                     self._agree_on_end()
                 yield record
 
     def step(
-        self, batches: Mapping[int, Batch] | None = None, watch: MemoryTracker | None = None
+        self, data: StepBatches | None = None, watch: MemoryTracker | None = None
     ) -> IterationRecord:
         """One step of the training. Under an asynchronous schedule it is a flow of its own.
 
         Args:
-            batches: the data of this device, by microbatch; None takes that of `batches`.
+            data: of this device; None takes that of `batches`.
             watch: of the memory in use.
         """
-        if batches is None:
-            batches = self.batches()
+        if data is None:
+            data = self.batches()
         if self.flow is not None:
-            coming = _again_and_again(batches)
+            coming = _again_and_again(data.by_microbatch)
             (record,) = self.flow.run(coming, self.next_step, 1, watch)
             self._agree_on_end()
         else:
             work = TrainingStep(
-                self.next_step, batches, self.optimizer_step, self.totals, self.layout.count,
+                self.next_step, data, self.optimizer_step, self.totals, self.size,
                 self.groups.add_up,
             )  # fmt: skip
             record = self.executor.run(self._actions, work, step=self.next_step, watch=watch)
-            record.loss = work.loss
+            record.loss, record.is_whole = work.loss, work.is_whole
             self.should_end = self.should_end or work.sums.end_requests > 0
         self.next_step += 1
         return record
@@ -348,7 +416,7 @@ class Trainer:
         self.should_end = self.should_end or requests > 0
         current_status().enter(Phase.BETWEEN)
 
-    def watched(self, watch: MemoryTracker, data: Mapping[int, Batch]) -> IterationRecord:
+    def watched(self, watch: MemoryTracker, data: StepBatches) -> IterationRecord:
         """Steps in which memory is watched, enough of them for its peak: one, or under an
         asynchronous schedule a flow in which all versions are alive.
 
@@ -360,9 +428,9 @@ class Trainer:
         Returns:
             All actions.
         """
-        batches = _Copies(data)
+        batches = _Copies(data.by_microbatch)
         if self.flow is None:
-            return self.step(batches, watch)
+            return self.step(StepBatches(data.num_microbatches, batches), watch)
         count = steps_to_show(self.flow.strategy)
         steps = self.flow.run(_again_and_again(batches), self.next_step, count, watch)
         self.next_step += sum(1 for _ in steps)
@@ -375,21 +443,39 @@ class Trainer:
         """
         return self.optimizer_step.uncounted if self.flow is None else self.flow.uncounted
 
-    def batches(self) -> dict[int, Batch]:
-        """The data of this device in the next step, by microbatch."""
-        coming = self._data()
-        with current_status().during(Phase.DATA):
-            return {m: self.local(next(coming)) for m in self.microbatches}
+    def batches(self) -> StepBatches:
+        """The data of this device in the next step."""
+        comparing = self._agreement.step(self.next_step, self.history)
+        with comparing, current_status().during(Phase.DATA):
+            data = next(self._data())
+            batches = zip(self.microbatches, map(self.local, data.batches), strict=False)
+            return StepBatches(data.num_microbatches, dict(batches))
 
     def local(self, batch: Batch) -> Batch:
         """The part of a microbatch that this device needs, of the data that it is given."""
         return self.part.local(batch, self.job.losses)
 
-    def _data(self) -> Iterator[Batch]:
-        """The microbatches of this device from the next step on."""
+    def _data(self) -> Iterator[StepData]:
+        """The data of this device from the next step on."""
         if self._coming is None:
-            self._coming = self._feed.microbatches(self.next_step, self.history)
+            self._coming = self._feed.steps(self.next_step, self.history, self._agreement.note)
         return self._coming
+
+    def _minibatches(self) -> Iterator[Batch]:
+        """The microbatches of this device from the next step on; those of that step are compared
+        with other ranks' first.
+        """
+        with self._agreement.step(self.next_step, self.history):
+            begun = deque(next(self._data()).batches)
+        later = chain.from_iterable(data.batches for data in self._data())
+        return chain((begun.popleft() for _ in range(len(begun))), later)
+
+    def notes(self) -> tuple[str, ...]:
+        """On data that is left out and state that was lost, as far as any rank knows; all ranks
+        call it.
+        """
+        known = self.groups.gather((*self._feed.notes(), *self._lost))
+        return tuple(dict.fromkeys(note for notes in known for note in notes))
 
     # ------------------------------------------------------------------------ evaluation
 
@@ -406,7 +492,9 @@ class Trainer:
         with current_status().during(Phase.EVALUATION):
             samples = EvalData(data, option, self.layout, self.microbatches, self.reader)
         crossing = as_it_crosses(self.job.model.graph, self.job.plan)
-        return Evaluator(self.job, self.part, crossing, self.groups, samples, self.layout, metrics)
+        return Evaluator(
+            self.job, self.part, crossing, self.groups, samples, self.layout, self.totals, metrics
+        )
 
 
 def _read_job(
@@ -452,7 +540,7 @@ class _Copies(dict[int, Batch]):
             {name: tensor.clone() for name, tensor in tensors.items()}
             for tensors in (batch.inputs, batch.targets)
         )
-        return Batch(inputs, targets)
+        return replace(batch, inputs=inputs, targets=targets)
 
 
 def _rules(job: TrainingJob, loop: Loop, num_steps: int, groups: Groups) -> UpdateRules:

@@ -2,7 +2,6 @@
 
 import random
 
-import numpy as np
 import torch
 from torch.utils.data import (
     DataLoader,
@@ -53,6 +52,22 @@ def small_loader():
     return DataLoader(samples(), batch_size=4)
 
 
+def dropping_loader():
+    """Whole batches alone."""
+    return DataLoader(samples(), batch_size=16, drop_last=True)
+
+
+def of_batch_sampler():
+    """The batches of a sampler, of which the last one is short."""
+    batches = [[*range(first, min(first + 16, SAMPLES))] for first in range(0, SAMPLES, 16)]
+    return DataLoader(samples(), batch_sampler=batches)
+
+
+def even():
+    """Samples that fill microbatches of four."""
+    return TensorDataset(*(one[:36] for one in tensors()))
+
+
 class Augmented(Dataset):
     """Draws from every generator, for inputs and targets alike."""
 
@@ -84,6 +99,31 @@ class SizedStream(Stream):
 def stream_loader():
     """Batches of a stream; the last one is short."""
     return DataLoader(SizedStream(), batch_size=16)
+
+
+class FewStream(Stream):
+    """Fewer than a step has."""
+
+    def __iter__(self):
+        return iter(few_samples())
+
+
+def dropping_stream():
+    """Whole batches of a stream alone."""
+    return DataLoader(SizedStream(), batch_size=16, drop_last=True)
+
+
+class UnevenBatches(IterableDataset):
+    """Batches, of which the second one of three is short."""
+
+    def __iter__(self):
+        x, classes = tensors()
+        return iter(zip(x.split([16, 8, 17]), classes.split([16, 8, 17]), strict=True))
+
+
+def uneven_stream():
+    """Batches as the dataset makes them."""
+    return DataLoader(UnevenBatches(), batch_size=None)
 
 
 def generator():
@@ -139,22 +179,6 @@ def drawn():
     return TensorDataset(x + torch.randn(x.shape), (classes + random.randrange(5)) % 5)
 
 
-def of_entropy():
-    """Samples that a generator of its own draws, without a seed."""
-    x, classes = tensors()
-    return TensorDataset(x + np.random.default_rng().normal(), classes)
-
-
-class EntropyStream(Stream):
-    """Samples that a generator of its own draws, without a seed."""
-
-    def __init__(self):
-        self.samples = of_entropy()
-
-    def __iter__(self):
-        return iter(self.samples)
-
-
 def masked(samples):
     """Draws what is masked, in inputs and targets alike, as for a language model."""
     x, classes = default_collate(samples)
@@ -165,3 +189,8 @@ def masked(samples):
 def masking_loader():
     """A DataLoader whose collate_fn draws."""
     return DataLoader(samples(), batch_size=16, collate_fn=masked)
+
+
+def three_samples():
+    """Fewer than a microbatch has."""
+    return TensorDataset(*(one[:3] for one in tensors()))

@@ -38,8 +38,9 @@ from planner.artefacts.strategy import (
     violations,
 )
 from planner.commands.errors import ranks_leave_at_once
+from planner.launcher.batch import StepBatches
 from planner.launcher.device_part import as_it_crosses, make_part
-from planner.launcher.executor import Executor, TrainingStep
+from planner.launcher.executor import Executor, StepSize, TrainingStep
 from planner.launcher.gradients import GradientBuckets
 from planner.launcher.groups import Groups
 from planner.launcher.job import TrainingJob
@@ -56,7 +57,8 @@ from planner.schedules.dry_run import dry_run
 from planner.schedules.orders import default_warmups
 from planner.schedules.program import program
 from planner.solvers.placement.stages import pieces, segments
-from planner.training.data.feeds import layout_of, make_feed
+from planner.training.data.batching import BatchSizeHistory
+from planner.training.data.feeds import make_feed, reader_of
 
 BATCH, LENGTH, WIDTH, WORDS = 2, 3, 4, 7
 
@@ -118,6 +120,9 @@ class Case:
         own = sum(self.widths) - len(self.devices)  # of stages that share none
         return own + len({*self.devices, *self.placement})
 
+
+NUMBERS = (None, 2, 1, None)
+"""Microbatches of each iteration; None is all of them."""
 
 CASES = {
     "pipeline": Case((1, 1)),
@@ -302,7 +307,9 @@ def whole_gradients(model, num_microbatches, seed, shorter):
 
 
 def run_case(case, folder, rank):
-    """Relative errors of the gradients on this rank, in two iterations; {} if it has no part."""
+    """Relative errors of gradients on this rank, in iterations of all microbatches and of fewer;
+    {} if it has no part.
+    """
     model = load_model(folder / f"{case.dtype}.onnx")
     plan = make_plan(case, model)
     if rank >= len(plan.ranks):
@@ -322,32 +329,35 @@ def run_case(case, folder, rank):
     computed = (one for one in lists.lists[groups.device] if isinstance(one, Compute))
     mine, loop = sorted({one.microbatch for one in computed}), Loop()
     feed = make_feed(job, part, loop, mine)
-    batches = dict(zip(mine, feed.microbatches(0, layout_of(job, loop).history), strict=False))
-    totals = loss_totals(job.losses, part)
-    works = [
-        TrainingStep(0, batches, capture, totals, case.num_microbatches, groups.add_up)
-        for _ in range(2)
-    ]
-    records = [executor.run(lists.lists[groups.device], work, step=0) for work in works]
-    values = [work.loss for work in works]
-    check_overlap(case, records[-1].events)
-    expected, loss = whole_gradients(model, case.num_microbatches, plan.seed, case.shorter)
-    errors = {
-        f"{name}, iteration {i}": relative(found[name], expected[name])
-        for i, found in enumerate(capture.found)
-        for name in part.trained
-    }
-    total = sum(one[0] for one in groups.gather(values))
-    errors["loss"] = abs(total * case.num_microbatches - loss) / abs(loss)
+    data = next(feed.steps(0, BatchSizeHistory.begun(case.num_microbatches, 1)))
+    batches, reads = dict(zip(mine, data.batches, strict=True)), reader_of(job, part).reads
+    totals = loss_totals(job, part)
+    size = StepSize(case.num_microbatches, sum(groups.gather(reads)))
+    errors = {}
+    for i, number in enumerate(NUMBERS):
+        count = case.num_microbatches if number is None else number
+        here = {m: one for m, one in batches.items() if m < count or not reads}
+        step = StepBatches(count if reads else None, here)
+        work = TrainingStep(i, step, capture, totals, size, groups.add_up)
+        record = executor.run(lists.lists[groups.device], work, step=i)
+        assert work.is_whole == (count == case.num_microbatches)
+        check_overlap(case, record.events)
+        expected, loss = whole_gradients(model, count, plan.seed, case.shorter)
+        errors |= {
+            f"{name}, iteration {i}": relative(capture.found[i][name], expected[name])
+            for name in part.trained
+        }
+        total = sum(groups.gather(work.loss))
+        errors[f"loss, iteration {i}"] = abs(total * count - loss) / abs(loss)
     groups.close()
     return errors
 
 
 def check_overlap(case, events):
-    """The first of several buckets is summed while the last backward runs."""
+    """The first of several buckets is summed while the last backward runs, if there is one."""
     starts = {action: start for action, start, _ in events if isinstance(action, AllReduce)}
     backs = [end for a, _, end in events if isinstance(a, Compute) and a.direction == "B"]
-    if case.bucket_bytes == 1 and len(starts) > 1:
+    if case.bucket_bytes == 1 and len(starts) > 1 and backs:
         assert min(starts.values()) < max(backs)
 
 

@@ -5,7 +5,6 @@ import json
 import weakref
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,13 +13,11 @@ from torch.utils.data import DataLoader
 
 from planner import launch
 from planner.artefacts.losses import losses as model_losses
-from planner.launcher.options import Loop
 from planner.model.load import load
 from planner.operators import randomness
 from planner.support.errors import LaunchError
 from planner.training.data.batching import BatchLayout, BatchSizeHistory
 from planner.training.data.datasets import dataset_feed, given_data
-from planner.training.data.feeds import number_of_steps
 from planner.training.data.samples import BatchReader, NeededData
 from tests.support import datasets
 from tests.support.mode_runs import SEED, launched, net, profile_of, run_all, write_strategy
@@ -48,7 +45,7 @@ def feed(made):
         where, data = given_data(f"{HERE}:{name}", "--data", SEED)
         reader = BatchReader(model.graph, model_losses(model.graph), needs, "cpu")
         layout = replace(LAYOUT, **changes)
-        return Asked(dataset_feed(where, data, layout, mine, reader), mine, layout.history)
+        return Asked(dataset_feed(where, data, layout, mine, reader), mine, layout)
 
     return make
 
@@ -56,24 +53,30 @@ def feed(made):
 class Asked:
     """A feed that is asked for microbatches by step and index."""
 
-    def __init__(self, feed, mine, history):
-        self.feed, self.mine, self.history = feed, mine, history
-        self._due, self.coming = None, None
+    def __init__(self, feed, mine, layout):
+        self.feed, self.mine = feed, mine
+        self.history = BatchSizeHistory.begun(layout.samples, feed.least)
+        self._step, self.coming, self.here = None, None, {}
 
     def __call__(self, step, microbatch):
-        after = self.mine.index(microbatch) + 1
-        if self._due != (step, microbatch):
-            self.coming = self.feed.microbatches(step, self.history)
-            for _ in range(after - 1):
-                next(self.coming)
-        last = after == len(self.mine)
-        self._due = (step + 1, self.mine[0]) if last else (step, self.mine[after])
-        return next(self.coming)
+        self.number_at(step)
+        return self.here[microbatch]
+
+    def number_at(self, step):
+        """The number of microbatches of a step, which is read."""
+        if step != self._step:
+            if self._step is None or step != self._step + 1:
+                self.coming = self.feed.steps(step, self.history)
+            self._step, data = step, next(self.coming)
+            self.number = data.num_microbatches
+            due = [m for m in self.mine if m < self.number]
+            self.here = dict(zip(due, data.batches, strict=True))
+        return self.number
 
 
-def step_of(feed, step, mine=range(4)):
+def step_of(feed, step):
     """Inputs and targets of a step."""
-    batches = [feed(step, m) for m in mine]
+    batches = [feed(step, m) for m in range(feed.number_at(step))]
     return (
         torch.cat([one.inputs["x"] for one in batches]),
         torch.cat([one.targets["logits"] for one in batches]),
@@ -87,13 +90,18 @@ def step_of(feed, step, mine=range(4)):
     "name", ["samples", "named_samples", "Stream", "SizedStream", "stream_loader"]
 )
 def test_steps_have_the_batches_of_a_plain_data_loader(feed, name):
-    """Two whole batches of 16 in 41 samples; then the next epoch begins."""
+    """Two whole batches of 16 in 41 samples, and one of two microbatches of 4; a sample is left
+    out, and the next epoch begins.
+    """
     ours = feed(name, shuffle=False)
-    theirs = [*DataLoader(datasets.samples(), batch_size=16, drop_last=True)]
-    for step in range(5):
+    *whole, (x, classes) = DataLoader(datasets.samples(), batch_size=16)
+    theirs = [*whole, (x[:8], classes[:8])]
+    for step in range(7):
         x, classes = step_of(ours, step)
-        assert torch.equal(x, theirs[step % 2][0]), step
-        assert torch.equal(classes, theirs[step % 2][1]), step
+        assert torch.equal(x, theirs[step % 3][0]), step
+        assert torch.equal(classes, theirs[step % 3][1]), step
+    said = "1 of 41 samples of each epoch fills no microbatch of 4 and is left out"
+    assert ours.feed.notes() == (said,)
 
 
 def test_a_data_loader_shuffles_as_it_says_and_by_the_seed(feed):
@@ -109,8 +117,10 @@ def test_a_data_loader_shuffles_as_it_says_and_by_the_seed(feed):
 
 def test_each_device_gets_its_own_microbatches_of_the_same_step(feed):
     whole, odd = feed("Augmented"), feed("Augmented", mine=(1, 3))
-    for step in range(3):
-        for m in (1, 3):
+    for step, here in enumerate([[1, 3], [1, 3], [1]]):
+        assert whole.number_at(step) == odd.number_at(step) == (4, 4, 2)[step]
+        assert [*odd.here] == here
+        for m in here:
             assert torch.equal(whole(step, m).inputs["x"], odd(step, m).inputs["x"])
 
 
@@ -138,17 +148,6 @@ def test_all_ranks_draw_the_same_dataset():
         ranks.append(given_data(f"{HERE}:drawn", "--data", SEED)[1].tensors)
         assert torch.equal(torch.rand(3), expected), "it leaves other draws alone"
     assert torch.equal(ranks[0][0], ranks[1][0]) and torch.equal(ranks[0][1], ranks[1][1])
-
-
-@pytest.mark.parametrize("name", ["of_entropy", "EntropyStream"])
-def test_ranks_with_other_samples_are_told(feed, name):
-    own, other = feed(name).feed, feed(name).feed
-    groups = SimpleNamespace(gather=lambda mine: [mine, (other.steps_per_epoch, other.fingerprint)])
-    loop = Loop(data=f"{HERE}:{name}", steps=3)
-    with pytest.raises(LaunchError, match=f"{name}: expected the same samples on all ranks"):
-        number_of_steps(loop, own, groups)
-    other = own
-    assert number_of_steps(loop, own, groups) == 3
 
 
 def test_workers_end_with_their_feed_and_wait_for_no_garbage_collector(feed):
@@ -179,47 +178,116 @@ def test_data_that_draws_leaves_other_draws_alone(feed):
 def test_a_training_that_goes_on_elsewhere_reads_what_is_due(feed):
     """After three steps of 8 samples: 41 - 24 samples are left in the epoch, one step of 16."""
     ours = feed("samples", shuffle=False)
-    ours.history = BatchSizeHistory(((0, 8),)).then(3, 16)
+    ours.history = BatchSizeHistory.begun(8, 4).then(3, 16, 4)
     x, _ = datasets.tensors()
-    assert torch.equal(step_of(ours, 3)[0], x[24:40])
-    assert torch.equal(step_of(ours, 4)[0], x[:16])
     stream = feed("Stream")
     stream.history = ours.history
-    assert torch.equal(step_of(stream, 3)[0], x[24:40])
-    assert torch.equal(step_of(stream, 4)[0], x[:16])
+    for one in (ours, stream):
+        assert torch.equal(step_of(one, 3)[0], x[24:40])
+        assert torch.equal(step_of(one, 4)[0], x[:16])
+
+
+@pytest.mark.parametrize("name", ["samples", "Stream", "SizedStream", "stream_loader"])
+def test_a_training_that_began_with_whole_steps_goes_on_with_shorter_ones(feed, name):
+    """A checkpoint of before says nothing of shorter steps: its epochs have two steps of 16, the
+    ones after it three.
+    """
+    ours = feed(name, shuffle=False)
+    ours.history = BatchSizeHistory.read([[0, 16]]).then(3, 16, 4)
+    assert ours.history.parts == ((0, 16, 16), (3, 16, 4))
+    x, _ = datasets.tensors()
+    for step, rows in enumerate((slice(16, 32), slice(32, 40), slice(0, 16)), 3):
+        assert torch.equal(step_of(ours, step)[0], x[rows])
 
 
 @pytest.mark.parametrize(("parts", "step", "position"), [
-    (((0, 4),), 0, (0, 0)), (((0, 4),), 1, (0, 4)), (((0, 4),), 2, (1, 0)), (((0, 4),), 5, (2, 4)),
-    (((0, 4), (1, 2)), 1, (0, 4)), (((0, 4), (1, 2)), 3, (1, 0)), (((0, 4), (1, 6)), 1, (1, 0)),
-    (((0, 4), (3, 2)), 4, (1, 6)), (((0, 4), (3, 2), (4, 4)), 4, (2, 0)),
+    ([[0, 4]], 0, (0, 0, 4)), ([[0, 4]], 1, (0, 4, 4)), ([[0, 4]], 2, (1, 0, 4)),
+    ([[0, 4]], 5, (2, 4, 4)), ([[0, 4], [1, 2]], 1, (0, 4, 2)), ([[0, 4], [1, 2]], 3, (1, 0, 2)),
+    ([[0, 4], [1, 6]], 1, (1, 0, 6)), ([[0, 4], [3, 2]], 4, (1, 6, 2)),
+    ([[0, 4], [3, 2], [4, 4]], 4, (2, 0, 4)),
+    ([[0, 4, 1]], 2, (0, 8, 1)), ([[0, 4, 1]], 3, (1, 0, 4)), ([[0, 4, 1]], 8, (2, 8, 1)),
+    ([[0, 4, 2]], 2, (1, 0, 4)), ([[0, 6, 2]], 1, (0, 6, 2)), ([[0, 6, 2]], 3, (1, 6, 2)),
+    ([[0, 12, 2]], 0, (0, 0, 8)), ([[0, 12, 2]], 3, (3, 0, 8)),
+    ([[0, 4], [1, 4, 1]], 2, (0, 8, 1)), ([[0, 4, 1], [3, 2, 2]], 3, (1, 0, 2)),
+    ([[0, 4, 1], [1, 3, 3]], 2, (1, 0, 3)), ([[0, 6, 2], [1, 4, 2]], 1, (0, 6, 2)),
+    ([[0, 6, 2], [1, 4, 4]], 1, (1, 0, 4)),
 ])  # fmt: skip
 def test_positions_with_nine_samples(parts, step, position):
-    assert BatchSizeHistory(parts).position(step, 9) == position
+    assert BatchSizeHistory.read(parts).position(step, 9) == position
+
+
+@pytest.mark.parametrize(("parts", "epochs", "steps"), [
+    ([[0, 4]], 3, 6), ([[0, 4, 1]], 3, 9), ([[0, 12, 2]], 3, 3),
+    ([[0, 4], [4, 4, 1]], 3, 7), ([[0, 4], [3, 4, 1]], 2, 5), ([[0, 4, 1], [3, 2, 2]], 2, 7),
+    ([[0, 4, 1], [3, 2, 2], [7, 4, 1]], 2, 7),
+])  # fmt: skip
+def test_epochs_of_nine_samples_end_where_their_steps_do(parts, epochs, steps):
+    history = BatchSizeHistory.read(parts)
+    assert history.end_of(epochs, 9) == steps
+    before, after = (history.position(step, 9) for step in (steps - 1, steps))
+    assert (before.epoch, *after[:2]) == (epochs - 1, epochs, 0)
 
 
 def test_a_history_forgets_what_was_undone():
-    history = BatchSizeHistory(((0, 8),)).then(5, 16).then(7, 4)
-    assert history.parts == ((0, 8), (5, 16), (7, 4))
-    assert history.then(5, 8).parts == ((0, 8),)
-    assert history.then(6, 16).parts == ((0, 8), (5, 16))
+    history = BatchSizeHistory.begun(8, 2).then(5, 16, 2).then(7, 4, 2)
+    assert history.parts == ((0, 8, 2), (5, 16, 2), (7, 4, 2))
+    assert history.then(5, 8, 2).parts == ((0, 8, 2),)
+    assert history.then(6, 16, 2).parts == ((0, 8, 2), (5, 16, 2))
+    assert history.then(6, 16, 16).parts == ((0, 8, 2), (5, 16, 2), (6, 16, 16))
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "said"),
+    [
+        ("dropping_loader", [4, 4], "9 of 41 samples of each epoch fill no step of 16"),
+        ("of_batch_sampler", [4, 4, 2], "1 of 41 samples of each epoch fills no microbatch of 4"),
+        ("few_samples", [3], "3 of 15 samples of each epoch fill no microbatch of 4"),
+        ("Stream", [4, 4, 2], "1 of 41 samples of each epoch fills no microbatch of 4"),
+        ("FewStream", [3], "3 of 15 samples of each epoch fill no microbatch of 4"),
+        ("dropping_stream", [4, 4], "9 of 41 samples of each epoch fill no step of 16"),
+        ("even", [4, 4, 1], None),
+    ],
+)
+def test_the_end_of_an_epoch_makes_a_shorter_step(feed, name, sizes, said):
+    ours = feed(name)
+    assert [ours.number_at(step) for step in range(2 * len(sizes))] == sizes * 2
+    ours.number_at(2 * len(sizes))  # of a stream it is known when an epoch is over
+    assert said is None or ours.feed.notes()[0].startswith(said)
+    assert len(ours.feed.notes()) == (said is not None)
+
+
+@pytest.mark.parametrize("name", ["samples", "stream_loader", "Stream"])
+def test_asynchronous_schedules_leave_the_end_of_an_epoch_out(feed, name):
+    ours = feed(name, short_steps=False)
+    assert [ours.number_at(step) for step in range(5)] == [4] * 5
+    said = "9 of 41 samples of each epoch fill no step of 16 (4 microbatches of 4) and are left out"
+    assert ours.feed.notes() == (said,)
+
+
+def test_batches_of_a_stream_may_be_short_at_the_end_alone(feed):
+    ours = feed("uneven_stream")
+    assert ours.number_at(0) == 4
+    with pytest.raises(LaunchError, match=r"step 1: expected a batch of 16 .* got 8"):
+        ours.number_at(1)
 
 
 # ------------------------------------------------------------------------------ a launch
 
 
 def by_torch(path, data, steps):
-    """Losses and state of a plain loop over a DataLoader, with microbatches of 4."""
+    """Losses and state of a plain loop over a DataLoader, with microbatches of 4; the last batch of
+    an epoch makes whole ones, too.
+    """
     module, losses = net(path.parent / "same.onnx"), []
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    batches = [*DataLoader(data, batch_size=16, drop_last=True)]
+    batches = [*DataLoader(data, batch_size=16)]
     for step in range(steps):
         x, classes = batches[step % len(batches)]
         losses.append(0.0)
-        for m in range(4):
+        for m in range(len(x) // 4):
             rows = slice(4 * m, 4 * m + 4)
             with randomness.random_operators(SEED, step, m):
-                loss = nn.functional.cross_entropy(module(x[rows]), classes[rows]) / 4
+                loss = nn.functional.cross_entropy(module(x[rows]), classes[rows]) / (len(x) // 4)
             loss.backward()
             losses[-1] += loss.item()
         optimizer.step()
@@ -245,7 +313,7 @@ def together(made):
 
 @pytest.mark.parametrize("name", ["pipeline", "replicas", "streamed"])
 def test_any_partition_trains_on_the_same_samples(made, together, name):
-    losses, state = by_torch(made[0] / "net.onnx", datasets.samples(), 4)
+    losses, state = by_torch(made[0] / "net.onnx", datasets.samples(), 6)
     ranks = together[name]
     assert ranks[0][0] == pytest.approx(losses, rel=1e-7)
     for _, held, running in ranks:
@@ -257,7 +325,7 @@ def test_a_dataset_itself_may_be_given(made):
     folder, profile = made
     path = write_strategy(folder / "alone.json", profile, (1,))
     report, _, _ = launched(path, None, data=datasets.samples(), shuffle=False, epochs=1)
-    losses, _ = by_torch(folder / "net.onnx", datasets.samples(), 2)
+    losses, _ = by_torch(folder / "net.onnx", datasets.samples(), 3)
     assert report.loss == pytest.approx(losses, rel=1e-7)
 
 
@@ -265,7 +333,7 @@ def test_a_dataset_itself_may_be_given(made):
 
 
 WRONG = {
-    "few_samples": "expected at least the samples of one step, 16 (4 microbatches of 4), got 15;"
+    "three_samples": "expected at least the samples of one microbatch, 4, got 3;"
     " give more data, or plan with smaller microbatches",
     "small_loader": "expected a DataLoader with the samples of a whole step, batch_size=16 (4"
     " microbatches of 4), got 4",
@@ -302,7 +370,7 @@ def test_data_that_ends_early_says_after_how_many_steps(made):
         launch(path, data=f"{HERE}:generator", steps=5)
     assert str(error.value) == (
         f"--data {HERE}:generator: expected a dataset that can be read again in epoch 1, got"
-        " nothing after the first 2 steps; return one whose __iter__ begins anew, or give --steps 2"
+        " nothing after the first 3 steps; return one whose __iter__ begins anew, or give --steps 3"
     )
 
 

@@ -1,5 +1,7 @@
 """`planner.trainer`: a user's own loop beside the same loop in plain PyTorch, in float64."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,7 @@ from planner.artefacts.options import Optimizer
 from planner.launcher.updates import make_optimizer
 from planner.operators import randomness
 from planner.support.errors import FileError, LaunchError, OptionError
-from planner.training.data.fingerprints import fingerprint
+from planner.training.data.fingerprints import fingerprint, number, prints
 from planner.training.data.samples import Named
 from tests.support.mode_runs import MICROBATCHES, RATIO, SEED, net, profile_of, write_strategy
 from tests.support.own_loops import RATES, SAMPLES, STEPS, batches, run_all
@@ -102,6 +104,11 @@ def assert_same(found, expected, tolerance=1e-12):
 
 
 HOW = {"optimizer": "momentum", "weight_decay": 0.05, "clip": 1.0}
+OTHER_VALUES = "planner.trainer: rank 0 and rank 1 read different "
+WHOLE = (
+    "give each rank the batch of the whole step, without DistributedSampler, and with shuffle=True"
+    " only after the same torch.manual_seed on all ranks"
+)
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +149,7 @@ def test_a_loop_goes_on_from_a_checkpoint_on_another_strategy(made, together):
 
 def test_ranks_that_differ_are_told_and_not_trained(together):
     for batch, rate in together["refused"]:
-        assert batch.startswith("step 0: expected the same batch on all ranks, got different ones")
+        assert batch.startswith(f"{OTHER_VALUES}values of input 'x' in row 0 (step 0): {WHOLE}")
         assert rate.startswith("step 0: expected the same learning rate on all ranks, got 0.")
 
 
@@ -177,7 +184,8 @@ def test_an_evaluation_takes_datasets_and_batches_of_any_size(alone):
 
 
 @pytest.mark.parametrize(("change", "message"), [
-    (lambda x, y: (x[:15], y[:15]), "step 0: input 'x': expected 16 samples on dimension 0"),
+    (lambda x, y: (x[:3], y[:3]), "step 0: expected a batch of 16 samples, or of at least 4, got"),
+    (lambda x, y: (x[:8], y), "step 0: target of 'logits': expected 16 samples on dimension 0 (4"),
     (lambda x, y: (x.float(), y), "step 0: input 'x': expected a tensor of shape (4, 3, 6, 6) and"),
     (lambda x, y: (x, y + 3), "step 0: target of 'logits': expected class indices from 0 to 4"),
     (lambda x, y: x, "step 0: expected ('x', target of 'logits'), or a dict of them by name, got"),
@@ -260,6 +268,26 @@ def test_a_plan_needs_its_model(made):
         assert trainer.step(batches()[0]) > 0
 
 
+def test_a_rate_that_was_set_stays_when_a_training_goes_on(made, tmp_path):
+    path, how = made / "alone.json", {"learning_rate": 1.0, "threads": 1}
+    first, second, _ = batches(3)
+    with planner.trainer(path, checkpoint=tmp_path / "kept", **how) as trainer:
+        trainer.step(first)
+        trainer.save()
+        trainer.set_lr(0.05)
+        trainer.step(second)
+        trainer.save()
+    for step, rate in ((1, 1.0), (2, 0.05)):
+        start = tmp_path / "kept" / f"step-{step:08d}"
+        with planner.trainer(path, resume=start, **how) as trainer:
+            assert trainer.lr == rate
+    log = {"steps": 3, "log_file": tmp_path / "log", "resume": tmp_path / "kept"}
+    for given, rate in ((None, 0.05), (0.2, 0.2)):
+        planner.launch(path, learning_rate=given, **log)
+        *_, last = map(json.loads, (tmp_path / "log").read_text().splitlines())
+        assert last["lr"] == rate, "--lr is newer than what was set"
+
+
 @pytest.mark.parametrize("rate", [-1.0, float("nan"), float("inf")])
 def test_a_learning_rate_that_makes_no_sense_is_refused(alone, rate):
     with pytest.raises(OptionError, match="set_lr: expected a finite number of at least 0"):
@@ -292,10 +320,11 @@ import planner
 from planner.training import loop
 from tests.support.own_loops import batches
 rank = int(os.environ["RANK"])
-loop.fingerprint = lambda named: 5 + rank
+loop.number = lambda prints: 5 + rank
 trainer = planner.trainer("three.json", threads=1)
+x, classes = batches()[0]
 try:
-    trainer.step(batches()[0])
+    trainer.step((x, (classes + rank) % 5))
 except planner.PlannerError as error:
     print(rank, error, flush=True)
 trainer.close()
@@ -306,8 +335,9 @@ def test_every_rank_refuses_batches_of_which_its_own_is_the_mean(made, tmp_path)
     write_strategy(made / "three.json", profile_of(made / "net.onnx"), (1, 1, 1))
     (tmp_path / "loop.txt").write_text(THREE)
     said = sorted(forked(tmp_path / "loop.txt", 3, folder=made).splitlines())
-    assert [line[:40] for line in said] == [
-        f"{rank} step 0: expected the same batch on all ra"[:40] for rank in range(3)
+    assert said == [
+        f"{rank} {OTHER_VALUES}values of target of 'logits' in row 0 (step 0): {WHOLE}"
+        for rank in range(3)
     ]
 
 
@@ -326,6 +356,23 @@ def test_a_fingerprint_tells_batches_apart():
     assert len({one, *map(fingerprint, others)}) == len(others) + 1
 
 
+def test_a_fingerprint_sees_every_element_of_a_small_tensor():
+    x = torch.zeros(4, 1024)
+    for place in (0, 1, 700, 4095):
+        other = x.clone()
+        other.view(-1)[place] = 1
+        assert fingerprint(Named({"x": x}, {})) != fingerprint(Named({"x": other}, {}))
+
+
+def test_prints_see_every_element_and_say_its_row():
+    x = torch.zeros(5, 3, 40_000)
+    other = x.clone()
+    other[3, 1, 29_171] = 1
+    (one,), (two,) = (prints(Named({"x": some}, {})) for some in (x, other))
+    assert (one.name, one.form) == ("input 'x'", "(5, 3, 40000) torch.float32")
+    assert [a == b for a, b in zip(one.rows, two.rows, strict=True)] == [True] * 3 + [False, True]
+
+
 def test_a_fingerprint_sees_pictures_with_empty_borders():
     x = torch.zeros(64, 1, 28, 28)
     x[..., 4:24, 4:24] = torch.rand(64, 1, 20, 20, generator=torch.Generator().manual_seed(0))
@@ -335,4 +382,7 @@ def test_a_fingerprint_sees_pictures_with_empty_borders():
 def test_a_fingerprint_takes_every_kind_of_tensor():
     for tensor in (torch.zeros(()), torch.zeros(0, 3), torch.zeros(3, 4).T, torch.tensor([True]),
                    torch.zeros(2, dtype=torch.bfloat16)):  # fmt: skip
-        assert 0 <= fingerprint(Named({"x": tensor}, {})) < 2**32
+        named = Named({"x": tensor}, {"y": 3})
+        assert 0 <= fingerprint(named) < 2**32
+        assert 0 <= number(prints(named)) < 2**32
+        assert len(prints(named)[0].rows) == (len(tensor) if tensor.dim() else 1)

@@ -52,7 +52,7 @@ def folder(tmp_path):
 @pytest.mark.parametrize(("act", "message"), [
     ("raise ValueError('mine')", "ValueError: mine"),
     ("given[step] = (given[step][0][:3], given[step][1][:3])",
-     "Error: step 3: expected the same batch on all ranks"),
+     "Error: planner.trainer: rank 0 and rank 1 read different kinds of input 'x': (16, 3, 6, 6)"),
     (KILL, "Error: rank 1 (stage 1) has ended without a word before step 3"),
     ("time.sleep(10 ** 6)", "Error: rank 1 (stage 1) hangs: it has stood for"),
 ])  # fmt: skip

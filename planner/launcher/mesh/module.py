@@ -7,7 +7,7 @@ producer and consumer stand the conversions that `resharding.reshardings` lists,
 all who read the same.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import getitem
 from typing import Any, cast
 
@@ -18,11 +18,13 @@ from planner.artefacts import graph as graphs
 from planner.artefacts.graph import Graph, Operator, parameters_by_name, tensors_by_name
 from planner.artefacts.sharding import Rule, local_shape, reads, rule_by, rule_lines
 from planner.artefacts.strategy import Stage, indices_of
+from planner.launcher.denominators import Denominator
 from planner.launcher.mesh.convert import Conversion
 from planner.launcher.mesh.gather_again import RegatheredOperator
 from planner.launcher.mesh.lines import Mesh
 from planner.model.load import Model
 from planner.operators.convert import detach_inputs, to_torch
+from planner.operators.losses import StepDivision
 from planner.operators.normalization import batch_normalization
 from planner.operators.parts.calls import (
     NoCommunication,
@@ -30,6 +32,7 @@ from planner.operators.parts.calls import (
     exchanged,
     free_name,
     is_call,
+    num_means,
     parts_function,
     take_means,
     values_of,
@@ -43,8 +46,9 @@ _PRODUCTS = frozenset({"Gemm", "MatMul", "Conv", "ConvTranspose"})
 
 
 def split_module(
-    model: Model, stage: Stage, mesh: Mesh, values: Mapping[str, Tensor], device: str
-) -> fx.GraphModule:
+    model: Model, stage: Stage, mesh: Mesh, values: Mapping[str, Tensor], device: str,
+    denominators: Sequence[Denominator] = (),
+) -> fx.GraphModule:  # fmt: skip
     """The operators of a stage as a module on local tensors.
 
     Args:
@@ -53,13 +57,17 @@ def split_module(
         mesh: this device's place.
         values: local parameters, by name.
         device: where tensors are made.
+        denominators: of operators of the stage, which divide by those of the step.
 
     Raises:
         LaunchError: if an operator cannot run by its rule.
     """
     graph = model.graph
     if stage.sharding is None:
-        return to_torch(model, indices_of(stage, graph), values, device)
+        whole = to_torch(model, indices_of(stage, graph), values, device)
+        _divide_by_totals(whole, model, denominators)
+        return whole
+    divided = {model.nodes[one.operator].name: one for one in denominators}
     module = to_torch(model, indices_of(stage, graph), values, device, all_recorded=True)
     made = values_of(module, graph)
     operators = {graph.operators[i].name: graph.operators[i] for i in indices_of(stage, graph)}
@@ -75,7 +83,11 @@ def split_module(
             _check(module, (nodes[name], function), (operator, rule), graph, made, mesh.sizes)
         if parts is not None:
             nodes[name] = exchanged(module, nodes[name], parts, made)
-        take_means(made, operator, rule, mesh.sizes)
+        if name not in divided:
+            take_means(made, operator, rule, mesh.sizes)
+            continue
+        num_parts = num_means(rule, mesh.sizes)[0]
+        nodes[name] = _divided_by_total(module, nodes[name], divided[name], made, num_parts)
     copies = reshardings(stage, graph)
     inserted = [
         _insert(module, nodes, made, one, graph, (mesh, free_name(module, "resharding")))
@@ -96,6 +108,31 @@ def split_module(
     module.graph.lint()
     module.recompile()
     return module
+
+
+def _divide_by_totals(
+    module: fx.GraphModule, model: Model, denominators: Sequence[Denominator]
+) -> None:
+    """Lets operators of whole tensors divide by the denominators of a step."""
+    nodes = {node.meta["onnx_name"]: node for node in module.graph.nodes if is_call(node)}
+    made = values_of(module, model.graph) if denominators else {}
+    for one in denominators:
+        _divided_by_total(module, nodes[model.nodes[one.operator].name], one, made, 1)
+    module.recompile()
+
+
+def _divided_by_total(
+    module: fx.GraphModule, node: fx.Node, one: Denominator, made: dict[str, fx.Node], parts: int
+) -> fx.Node:
+    """Lets an operator divide by a denominator of a step; gives its new node.
+
+    Args:
+        parts: the number of devices whose means it makes a mean of.
+    """
+    function = cast(Callable[..., Any], node.target)
+    is_loss = one.ignored is not None
+    division = StepDivision(function, one.name, is_loss=is_loss, num_parts=parts)
+    return exchanged(module, node, division, made)
 
 
 def conversions_of(module: nn.Module) -> Iterator[tuple[str, Conversion]]:

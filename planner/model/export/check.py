@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from planner.model.export.eager import Eagerly, UnseenError
 from planner.model.export.forms import normalized_by_batch, ranks_in
 from planner.model.export.inputs import Inputs
-from planner.operators.gradients.module_run import ELSEWHERE, drawn_elsewhere
+from planner.support.draws import ELSEWHERE, drawn_elsewhere
 from planner.support.errors import ExportError, words_of
 from planner.support.units import format_bytes
 
@@ -74,14 +74,23 @@ def check(module: nn.Module, inputs: Inputs, model: ir.Model) -> Check:
     if isinstance(made, str):
         return Check(None, f"ONNX Runtime cannot run it: {made}")
     names = [str(value.name) for value in model.graph.outputs]
-    advice = "please report it with the module; --no-check writes the file nevertheless"
-    if drawn_elsewhere() != before:
-        advice = (
+    advice = advice_on_difference(draws=drawn_elsewhere() != before)
+    differences = (_difference(*one, advice) for one in zip(names, expected, made, strict=False))
+    return Check(max(differences, default=0.0))
+
+
+def advice_on_difference(*, draws: bool) -> str:
+    """What to do about a file that computes something else than its module.
+
+    Args:
+        draws: whether the module draws numbers that no trace shows.
+    """
+    if draws:
+        return (
             f"forward draws {ELSEWHERE}, and the file has what came of them when it was traced;"
             " draw them by torch"
         )
-    differences = (_difference(*one, advice) for one in zip(names, expected, made, strict=False))
-    return Check(max(differences, default=0.0))
+    return "please report it with the module; --no-check writes the file nevertheless"
 
 
 def outputs_of(module: nn.Module, inputs: Inputs) -> list[Tensor]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from planner.artefacts.losses import losses
-from planner.model.export.check import GradientCheck
+from planner.model.export.check import GradientCheck, advice_on_difference
 from planner.model.export.eager import UnseenError
 from planner.model.load import Model, load, read_proto
 from planner.model.record import TensorRecord
@@ -21,13 +21,13 @@ from planner.operators.gradients.distance import FLOOR, TOLERANCE, apart, larges
 from planner.operators.gradients.events import Suspect
 from planner.operators.gradients.graph_run import Value, run_graph, run_graph_in_evaluation
 from planner.operators.gradients.module_run import (
-    ELSEWHERE,
     Gradients,
     ModuleRun,
     run_evaluation,
     run_module,
 )
 from planner.operators.gradients.places import Between, between
+from planner.support.draws import ELSEWHERE
 from planner.support.errors import ExportError, ModelError, OperatorError, words_of
 from planner.support.units import format_bytes
 
@@ -272,11 +272,11 @@ def _compared(case: _Case, run: ModuleRun, graph: Gradients, double: bool) -> Gr
         )
     for name, one in outputs.items():
         if not one <= outputs_limit[name]:
+            advice = advice_on_difference(draws=any(s.what == ELSEWHERE for s in run.suspects))
             raise ExportError(
                 f"{type(case.module).__name__}: run by the launcher, the exported file computes"
                 f" another {name!r} than the module: they differ by {one:.1e} of its largest"
-                " magnitude; please report it with the module; --no-check writes the file"
-                " nevertheless"
+                f" magnitude; {advice}"
             )
     wrong = {name: one for name, one in gradients.items() if not one <= gradients_limit[name]}
     if wrong:

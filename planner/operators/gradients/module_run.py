@@ -1,7 +1,5 @@
 """A module's own forward and backward pass on example inputs."""
 
-import pickle
-import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +18,7 @@ from planner.operators.gradients.events import (
 )
 from planner.operators.gradients.precision import Recording, own_tensors, widened
 from planner.operators.randomness import Draw
+from planner.support.draws import ELSEWHERE, drawn_elsewhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +85,6 @@ def loss_of(outputs: Sequence[Tensor], own: Sequence[int], counted: Sequence[int
 def _factors(output: Tensor, position: int) -> Tensor:
     numbers = np.random.default_rng(position).standard_normal(tuple(output.shape))
     return torch.from_numpy(np.asarray(numbers)).to(output.dtype)
-
-
-ELSEWHERE = "random numbers of Python's or numpy's module random"
-
-
-def drawn_elsewhere() -> tuple[object, bytes]:
-    """Where the generators of Python and numpy are."""
-    return random.getstate(), pickle.dumps(np.random.get_state())
 
 
 def run_module(

@@ -97,11 +97,11 @@ def parts_function(
 
 
 def exchanged(
-    module: fx.GraphModule, node: fx.Node, parts: Parts, made: dict[str, fx.Node]
+    module: fx.GraphModule, node: fx.Node, function: nn.Module, made: dict[str, fx.Node]
 ) -> fx.Node:
-    """Puts the function on parts in the place of an operator's own; gives the new node."""
+    """Puts another function in the place of an operator's own; gives the new node."""
     name = free_name(module, "parts")
-    module.add_submodule(name, parts)
+    module.add_submodule(name, function)
     with node.graph.inserting_after(node):
         new = node.graph.call_module(name, node.args, node.kwargs)
     new.meta.update(node.meta)
@@ -154,14 +154,20 @@ def take_means(
     made: dict[str, fx.Node], operator: Operator, rule: Rule, sizes: tuple[int, ...]
 ) -> None:  # fmt: skip
     """Divides the outputs that are summands of a mean."""
-    for name, flags in zip(operator.outputs, rule.mean, strict=True):
-        n = prod(size for size, flag in zip(sizes, flags, strict=True) if flag)
+    for name, n in zip(operator.outputs, num_means(rule, sizes), strict=True):
         if n > 1:
             node = made[name]
             with node.graph.inserting_after(node):
                 mean = node.graph.call_function(truediv, (node, n))
             node.replace_all_uses_with(mean, delete_user_cb=partial(is_not, mean))
             made[name] = mean
+
+
+def num_means(rule: Rule, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Per output, the number of devices whose means it is the mean of; 1 where it is none."""
+    return tuple(
+        prod(size for size, flag in zip(sizes, flags, strict=True) if flag) for flags in rule.mean
+    )
 
 
 def is_call(node: fx.Node) -> bool:

@@ -11,9 +11,11 @@ Which random numbers the operators of a model draw depends on the step alone
 user. A process gets the state of its own back if there are as many processes as there were.
 """
 
+import json
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,6 +30,7 @@ from planner.launcher.job import TrainingJob
 from planner.resharding.sums import lies_in, owns, stages_of
 from planner.support.errors import FileError, LaunchError
 from planner.training.checkpoints.folder import (
+    DATA,
     OPTIMIZER,
     PARAMETERS,
     RANDOM,
@@ -62,12 +65,14 @@ class Content:
 
     Args:
         part: of the device.
+        data: gives the state of the data that the device reads, as JSON; None for none.
     """
 
     def __init__(
-        self, job: TrainingJob, part: DevicePart, optimizer: Optimizer | None, groups: Groups
-    ) -> None:
-        self.job, self.groups, self.optimizer = job, groups, optimizer
+        self, job: TrainingJob, part: DevicePart, optimizer: Optimizer | None, groups: Groups,
+        data: Callable[[], Any] = lambda: None,
+    ) -> None:  # fmt: skip
+        self.job, self.groups, self.optimizer, self._data = job, groups, optimizer, data
         self._part, self._device = part, groups.device
         self._rank = job.plan.ranks.index(self._device)
         self._strategy, self._graph = job.plan.strategy, job.model.graph
@@ -84,6 +89,10 @@ class Content:
             f"{RANDOM}{self._rank}/{word}": whole(state)
             for word, state in _generators(self.job.device).items()
         }
+        data = self._data()
+        if data is not None:
+            content = bytearray(json.dumps(data).encode())
+            generators[f"{DATA}{self._rank}"] = whole(torch.frombuffer(content, dtype=torch.uint8))
         return {**self.learned(), **self._optimizer_states(), **generators}
 
     def learned(self) -> dict[str, Held]:
@@ -159,6 +168,27 @@ class Content:
         fill(wanted, start)
         self._part.shards.refresh()
         _set_generators(states, self.job.device)
+
+    def saved_data(self, start: Checkpoint) -> dict[int, Any]:
+        """The states of data in a checkpoint, by rank that read it.
+
+        Raises:
+            FileError: if it is damaged.
+        """
+        from planner.training.checkpoints.files import whole_tensors
+
+        names = [name for name in start.record.tensors if name.startswith(DATA)]
+        tensors = whole_tensors(start, sorted(names))
+        try:
+            return {
+                int(name.removeprefix(DATA)): json.loads(content.numpy().tobytes())
+                for name, content in tensors.items()
+            }
+        except ValueError as error:
+            raise FileError(
+                f"{start.path}: damaged: expected the state of the data, got {error}; take another"
+                " checkpoint"
+            ) from None
 
     def _check_start(self, start: Checkpoint) -> None:
         """Refuses what this training cannot go on from."""

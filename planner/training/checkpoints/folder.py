@@ -38,7 +38,7 @@ MAX_SHOWN = 5
 
 # Names of tensors begin so; the names of the model's parameters follow.
 PARAMETERS, STATISTICS = "parameters/", "statistics/"
-OPTIMIZER, RANDOM = "optimizer/", "random/"
+OPTIMIZER, RANDOM, DATA = "optimizer/", "random/", "data/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class CheckpointRecord:
         num_ranks: number of processes that trained.
         tensors: all tensors by name: PARAMETERS and a trained parameter; STATISTICS,
             a replica, / and a running statistic; OPTIMIZER, a parameter, / and the optimizer's word
-            for that tensor; RANDOM, a rank, / and a generator.
+            for that tensor; RANDOM, a rank, / and a generator; DATA and a rank, bytes of JSON.
         files: sizes of all files but the record, in bytes, by name.
         versions: of the software that wrote it.
         extras: whatever else a `Trainer` wants to have back.

@@ -4,5 +4,8 @@ feeds.py         what feeds a training: functions, datasets, random numbers
 datasets.py      a map-style or iterable dataset, or a DataLoader, for training and evaluation
 samples.py       a sample or batch of the user -> tensors by their names in the model
 batching.py      samples -> microbatches of steps; the numbers that datasets draw
-fingerprints.py  whether all ranks have the same data
+states.py        state that datasets and samplers of a user hold
+orders.py        the orders of epochs
+fingerprints.py  numbers that tell batches apart
+agreement.py     whether all ranks read the same data
 """

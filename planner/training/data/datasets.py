@@ -9,15 +9,18 @@ it, so every partition of a plan trains on the same numbers.
     iterable dataset     each device that reads data goes through all samples, and keeps its own
     DataLoader of one    the same with batches of b M samples
 
-What is left at the end of an epoch and fills no step is left out. Epochs and the numbers that a
-dataset draws follow from the seed: a microbatch is fetched with Python's, numpy's and torch's
-generators seeded by seed, step and microbatch. So inputs and targets fit each other, though the
-first stage fetches the ones and the last stage the others.
+What is left at the end of an epoch makes a step of fewer microbatches; samples that fill no
+microbatch are left out. With drop_last=True, and under asynchronous schedules, only whole steps are
+made.
+
+Epochs and the numbers that a dataset draws follow from the seed: a microbatch is fetched with
+Python's, numpy's and torch's generators seeded by seed, step and microbatch. So inputs and targets
+fit each other, though the first stage fetches the ones and the last stage the others.
 """
 
 import inspect
 import signal
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from functools import partial
 from itertools import count, islice
@@ -27,6 +30,7 @@ import torch
 from torch.utils.data import (
     DataLoader,
     Dataset,
+    DistributedSampler,
     IterableDataset,
     RandomSampler,
     SequentialSampler,
@@ -41,12 +45,22 @@ from planner.training.data.batching import (
     BatchLayout,
     BatchSizeHistory,
     Feed,
+    Note,
+    Place,
+    ReadData,
+    ReadTwice,
     Request,
+    StepData,
+    left_out,
     seed_of,
     seeded_generators,
+    unnoted,
+    words_of_place,
 )
-from planner.training.data.fingerprints import fingerprint
-from planner.training.data.samples import BatchReader, tensors_in
+from planner.training.data.fingerprints import Prints, prints
+from planner.training.data.orders import EpochOrders, with_inner
+from planner.training.data.samples import BatchReader, Named
+from planner.training.data.states import bring_back, has_state, held, kept, left_as_it_is
 
 # ------------------------------------------------------------------------------ what is given
 
@@ -152,36 +166,85 @@ class MapSource:
     Attributes:
         where: it is from, for messages.
         num_samples: of an epoch.
+        least: samples that a step has at least.
+
+    Args:
+        in_steps: whether it is read in the batches of steps, which then have to fit.
 
     Raises:
         LaunchError: if its length is not known, or its batches are not those of a step.
     """
 
     def __init__(
-        self, where: str, data: Any, layout: BatchLayout, *, whole_steps: bool = True
+        self, where: str, data: Any, layout: BatchLayout, *, in_steps: bool = True
     ) -> None:
         self.where, self._layout = where, layout
         self._loader = data if isinstance(data, DataLoader) else None
         self.dataset: Any = data.dataset if self._loader is not None else data
-        self._orders: dict[int, list[Any]] = {}
-        if whole_steps and self._loader is not None:
-            self._check_batch(self._loader.batch_size)
+        self.held = {} if self.num_workers else held(self.dataset, "dataset") | self._of_collate()
+        sampler = self._sampler()
+        self._orders = EpochOrders(
+            self._order, None if _goes_by_epoch(sampler) else sampler, leaves=not in_steps
+        )
+        self.least = layout.least
+        if in_steps and self._loader is not None:
+            _check_batch(self.where, layout, self._loader.batch_size)
+            self.least = layout.samples if self._loader.drop_last else layout.least
         self.num_samples = len(self.order(0))
-        if whole_steps and self.num_samples < layout.samples:
-            raise LaunchError(
-                f"{where}: expected at least the samples of one step, {layout}, got"
-                f" {self.num_samples}; give more data, or plan with smaller microbatches"
-            )
+        if in_steps and self.num_samples < self.least:
+            raise _too_few(where, layout, self.least, str(self.num_samples))
 
     def order(self, epoch: int) -> list[Any]:
         """The indices of the samples of an epoch."""
-        if epoch not in self._orders:
-            with (
-                _data_errors(self.where),
-                seeded_generators(seed_of(self._layout.seed, "epoch", epoch)),
-            ):
-                self._orders = {epoch: self._drawn(epoch)}
-        return self._orders[epoch]
+        return self._orders(epoch)
+
+    def state(self, epoch: int) -> dict[str, Any]:
+        """What the sampler, the dataset and its collate_fn hold in an epoch, as JSON."""
+        return {"sampler": self._orders.state(epoch), "dataset": kept(self.held)}
+
+    def restore(self, state: Mapping[str, Any], same: bool) -> list[str]:
+        """Goes on from a state; gives the places of those that are lost.
+
+        Args:
+            same: whether it is that of a rank that read the same microbatches.
+        """
+        with data_errors(self.where):
+            lost = self._orders.restore(state.get("sampler"))
+            lost += bring_back(self.held, state.get("dataset", {}) if same else {})
+        if self.num_workers:
+            lost += [f"{place} in worker processes" for place in held(self.dataset, "dataset")]
+        return lost
+
+    @property
+    def num_workers(self) -> int:
+        """Processes that read the dataset, each of which has its own copy of it; 0 for none."""
+        return 0 if self._loader is None else self._loader.num_workers
+
+    def _of_collate(self) -> dict[str, object]:
+        return {} if self._loader is None else held(self._loader.collate_fn, "collate_fn")
+
+    def _sampler(self) -> Any:
+        """Of the user; None where there is none."""
+        if self._loader is None or self._loader.batch_size is not None:
+            return None if self._loader is None else self._loader.sampler
+        return self._loader.batch_sampler
+
+    def _order(self, epoch: int) -> list[Any]:
+        seed = seed_of(self._layout.seed, "epoch", epoch)
+        with data_errors(self.where), seeded_generators(seed):
+            return self._drawn(epoch)
+
+    @property
+    def orderer(self) -> str:
+        """Why ranks may have other orders, and what to do about it."""
+        sampler = None if self._loader is None else self._loader.batch_sampler
+        sampler = getattr(sampler, "sampler", sampler)
+        if isinstance(sampler, DistributedSampler):
+            return "leave DistributedSampler out, as each rank takes its part of what all read"
+        return (
+            f"the {type(sampler).__name__} goes by RANK, or draws from a generator of its own"
+            " without a seed; give it a seed, or let it draw from torch's, numpy's or Python's"
+        )
 
     def first(self, request: Request) -> Any:
         """One microbatch, collated; without workers."""
@@ -199,13 +262,6 @@ class MapSource:
         collate = default_collate if self._loader is None else self._loader.collate_fn
         return _Collated(self.dataset, collate)
 
-    def _check_batch(self, batch_size: int | None) -> None:
-        if batch_size is not None and batch_size != self._layout.samples:
-            raise LaunchError(
-                f"{self.where}: expected a DataLoader with the samples of a whole step, batch_size="
-                f"{self._layout}, got {batch_size}"
-            )
-
     def _drawn(self, epoch: int) -> list[Any]:
         size = len(self.dataset)
         sampler = None if self._loader is None else self._loader.sampler
@@ -214,16 +270,28 @@ class MapSource:
             return torch.randperm(size).tolist() if shuffled else [*range(size)]
         if self._loader.batch_size is None:  # a batch sampler of the user
             batches = [[*batch] for batch in _of_epoch(self._loader.batch_sampler, epoch)]
-            return [i for batch in self._whole(batches) for i in batch]
+            return [i for batch in self._checked(batches) for i in batch]
         if isinstance(sampler, SequentialSampler):
             return [*range(size)]
         return [*_of_epoch(sampler, epoch)]
 
-    def _whole(self, batches: list[list[Any]]) -> list[list[Any]]:
-        """Batches of a batch sampler; the last one may be short, and is left out."""
-        for batch in batches[:-1] or batches:
-            self._check_batch(len(batch))
-        return [batch for batch in batches if len(batch) == self._layout.samples]
+    def _checked(self, batches: list[list[Any]]) -> list[list[Any]]:
+        """Batches of a batch sampler; the last one may be short."""
+        for i, batch in enumerate(batches):
+            if i < len(batches) - 1 or len(batch) > self._layout.samples:
+                _check_batch(self.where, self._layout, len(batch))
+        return batches
+
+
+def _goes_by_epoch(sampler: object) -> bool:
+    """Whether the order of any epoch can be drawn at once: from the seed, or by set_epoch."""
+    if sampler is None or hasattr(sampler, "set_epoch"):
+        return True
+    every = [*with_inner(sampler)]
+    seeded = getattr(sampler, "generator", None)  # as `_of_epoch` does
+    return all(type(one).__module__.startswith("torch.utils.data") for one in every) and all(
+        one is seeded for one in held(sampler, "").values()
+    )
 
 
 def _special(sampler: RandomSampler) -> bool:
@@ -273,8 +341,8 @@ def _requests(
 ) -> Iterator[Request]:  # fmt: skip
     """The samples of the microbatches of a device, from a step on, without end."""
     for at in count(step):
-        for microbatch in mine:
-            epoch, first = history.position(at, source.num_samples)
+        epoch, first, samples = history.position(at, source.num_samples)
+        for microbatch in _of_step(mine, samples // layout.size):
             begin = first + microbatch * layout.size
             indices = source.order(epoch)[begin : begin + layout.size]
             if len(indices) < layout.size:
@@ -285,31 +353,96 @@ def _requests(
             yield seed_of(layout.seed, at, microbatch), indices
 
 
+def _of_step(mine: Sequence[int], num_microbatches: int) -> list[int]:
+    """The microbatches of a device that a step has."""
+    return [m for m in mine if m < num_microbatches]
+
+
 def _map_feed(
     source: MapSource, layout: BatchLayout, mine: Sequence[int], reader: BatchReader
 ) -> Feed:
     """The microbatches of one device out of a map-style dataset."""
 
-    def microbatches(step: int, history: BatchSizeHistory) -> Iterator[Batch]:
+    def steps(step: int, history: BatchSizeHistory, note: Note = unnoted) -> Iterator[StepData]:
         coming = source.fetched(_requests(source, layout, mine, step, history))
         for at in count(step):
-            for m in mine:
-                yield _next_batch(coming, reader, f"{source.where}: step {at}, microbatch {m}")
+            number = history.position(at, source.num_samples).samples // layout.size
+            due, noted = _of_step(mine, number), partial(note, at)
+            yield StepData(number, _read(coming, reader, f"{source.where}: step {at}", due, noted))
 
-    where = f"{source.where}: step 0, microbatch 0"
-    with _data_errors(where):
-        item = source.first(next(_requests(source, layout, (0,), 0, layout.history)))
-    reader.microbatch(item, where)
+    def request(place: Place, history: BatchSizeHistory) -> Request:
+        step, m = place
+        assert step is not None, "no evaluation"
+        return next(_requests(source, layout, (m,), step, history))
+
+    def state(step: int, history: BatchSizeHistory) -> dict[str, Any] | None:
+        found = source.state(history.position(step, source.num_samples).epoch)
+        return found if any(found.values()) else None
+
+    history = BatchSizeHistory.begun(layout.samples, source.least)
+    last_step = history.end_of(1, source.num_samples) - 1
+    number = history.position(last_step, source.num_samples).samples // layout.size
+    read = _read_data(source, layout, mine, reader, request, (last_step, number - 1))
+    note = left_out(layout, source.least, source.num_samples)
     return Feed(
-        microbatches, source.num_samples // layout.samples, fingerprint(reader.named(item, where))
-    )
+        steps, source.num_samples, source.least, read, lambda: () if note is None else (note,),
+        state, source.restore,
+    )  # fmt: skip
 
 
-def _next_batch(coming: Iterator[Any], reader: BatchReader, where: str) -> Batch:
+def _read(
+    coming: Iterator[Any], reader: BatchReader, where: str, due: Iterable[int],
+    note: Callable[[int, Callable[[], Named]], None],
+) -> Iterator[Batch]:  # fmt: skip
+    """The next microbatches."""
+    for m in due:
+        yield _next_batch(coming, reader, f"{where}, microbatch {m}", partial(note, m))
+
+
+def _read_data(
+    source: MapSource, layout: BatchLayout, mine: Sequence[int], reader: BatchReader,
+    request: Callable[[Place, BatchSizeHistory], Request], last: Place,
+) -> ReadData:  # fmt: skip
+    """A map-style dataset for the comparison with other ranks. Its first microbatch, and the first
+    sample of its last one, are read; the dataset is left as it is.
+
+    Raises:
+        LaunchError: if the first microbatch does not fit the model.
+    """
+
+    def item_at(place: Place, history: BatchSizeHistory, most: int | None) -> tuple[Any, Any]:
+        seed, indices = request(place, history)
+        with data_errors(f"{source.where}: {words_of_place(place)}"):
+            return source.first((seed, indices[:most])), indices[:most]
+
+    def read(place: Place, history: BatchSizeHistory, most: int | None) -> ReadTwice:
+        with left_as_it_is(source.held):
+            (one, indices), (two, _) = (item_at(place, history, most) for _ in range(2))
+        first, again = (prints(reader.named(item, source.where)) for item in (one, two))
+        return first, again, indices
+
+    first: Place = (None if last[0] is None else 0, 0)
+    with left_as_it_is(source.held):
+        item, _ = item_at(first, layout.history, None)
+        where = f"{source.where}: {words_of_place(first)}"
+        reader.microbatch(item, where)
+        probes = {first: prints(reader.named(item, where))}
+        if last != first:
+            item, _ = item_at(last, layout.history, 1)
+            probes[last] = prints(reader.named(item, where))
+    return ReadData(tuple(mine), source.num_samples, source.order, source.orderer, probes, read)
+
+
+def _next_batch(
+    coming: Iterator[Any], reader: BatchReader, where: str,
+    note: Callable[[Callable[[], Named]], None],
+) -> Batch:  # fmt: skip
     """The next microbatch; nothing else holds its data, so that it can be freed after its use."""
-    with _data_errors(where):
+    with data_errors(where):
         item = next(coming)
-    return reader.microbatch(item, where)
+    found = reader.microbatch(item, where)
+    note(lambda: reader.named(item, where))
+    return found
 
 
 class EvalData:
@@ -318,6 +451,7 @@ class EvalData:
     Attributes:
         where: they are from, for messages.
         num_samples: None where this device reads none.
+        read: the data, for the comparison with other ranks; None where this device reads none.
 
     Args:
         data: as a user gives it.
@@ -334,7 +468,8 @@ class EvalData:
         reader: BatchReader,
     ) -> None:  # fmt: skip
         self._layout, self._mine, self._reader = layout, mine, reader
-        self.where, self.num_samples = option, None
+        self.where, self.num_samples = data_name(data, option), None
+        self.read: ReadData | None = None
         if not reader.reads:
             return
         self.where, found = given_data(data, option, layout.seed)
@@ -345,13 +480,14 @@ class EvalData:
                 f"{self.where}: expected a dataset with __getitem__ and __len__, or a DataLoader of"
                 f" one, got {type(inner).__name__}"
             )
-        self._source = MapSource(self.where, found, layout, whole_steps=False)
+        self._source = MapSource(self.where, found, layout, in_steps=False)
         self.num_samples = self._source.num_samples
         if not self.num_samples:
             raise LaunchError(f"{self.where}: expected at least one sample, got none")
-        with _data_errors(self.where):
-            item = self._source.first(self._request(0))
-        reader.microbatch(item, f"{self.where}: microbatch 0")
+        last = None, (self.num_samples - 1) // layout.size
+        self.read = _read_data(
+            self._source, layout, mine, reader, lambda place, _: self._request(place[1]), last
+        )
 
     def microbatches(self, num_samples: int) -> Iterator[Batch]:
         """The data of this device, in the order of the microbatches among all.
@@ -364,9 +500,11 @@ class EvalData:
         if not self._reader.reads:
             yield from (Batch({}, {}) for _ in mine)
             return
-        coming = self._source.fetched(map(self._request, mine))
-        for i in mine:
-            yield _next_batch(coming, self._reader, f"{self.where}: microbatch {i}")
+        with left_as_it_is(self._source.held):  # all evaluations draw the same
+            coming = self._source.fetched(map(self._request, mine))
+            for i in mine:
+                where = f"{self.where}: microbatch {i}"
+                yield _next_batch(coming, self._reader, where, lambda named: None)
 
     def _request(self, index: int) -> Request:
         order, size = self._source.order(0), self._layout.size
@@ -378,48 +516,137 @@ class EvalData:
 # ------------------------------------------------------------------------------ iterable
 
 
-def _steps(where: str, data: Any, layout: BatchLayout, history: BatchSizeHistory) -> Iterator[Any]:
-    """What an iterable dataset gives for each step from the first one on, in the next epoch where
-    one has ended: a list of samples, or a batch of a DataLoader.
+class _Stream:
+    """The samples of an iterable dataset, or the batches of a DataLoader of one, step by step.
+
+    Args:
+        where: they are from, for messages.
+        data: the dataset or DataLoader.
+        layout: how samples become microbatches.
+        reader: knows how many samples a batch has.
     """
-    items, epoch = iter(()), -1
-    for step in count():
-        batch = _step(items, step, layout, history, loads=isinstance(data, DataLoader))
-        if batch is None:
-            epoch += 1
-            with seeded_generators(seed_of(layout.seed, "epoch", epoch)):
-                items = iter(data)
-            batch = _step(items, step, layout, history, loads=isinstance(data, DataLoader))
-        if batch is None:
-            raise _too_short(where, layout, epoch, step)
-        yield batch
 
+    def __init__(self, where: str, data: Any, layout: BatchLayout, reader: BatchReader) -> None:
+        self._where, self._data, self._layout, self._reader = where, data, layout, reader
+        self._loads = isinstance(data, DataLoader)
+        self.least = layout.least
+        if self._loads:
+            self.least = layout.samples if data.drop_last else layout.least
+            _check_batch(where, layout, data.batch_size)
+        inner = data.dataset if self._loads else data
+        self.num_samples = len(inner) if isinstance(inner, Sized) else None
+        if self.num_samples is not None and self.num_samples < self.least:
+            raise _too_few(where, layout, self.least, str(self.num_samples))
+        self._note = None
+        if self.num_samples is not None:
+            self._note = left_out(layout, self.least, self.num_samples)
+        # Without a state dict the dataset is read again from its begin, and comes to its state so.
+        reads_here = not self._loads or not data.num_workers
+        stateful = next((one for one in (data, inner) if has_state(one)), None)
+        if stateful is inner and not reads_here:
+            stateful = None
+        self.held = {} if stateful is None else held(stateful, "dataset")
+        self._begin: tuple[int, int] | None = None  # epoch and step that it goes on from
+        self._epoch_read = 0
 
-def _step(
-    items: Iterator[Any], step: int, layout: BatchLayout, history: BatchSizeHistory, *, loads: bool
-) -> Any:
-    """The samples of a step; None where there are not enough left."""
-    samples = history.samples(step)
-    with seeded_generators(seed_of(layout.seed, step, "stream")):
-        if not loads:
-            batch = list(islice(items, samples))
-            return batch if len(batch) == samples else None
-        loaded = next(items, None)
-    first = next(tensors_in(loaded), None)
-    rows = samples if first is None or not first.dim() else first.shape[0]
-    # The last batch of an epoch may be short; one at the begin is told by whoever reads it.
-    return None if step > 0 and rows < samples else loaded
+    def notes(self) -> tuple[str, ...]:
+        """On samples that are left out, as soon as an epoch is over."""
+        return () if self._note is None else (self._note,)
 
+    def state(self, step: int, history: BatchSizeHistory) -> Any:
+        """As `Feed.state`; None where the dataset has no state dict."""
+        if not self.held:
+            return None
+        return {"epoch": self._epoch_read, "step": step, "dataset": kept(self.held)}
 
-def _too_short(where: str, layout: BatchLayout, epoch: int, steps: int) -> LaunchError:
-    if epoch == 0:
-        return LaunchError(
-            f"{where}: expected at least the samples of one step, {layout}, got fewer; give more"
-            " data, or plan with smaller microbatches"
+    def restore(self, state: Any, same: bool) -> list[str]:
+        """As `Feed.restore`."""
+        with data_errors(self._where):
+            lost = bring_back(self.held, state.get("dataset", {}))
+        if self.held and "dataset" not in lost and "epoch" in state:
+            self._begin = state["epoch"], state["step"]
+        return lost
+
+    def steps(self, step: int, history: BatchSizeHistory) -> Iterator[tuple[Any, int]]:
+        """What there is for each step from one on, and how many microbatches it makes, in the next
+        epoch where one has ended: a list of samples, or a batch of a DataLoader.
+        """
+        first, at = self._begin or (0, 0)
+        goes_on, self._begin = self._begin is not None, None
+        for epoch in count(first):
+            self._epoch_read = epoch
+            with seeded_generators(seed_of(self._layout.seed, "epoch", epoch)):
+                items = iter(self._data)
+            begin = at
+            for batch, number in self._epoch(items, at, history, from_its_begin=not goes_on):
+                at += 1
+                if at > step:
+                    yield batch, number
+            if at == begin and not goes_on:
+                raise self._ended(epoch, at)
+            goes_on = False
+
+    def _epoch(
+        self, items: Iterator[Any], step: int, history: BatchSizeHistory, *, from_its_begin: bool
+    ) -> Iterator[tuple[Any, int]]:
+        """The steps of an epoch, from one on."""
+        seen, is_short = 0, False
+        while not is_short:
+            _, samples, least = history.sizes(step)
+            batch, size = self._next(items, step, samples)
+            seen += size
+            is_short = size < samples
+            self._epoch_read += is_short
+            if is_short and self._loads and next(items, None) is not None:
+                raise LaunchError(
+                    f"{self._where}: step {step}: expected a batch of {self._layout} samples, as"
+                    f" only the last one of an epoch may be short, got {size}"
+                )
+            if size >= least:
+                yield batch, size // self._layout.size if is_short else self._layout.count
+            step += 1
+        if self._note is None and self.num_samples is None and from_its_begin:
+            self._note = left_out(self._layout, self.least, seen)
+
+    def _next(self, items: Iterator[Any], step: int, samples: int) -> tuple[Any, int]:
+        """What is next for a step, and its number of samples."""
+        with seeded_generators(seed_of(self._layout.seed, step, "stream")):
+            if not self._loads:
+                batch = list(islice(items, samples))
+                return batch, len(batch)
+            loaded = next(items, None)
+        if loaded is None:
+            return None, 0
+        size = self._reader.num_samples(
+            loaded, self._layout.size, self._layout.count, f"{self._where}: step {step}"
         )
+        return loaded, size
+
+    def _ended(self, epoch: int, steps: int) -> LaunchError:
+        """There is nothing in an epoch that makes a step."""
+        if epoch == 0:
+            return _too_few(self._where, self._layout, self.least, "fewer")
+        return LaunchError(
+            f"{self._where}: expected a dataset that can be read again in epoch {epoch}, got"
+            f" nothing after the first {steps} steps; return one whose __iter__ begins anew, or"
+            f" give --steps {steps}"
+        )
+
+
+def _check_batch(where: str, layout: BatchLayout, batch_size: int | None) -> None:
+    if batch_size is not None and batch_size != layout.samples:
+        raise LaunchError(
+            f"{where}: expected a DataLoader with the samples of a whole step, batch_size="
+            f"{layout}, got {batch_size}"
+        )
+
+
+def _too_few(where: str, layout: BatchLayout, least: int, got: str) -> LaunchError:
+    """A dataset without a step."""
+    of_least = f"one step, {layout}" if least == layout.samples else f"one microbatch, {least}"
     return LaunchError(
-        f"{where}: expected a dataset that can be read again in epoch {epoch}, got nothing after"
-        f" the first {steps} steps; return one whose __iter__ begins anew, or give --steps {steps}"
+        f"{where}: expected at least the samples of {of_least}, got {got}; give more data, or plan"
+        " with smaller microbatches"
     )
 
 
@@ -428,41 +655,55 @@ def _stream_feed(
 ) -> Feed:
     """The microbatches of one device out of an iterable dataset, or of a DataLoader of one."""
     loads = isinstance(data, DataLoader)
-    inner = data.dataset if loads else data
+    stream = _Stream(where, data, layout, reader)
 
     def part(batch: Any, m: int, place: str) -> Batch:
         if loads:
-            return reader.part(batch, m, layout.count, place)
-        with _data_errors(place):
-            item = default_collate(batch[m * layout.size : (m + 1) * layout.size])
-        return reader.microbatch(item, place)
+            return reader.part(batch, m, place)
+        return reader.microbatch(collated(batch, m, place), place)
 
-    def microbatches(step: int, history: BatchSizeHistory) -> Iterator[Batch]:
-        steps = _steps(where, data, layout, history)
-        with _data_errors(f"{where}: step {step}"):
-            for _ in range(step):
-                next(steps)
+    def parts(batch: Any, due: Iterable[int], place: str) -> Iterator[Batch]:
+        for m in due:
+            yield part(batch, m, f"{place}, microbatch {m}")
+
+    def collated(batch: Any, m: int, place: str) -> Any:
+        with data_errors(place):
+            return default_collate(batch[m * layout.size : (m + 1) * layout.size])
+
+    def named(batch: Any, m: int, place: str) -> Named:
+        if loads:
+            return reader.named_part(batch, m, place)
+        return reader.named(collated(batch, m, place), place)
+
+    def steps(step: int, history: BatchSizeHistory, note: Note = unnoted) -> Iterator[StepData]:
+        coming = stream.steps(step, history)
         for at in count(step):
-            with _data_errors(f"{where}: step {at}, microbatch {mine[0]}"):
-                batch = next(steps)
-            for m in mine:
-                yield part(batch, m, f"{where}: step {at}, microbatch {m}")
+            place = f"{where}: step {at}"
+            with data_errors(f"{place}, microbatch {mine[0]}"):
+                batch, number = next(coming)
+            for m in range(number):  # those of other devices are read, too
+                note(at, m, partial(named, batch, m, f"{place}, microbatch {m}"))
+            yield StepData(number, parts(batch, _of_step(mine, number), place))
 
-    found = None
-    with _data_errors(f"{where}: step 0"):
+    probes: dict[Place, Prints] = {}
+    with data_errors(f"{where}: step 0"):
+        inner = data.dataset if loads else data
         can_restart = iter(inner) is not iter(inner)
     if can_restart:  # else the first step would be lost
         place = f"{where}: step 0, microbatch 0"
-        with _data_errors(place):
-            batch = next(_steps(where, data, layout, layout.history))
+        with data_errors(place), left_as_it_is(stream.held):
+            history = BatchSizeHistory.begun(layout.samples, stream.least)
+            batch, number = next(stream.steps(0, history))
         part(batch, 0, place)
-        found = fingerprint(reader.named(batch if loads else default_collate(batch), place))
-    length = len(inner) if isinstance(inner, Sized) else None
-    return Feed(microbatches, None if length is None else length // layout.samples, found)
+        probes = {(0, m): prints(named(batch, m, place)) for m in {0, number - 1}}
+    read = ReadData(tuple(range(layout.count)), stream.num_samples, probes=probes)
+    return Feed(
+        steps, stream.num_samples, stream.least, read, stream.notes, stream.state, stream.restore
+    )
 
 
 @contextmanager
-def _data_errors(where: str) -> Iterator[None]:
+def data_errors(where: str) -> Iterator[None]:
     """Names the place of what a dataset raises."""
     try:
         yield

@@ -104,35 +104,77 @@ class BatchReader:
             )
         return self.microbatch(item, where)
 
-    def part(self, item: object, microbatch: int, count: int, where: str) -> Batch:
-        """The data of one microbatch out of the batch of a whole step.
+    def num_samples(self, item: object, size: int, count: int, where: str) -> int:
+        """The samples in the batch of a step: those of a whole step, or fewer.
 
         Args:
+            item: of a whole step, or shorter.
+            size: samples of a microbatch.
+            count: microbatches of a whole step.
+
+        Raises:
+            LaunchError: if its tensors have other numbers of rows.
+        """
+        counts: set[int] = set()
+        for name, value, height in self._sized(self.named(item, where)):
+            rows = value.shape[0] if value.dim() else 0
+            counts.add(rows * size // height)
+            if not value.dim() or rows > count * height or len(counts) > 1:
+                raise LaunchError(
+                    f"{where}: {name}: expected {count * height} samples on dimension 0 ({count}"
+                    f" microbatches of {height}), or fewer, as many in all tensors, got shape"
+                    f" {tuple(value.shape)}"
+                )
+        return counts.pop() if counts else size * count
+
+    def _sized(self, named: Named) -> Iterator[tuple[str, Tensor, int]]:
+        """The tensors of a batch that this device needs, and that have a row for each sample; how
+        messages call them, and the rows of a microbatch.
+        """
+        for name in sorted(self._needs.inputs):
+            value, size = named.inputs.get(name), self._inputs[name].shape[:1]
+            if isinstance(value, Tensor) and size != () and size[0]:
+                yield f"input {name!r}", value, size[0]
+        for name in sorted(self._needs.targets):
+            value, size = named.targets.get(name), self._losses[name].target_shape[:1]
+            if isinstance(value, Tensor) and size != () and size[0]:
+                yield f"target of {name!r}", value, size[0]
+
+    def part(self, item: object, microbatch: int, where: str) -> Batch:
+        """The data of one microbatch out of the batch of a step.
+
+        Args:
+            item: whose rows `num_samples` has counted.
             microbatch: its index.
-            count: microbatches of the step.
+        """
+        return self._batch(self.named_part(item, microbatch, where, self._needs), where)
+
+    def named_part(
+        self, item: object, microbatch: int, where: str, needs: NeededData | None = None
+    ) -> Named:
+        """The same, by the names of the model.
+
+        Args:
+            needs: what is taken of it; None takes all.
         """
         named = self.named(item, where)
 
-        def narrow(name: str, value: object, size: int) -> object:
-            if not isinstance(value, Tensor) or not size:
+        def narrow(value: object, shape: tuple[int, ...]) -> object:
+            if not isinstance(value, Tensor) or not shape or not shape[0]:
                 return value
-            rows = value.shape[0] if value.dim() else 0
-            if rows != count * size:
-                raise LaunchError(
-                    f"{where}: {name}: expected {count * size} samples on dimension 0 ({count}"
-                    f" microbatches of {size}), got shape {tuple(value.shape)}"
-                )
-            return value[microbatch * size : (microbatch + 1) * size]
+            return value[microbatch * shape[0] : (microbatch + 1) * shape[0]]
 
-        inputs, targets = {}, {}
-        for name in sorted(self._needs.inputs):
-            sizes = self._inputs[name].shape[:1]
-            inputs[name] = narrow(f"input {name!r}", named.inputs.get(name), *(sizes or (0,)))
-        for name in sorted(self._needs.targets):
-            sizes = self._losses[name].target_shape[:1]
-            what = f"target of {name!r}"
-            targets[name] = narrow(what, named.targets.get(name), *(sizes or (0,)))
-        return self._batch(Named(inputs, targets), where)
+        inputs, targets = self._inputs, self._losses
+        return Named(
+            {
+                name: narrow(named.inputs.get(name), inputs[name].shape)
+                for name in sorted(inputs if needs is None else needs.inputs)
+            },
+            {
+                name: narrow(named.targets.get(name), targets[name].target_shape)
+                for name in sorted(targets if needs is None else needs.targets)
+            },
+        )
 
     def named(self, item: object, where: str) -> Named:
         """A sample or batch by the names of the model.
@@ -141,14 +183,14 @@ class BatchReader:
             LaunchError: if it has none of the forms above.
         """
         if isinstance(item, Mapping):
-            return Named(item, self._targets_in(item))
+            return Named(self._inputs_in(item), self._targets_in(item))
         values: Sequence[object] = (item,)
         if isinstance(item, Sequence) and not isinstance(item, str):
             values = item
         first = values[0] if values else None
         num_inputs, num_targets = len(self._inputs), len(self._losses)
         if len(values) == 2 and isinstance(first, Mapping):
-            return Named(first, self._targets_of(values[1], where))
+            return Named(self._inputs_in(first), self._targets_of(values[1], where))
         packed = len(values) == 2 and num_targets > 0
         if packed and isinstance(first, Sequence) and len(first) == num_inputs:
             return Named(self._in_order(first), self._targets_of(values[1], where))
@@ -159,6 +201,9 @@ class BatchReader:
             f"{where}: expected {self._expected()}, or a dict of them by name, got"
             f" {described(item)}"
         )
+
+    def _inputs_in(self, item: Mapping[str, object]) -> dict[str, object]:
+        return {name: item[name] for name in self._inputs if name in item}
 
     def _in_order(self, values: Sequence[object]) -> dict[str, object]:
         return dict(zip(self._inputs, values, strict=True))

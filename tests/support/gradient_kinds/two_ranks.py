@@ -1,4 +1,5 @@
-"""Kinds trained on two devices in float64: as a pipeline of two stages, and with split operators.
+"""Kinds trained on two devices, as a pipeline of two stages and with split operators; in float64
+where they can be.
 
 `trials` exports and plans every kind, trains all plans in one start of two ranks, which runs this
 file, and compares with PyTorch's loop.
@@ -43,9 +44,9 @@ from tests.support.gradient_kinds.trial import (
 )
 from tests.support.ranks import forked
 from tests.support.split_plans import random_sharding
+from tests.support.zoo import draws
 
 PLANS = ("pipeline", "tensor")
-DTYPE = torch.float64
 OPTIMIZER = "sgd"
 
 
@@ -75,7 +76,8 @@ def _prepared(name, kind, folder):
     with within(own), warnings.catch_warnings(action="ignore"):
         try:
             kind.prepare()
-            planner.export(*build(name, kind, DTYPE), "model.onnx")
+            exported = planner.export(*build(name, kind, kind.dtypes[-1]), "model.onnx")
+            Path("notes.txt").write_text("; ".join(exported.notes))
             model = planner.read_model("model.onnx", output=kind.outputs, loss=kind.loss)
             profile = planner.profile(
                 model, repetitions=1, budget_s=0.0, cache=False, contention=False
@@ -130,12 +132,16 @@ def halves(graph):
 def _outcomes(name, kind, folder):
     """What came of each plan of a kind."""
     with within(folder / name), warnings.catch_warnings(action="ignore"):
-        made = torch.load("trained.pt", weights_only=False)
-        wanted = by_torch(name, kind, DTYPE, OPTIMIZER, feeding_of(kind, "pipeline.json"))
+        made, dtype = torch.load("trained.pt", weights_only=False), kind.dtypes[-1]
+        try:
+            wanted = by_torch(name, kind, dtype, OPTIMIZER, feeding_of(kind, "pipeline.json"))
+        except draws.OtherDrawsError as error:
+            return dict.fromkeys(made, Trial(Outcome.DRAWS, text=str(error)))
+        notes = Path("notes.txt").read_text()
         return {
             plan: Trial(Outcome(one["outcome"]), text=one["text"])
             if "outcome" in one
-            else compared(name, kind, DTYPE, OPTIMIZER, Trained(**one, gradients={}), wanted, "")
+            else compared(name, kind, dtype, OPTIMIZER, Trained(**one, gradients={}), wanted, notes)
             for plan, one in made.items()
         }
 
@@ -145,7 +151,7 @@ def _trained(name, kind, plan):
     try:
         rate = kind.rate[OPTIMIZER]
         with planner.trainer(f"{plan}.json", learning_rate=rate, threads=1) as trainer:
-            losses = [trainer.step(joined(one)) for one in batches(name, kind, DTYPE)]
+            losses = [trainer.step(joined(one)) for one in batches(name, kind, kind.dtypes[-1])]
             return {"losses": losses, "state": trainer.state_dict()}
     except planner.PlannerError as error:
         one = refused(kind, error)
