@@ -155,7 +155,7 @@ def test_ranks_get_the_losses_of_their_launcher(folder, monkeypatch):
     started = []
     monkeypatch.setattr(
         "planner.api.start_launch",
-        lambda path, nproc, options, **more: started.append(options) or 0,
+        lambda path, nproc, options, **_: started.append(options) or 0,
     )
     options = ["--loss", "a=l1", "--loss", "b=mine:f", "--class-dim", "-1"]
     run("launch", "strategy.json", "--nproc", "2", *options)
