@@ -15,6 +15,9 @@ def start_with_one_hash_seed() -> None:
     user has set stays. `--nproc` hands its own on to its ranks.
     """
     is_drawn = HASH_SEED not in os.environ and not sys.flags.ignore_environment
-    if is_drawn and sys.argv[1:2] == ["launch"] and sys.executable and os.name == "posix":
+    given = sys.argv[1:]
+    # A process that another program has forked, or made by multiprocessing, has other arguments.
+    is_own = sys.orig_argv[-len(given) :] == given
+    if is_drawn and given[:1] == ["launch"] and is_own and sys.executable and os.name == "posix":
         command = [sys.executable, *sys.orig_argv[1:]]
         os.execve(sys.executable, command, {**os.environ, HASH_SEED: "0"})

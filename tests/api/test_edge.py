@@ -145,7 +145,7 @@ def test_the_parent_of_ranks_reads_the_strategy_once(counted, written, monkeypat
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.setattr(
         "planner.launcher.failures.monitor.start_ranks",
-        lambda command, nproc: started.append((command[:2], nproc)) or 0,
+        lambda command, nproc, **how: started.append((command[:2], nproc)) or 0,
     )
     run("launch", "strategy.json", "--nproc", "1", *written)
     assert opened == {"strategy.json": 1}
@@ -158,7 +158,7 @@ def test_launch_starts_nothing_where_it_would_overwrite_a_file(folder, more, mon
     before = Path("mlp.onnx").read_bytes()
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.setattr(
-        "planner.launcher.failures.monitor.start_ranks", lambda *given: pytest.fail()
+        "planner.launcher.failures.monitor.start_ranks", lambda *given, **how: pytest.fail()
     )
     message = run("launch", "strategy.json", "--trace", "mlp.onnx", *more, code=1).output
     assert "mlp.onnx is the strategy's model itself, and would be overwritten" in message

@@ -68,3 +68,10 @@ def test_a_python_that_reads_no_environment_starts_once(tmp_path):
     code = f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{PROGRAM}"
     found, _ = seen(tmp_path, ["-E", "-c", code])
     assert found["starts"] == 1
+
+
+def test_a_process_that_another_program_has_made_is_not_started_anew(tmp_path):
+    """A forked rank, or a process of multiprocessing, was not started by its arguments."""
+    code = f"import sys\nsys.argv = {['planner', *ARGUMENTS]!r}\n{PROGRAM}"
+    found, _ = seen(tmp_path, ["-c", code], [])
+    assert (found["arguments"], found["starts"]) == (ARGUMENTS, 1)

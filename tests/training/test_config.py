@@ -132,7 +132,7 @@ def test_a_file_is_the_arguments_of_launch(made):
 def test_the_command_line_wins_over_the_file(made):
     given = ("--config", str(made / "own" / "train.yaml"))
     report = trained(made, *given, "--epochs", "1", "--lr", "0.2", "--shuffle")
-    assert report["steps"] == 2, "two whole steps of 41 samples, and not the 3 steps of the file"
+    assert report["steps"] == 3, "two whole steps of 41 samples and a shorter one"
     (note,) = (one for one in report["notes"] if one.startswith("options of train.yaml"))
     assert note.endswith("; replaced on the command line: --steps, --lr, --shuffle")
     assert "--clip" in note.partition(";")[0]

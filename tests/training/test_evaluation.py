@@ -88,7 +88,7 @@ def test_figures_are_those_of_the_module_in_evaluation_mode(
     folder, profile = quiet_model
     path = write_strategy(folder / "alone.json", profile, (1, 1), devices=(0, 0))
     report, _, _ = launched(path, None, **HOW)
-    assert [one.step for one in report.evaluations] == [3, 4]
+    assert [one.step for one in report.evaluations] == [3, 6]
     for one in report.evaluations:
         expected = by_module(folder, one.step, monkeypatch)
         assert one.figures == pytest.approx(expected, rel=1e-6), one.step
@@ -155,7 +155,7 @@ def test_replicas_evaluate_by_the_statistics_of_the_first_one(quiet_model, toget
 
 def test_the_log_has_a_line_for_each_step(together):
     lines = together["pipeline"]
-    assert [line["step"] for line in lines] == [1, 2, 3, 3, 4, 4]
+    assert [line["step"] for line in lines] == [1, 2, 3, 3, 4, 5, 6, 6]
     steps = [line for line in lines if "evaluation" not in line]
     assert all({*line} == {"step", "loss", "lr", "norm", "s"} for line in steps)
     assert all(line["lr"] == 0.1 and line["s"] > 0 for line in steps)
@@ -175,7 +175,7 @@ def test_reports_show_evaluations(made):
     (last,) = launch_json(report)["evaluations"]
     assert {*last} == {"step", "loss", "accuracy", "largest"}
     assert loss_lines(report)[-1] == (
-        f"evaluation after 4 steps: loss {last['loss']:.4f}, accuracy {last['accuracy']:.4f},"
+        f"evaluation after 6 steps: loss {last['loss']:.4f}, accuracy {last['accuracy']:.4f},"
         f" largest {last['largest']:.4f}"
     )
 
