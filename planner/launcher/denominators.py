@@ -418,12 +418,11 @@ class _Sources:
 
 @remembered
 def _sources(model: Model) -> _Sources:
-    known, shapes = parameters_by_name(model.graph), tensors_by_name(model.graph)
+    known = parameters_by_name(model.graph)
     constant = {name for name in model.values if name not in known}
     constant |= {one.name for one in known.values() if not (one.trainable or one.state)}
     fixed = constant | {one.name for one in known.values() if not one.state}
-    rows = ((name, shapes[name].shape[:1]) for name in model.graph.inputs)
-    samples = {name for name, first in rows if first and first[0] % model.batch == 0}
+    samples = {name for name in model.graph.inputs if _has_samples(model, _shape(model, name))}
     for node in model.nodes:
         given = [name for name in node.inputs if name]
         if node.domain or node.type not in _KNOWN or not given:
@@ -435,6 +434,11 @@ def _sources(model: Model) -> _Sources:
         if varying and samples.issuperset(varying) and _keeps_samples(model, node, varying):
             samples.update(node.outputs)
     return _Sources(frozenset(fixed), frozenset(constant), frozenset(samples))
+
+
+def _has_samples(model: Model, shape: tuple[int, ...]) -> bool:
+    """Whether dimension 0 has as many rows for each sample."""
+    return bool(shape) and shape[0] % model.batch == 0
 
 
 def _keeps_samples(model: Model, node: Node, varying: Sequence[str]) -> bool:
@@ -453,22 +457,33 @@ def _keeps_samples(model: Model, node: Node, varying: Sequence[str]) -> bool:
         case "ReduceMax" | "ReduceMean" | "ReduceMin" | "ReduceSum":
             return alone and 0 not in _axes(model, node)
         case "Reshape" | "Flatten":
-            return alone and bool(made) and made[0] % model.batch == 0
+            return alone and _has_samples(model, made)
         case "Squeeze" | "Unsqueeze":
             return alone and made[:1] == read[:1]
         case "Transpose":
             order = node.attributes.get("perm")
             return isinstance(order, tuple | list) and order[0] == 0
         case "Gather" | "GatherElements":
-            axis = node.attributes.get("axis", 0)
-            assert isinstance(axis, int)
-            indexed = len(varying) == 1 and not alone  # a table of constants
-            of_table = indexed and (node.type == "GatherElements" or not axis)
-            return of_table or (alone and bool(axis % len(read)))
+            return _gathers_samples(node, varying, len(read))
         case "Slice":
             steps = model.values[node.inputs[4]] if len(node.inputs) > 4 else np.ones(1)
             return alone and aligned and bool((steps > 0).all())
     return aligned
+
+
+def _gathers_samples(node: Node, varying: Sequence[str], rank: int) -> bool:
+    """The same of a Gather: rows of a table of constants, or elements within each sample.
+
+    Args:
+        rank: of the first input that varies.
+    """
+    axis = node.attributes.get("axis", 0)
+    assert isinstance(axis, int)
+    if len(varying) > 1:
+        return False
+    if varying[0] == node.inputs[0]:
+        return bool(axis % rank)
+    return node.type == "GatherElements" or not axis
 
 
 def _is_fixed(model: Model, name: str) -> bool:
