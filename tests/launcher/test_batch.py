@@ -1,4 +1,4 @@
-"""The data of a step waits in the memory of the host: only a pass has its microbatch on the device."""
+"""A step's data waits in the memory of the host: a pass has its microbatch on the device."""
 
 from types import SimpleNamespace
 
