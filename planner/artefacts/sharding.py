@@ -6,8 +6,13 @@ says of a tensor, for each axis of the mesh:
     S<d>    cut along dimension d, one part per coordinate of the axis
     S<d>/<c>  the same, where dimension d is made of c blocks that are cut each for itself: queries,
             keys and values that one weight makes, side by side
+    C       cut along the first dimension in chunks of ceil(size / n) rows, whatever its size: the
+            last ones are shorter, or empty (as torch.chunk cuts). For what only lies there:
+            parameters, gradients and optimizer state
     R       whole on every coordinate
     P       a summand on every coordinate; the tensor is their sum
+    M       whole, and another one on every coordinate: of its own microbatch. Only where replicas
+            are an axis (`resharding/over_replicas.py`), never in a file
 
 A *rule* is one way to run an operator: a spec for everything that it reads and makes. As text it
 has a line for each axis: "S2,S0->P shape[2]" reads a tensor that is cut along dimension 2 and one
@@ -27,9 +32,10 @@ Spec = tuple[str, ...]
 Box = tuple[tuple[int, int], ...]
 """Per dimension, the first index of a part and the one behind its last."""
 
-_PART = re.compile(r"R|P|S(?P<dim>0|[1-9][0-9]*)(/(?P<blocks>[2-9]|[1-9][0-9]+))?")
+_PART = re.compile(r"R|P|M|C|S(?P<dim>0|[1-9][0-9]*)(/(?P<blocks>[2-9]|[1-9][0-9]+))?")
 _LINE = re.compile(r"(?P<inputs>[A-Z0-9/,]*)->(?P<outputs>[A-Z0-9/,]+)(?P<local>( [^ ]+)*)")
 _MEAN = "A"
+CHUNKS, OWN = "C", "M"
 CACHED = 2**14
 """Specs, rules and local shapes that are remembered: layers repeat, so a model has few of them."""
 
@@ -124,11 +130,13 @@ class Sharding:
 
 
 def dim_of(part: str) -> int | None:
-    """The dimension that a spec cuts on an axis; None for R and P.
+    """The dimension that a spec cuts on an axis; None where it cuts none.
 
-    >>> dim_of("S2"), dim_of("S1/3"), dim_of("P")
-    (2, 1, None)
+    >>> dim_of("S2"), dim_of("S1/3"), dim_of("C"), dim_of("P")
+    (2, 1, 0, None)
     """
+    if part == CHUNKS:
+        return 0
     return int(part[1:].partition("/")[0]) if part.startswith("S") else None
 
 
@@ -154,7 +162,8 @@ def check_spec(spec: Spec, num_axes: int) -> None:
         if not _PART.fullmatch(part):
             raise ValueError(f"expected R, P or S with a dimension, such as S0, got {part!r}")
     for part in spec:
-        if blocks_of(part) > 1 and sum(dim_of(other) == dim_of(part) for other in spec) > 1:
+        same = [other for other in spec if dim_of(other) == dim_of(part) and other != CHUNKS]
+        if blocks_of(part) > 1 and len(same) > 1:
             raise ValueError(f"{part}: expected no other axis to cut dimension {dim_of(part)}")
 
 
@@ -177,6 +186,8 @@ def tiles(
     (((0, 6), (4, 8)),)
     >>> tiles((12,), ("S0/3",), (2,), 1)
     (((2, 4),), ((6, 8),), ((10, 12),))
+    >>> [tiles((5,), ("C",), (4,), device) for device in range(4)]
+    [(((0, 2),),), (((2, 4),),), (((4, 5),),), (((5, 5),),)]
     """
     check_spec(spec, len(mesh))
     boxes: list[list[tuple[int, int]]] = [[(0, size) for size in shape]]
@@ -189,6 +200,9 @@ def tiles(
             continue
         if dim >= len(shape):
             raise ValueError(f"{part}: expected one of the {len(shape)} dimensions")
+        if part == CHUNKS:
+            boxes = _chunk(boxes, size, coordinate)
+            continue
         start, end = boxes[0][dim]
         if (end - start) % (size * blocks):
             cuts = f"{size} equal parts" if blocks == 1 else f"{blocks} blocks of {size} parts"
@@ -201,6 +215,25 @@ def tiles(
             for first in [start + (block * size + coordinate) * width]
         ]
     return tuple(tuple(box) for box in boxes)
+
+
+def _chunk(
+    boxes: list[list[tuple[int, int]]], n: int, k: int
+) -> list[list[tuple[int, int]]]:  # fmt: skip
+    """What the k-th of n chunks has of boxes that lie behind each other along the first dimension:
+    at least one box, which may be empty.
+    """
+    rows = sum(end - start for (start, end), *_ in boxes)
+    width = -(-rows // n)
+    first, last = min(k * width, rows), min((k + 1) * width, rows)
+    found, before = [], 0
+    for (start, end), *others in boxes:
+        here = start + max(first - before, 0), start + min(last - before, end - start)
+        if here[0] < here[1]:
+            found.append([here, *others])
+        before += end - start
+    (_, end), *others = boxes[-1]
+    return found or [[(end, end), *others]]
 
 
 def tile(shape: Sequence[int], spec: Spec, mesh: Sequence[int], index: int) -> Box:
@@ -216,7 +249,7 @@ def tile(shape: Sequence[int], spec: Spec, mesh: Sequence[int], index: int) -> B
 
 
 def local_shape(shape: Sequence[int], spec: Spec, mesh: Sequence[int]) -> tuple[int, ...]:
-    """The shape of what each device has.
+    """The shape of what each device has; where some have less, of the largest.
 
     Raises:
         ValueError: as `tiles` does.
@@ -227,14 +260,31 @@ def local_shape(shape: Sequence[int], spec: Spec, mesh: Sequence[int]) -> tuple[
     return _local_shape(tuple(shape), spec, tuple(mesh))
 
 
+def local_shape_at(
+    shape: Sequence[int], spec: Spec, mesh: Sequence[int], index: int
+) -> tuple[int, ...]:
+    """The shape of what one device has.
+
+    Args:
+        index: position of the device in the mesh, row-major.
+
+    Raises:
+        ValueError: as `tiles` does.
+
+    >>> local_shape_at((5, 3), ("C",), (4,), 2)
+    (1, 3)
+    """
+    boxes = tiles(shape, spec, mesh, index)
+    sizes = [end - start for start, end in boxes[0]]
+    for dim in {dim_of(part) for part in spec if blocks_of(part) > 1}:
+        if dim is not None:
+            sizes[dim] = sum(box[dim][1] - box[dim][0] for box in boxes)
+    return tuple(sizes)
+
+
 @lru_cache(maxsize=CACHED)
 def _local_shape(shape: tuple[int, ...], spec: Spec, mesh: tuple[int, ...]) -> tuple[int, ...]:
-    boxes = tiles(shape, spec, mesh, 0)
-    sizes = [end - start for start, end in boxes[0]]
-    for part in spec:
-        if blocks_of(part) > 1:
-            sizes[dim_of(part) or 0] *= blocks_of(part)
-    return tuple(sizes)
+    return local_shape_at(shape, spec, mesh, 0)
 
 
 def rule_lines(rule: Rule) -> tuple[str, ...]:

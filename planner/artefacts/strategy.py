@@ -50,6 +50,10 @@ class Stage:
         recompute: whether the forward pass is run again instead of being stashed.
         sharding: how the operators are split over the devices of a replica; None for replicas of
             one device.
+        over: g, how many replicas behind each other share what they hold (ZeRO); 1 for none.
+        zero: what these hold in parts: 0 nothing, 1 the optimizer's state, 2 gradients, too, 3
+            parameters, too; see `resharding/over_replicas.py`.
+        zero_of: the same of single parameters, by name.
     """
 
     operators: tuple[str, ...]
@@ -57,6 +61,11 @@ class Stage:
     warmup: int
     recompute: bool
     sharding: Sharding | None = None
+    over: int = field(default=1, metadata=LEFT_OUT_AS_DEFAULT)
+    zero: int = field(default=0, metadata=LEFT_OUT_AS_DEFAULT)
+    zero_of: Mapping[str, int] = field(
+        hash=False, default_factory=dict, metadata=LEFT_OUT_AS_DEFAULT
+    )
 
     @classmethod
     def whole(

@@ -10,6 +10,7 @@ from planner.artefacts.topology import device_type
 from planner.costs.operators import hosts_with_contention, launch_s, slowdown, slowdowns, step_s
 from planner.costs.stage_pass import backward_left_s, gather_s, stage_pass
 from planner.costs.transfers import gradient_sum_s
+from planner.resharding.over_replicas import in_step, over_replicas
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,15 +85,22 @@ def action_costs(
     forward, backward = {}, {}
     step, gather = dict.fromkeys(slow, 0.0), dict.fromkeys(slow, 0.0)
     for s, stage in enumerate(strategy.stages):
-        for group in stage.groups:
-            both_s = _replica_pass_s(problem, stage, group, slow)
+        shared = over_replicas(stage, problem.profile.graph)
+        alone = stage if not in_step(stage) else shared
+        both_s = {
+            device: times
+            for group in alone.groups
+            for times in [_replica_pass_s(problem, stage, group, slow)]
+            for device in group
+        }
+        for group in shared.groups:
             gathered_s = gather_s(problem, stage, group)
             for device in group:
                 step[device] += slow[device] * step_s(
                     problem.training.optimizer, state_bytes[s], device_type(topology, device)
                 )
                 gather[device] += gathered_s
-                forward[s, device], backward[s, device] = both_s
+                forward[s, device], backward[s, device] = both_s[device]
     of_sums = sum_factor(problem, slow)
     return ActionCosts(
         forward_s=forward,
@@ -122,8 +130,8 @@ def action_costs(
 def _replica_pass_s(
     problem: Problem, stage: Stage, group: tuple[int, ...], slow: Mapping[int, float]
 ) -> tuple[float, float]:
-    """Forward and backward of one microbatch on a replica of a stage, in s: of the slowest of its
-    devices, which run in step. Collectives are work for the cores of a host, too, so contention
+    """Forward and backward of one microbatch on some devices of a stage, in s: of the slowest, as
+    they run in step. Collectives are work for the cores of a host, too, so contention
     slows them as it slows computation.
 
     Args:

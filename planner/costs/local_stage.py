@@ -36,6 +36,7 @@ from planner.resharding import Resharding, reshardings
 from planner.resharding.conversion import Collective, Step
 from planner.resharding.cut_losses import vocabulary_parallel_steps
 from planner.resharding.gradients import is_split
+from planner.resharding.over_replicas import over_replicas
 from planner.resharding.reshardings import has_gradient, homes, leaving, reads_back
 from planner.support.memo import remembered
 
@@ -96,7 +97,7 @@ def local_stage(profile: Profile, stage: Stage) -> LocalStage:
     Raises:
         ValueError: if a spec does not divide what it cuts.
     """
-    return _Builder(profile, stage).built()
+    return _Builder(profile, over_replicas(stage, profile.graph)).built()
 
 
 @remembered

@@ -12,6 +12,7 @@ from planner.artefacts.graph import Graph, Parameter, Tensor, parameters_by_name
 from planner.artefacts.sharding import Spec, blocks_of, dim_of, local_shape
 from planner.artefacts.strategy import Stage
 from planner.resharding.conversion import Collective, Step
+from planner.resharding.over_replicas import over_replicas
 from planner.resharding.sums import (
     gathered_together,
     lies_in,
@@ -124,7 +125,7 @@ def scatter_bytes(stage: Stage, graph: Graph) -> int:
     stepped (`launcher/mesh/shards.py`): all that are cut in the same way go together, in a buffer
     to send, one that comes, and the sum of its parts.
     """
-    steps, mesh, most = state_steps(stage, graph), stage.mesh, 0
+    steps, mesh, most = state_steps(stage, graph), over_replicas(stage, graph).mesh, 0
     for bucket in scattered_buckets(stage, graph):
         alike: dict[tuple[tuple[tuple[str, int, str, str], ...], str], int] = {}
         for one in bucket:
@@ -145,7 +146,7 @@ def gather_bytes(stage: Stage, graph: Graph) -> int:
     the parts of this device in one buffer, those of all, and of parameters that are gathered along
     several axes what is gathered along one.
     """
-    steps, mesh, most = state_steps(stage, graph), stage.mesh, 0
+    steps, mesh, most = state_steps(stage, graph), over_replicas(stage, graph).mesh, 0
     known, lies = parameters_by_name(graph), lies_in(stage, graph)
     for names in gathered_together(stage, graph):
         size = sum(local_bytes(known[name], lies[name].state, mesh) for name in names)

@@ -29,6 +29,7 @@ from planner.costs.passes import (
     read_from_outside,
     used_outside,
 )
+from planner.resharding.over_replicas import over_replicas
 from planner.resharding.sums import lies_in
 
 
@@ -97,7 +98,7 @@ def stage_memory(profile: Profile, stage: Stage, before: Iterable[Stage] = ()) -
     """
     shared = _touched(profile.graph, (v for one in before for v in indices_of(one, profile.graph)))
     static = _stage_static_bytes(stage, profile.graph, shared)
-    if stage.sharding is None:
+    if over_replicas(stage, profile.graph).sharding is None:
         return _memory(profile, indices_of(stage, profile.graph), shared, static)
     local = local_stage(profile, stage)
     return _memory(local.profile, local.inside, shared, static)
@@ -124,7 +125,7 @@ def _stage_static_bytes(stage: Stage, graph: Graph, shared: Collection[str] = ()
         shared: names of parameters that an earlier stage on the same device holds.
     """
     parameter = trainable = gradient = state = 0
-    known, mesh = parameters_by_name(graph), stage.mesh
+    known, mesh = parameters_by_name(graph), over_replicas(stage, graph).mesh
     for name, lies in lies_in(stage, graph).items():
         if name in shared:
             continue

@@ -45,6 +45,7 @@ from planner.costs.local_stage import LocalStage, local_stage
 from planner.costs.operators import operator_times
 from planner.costs.transfers import conversion_s
 from planner.resharding.conversion import LOCAL, Step
+from planner.resharding.over_replicas import over_replicas
 from planner.resharding.sums import gathered_together, state_steps
 from planner.support.arrays import Floats, Ints
 from planner.support.memo import remembered
@@ -119,6 +120,7 @@ def _stage_passes(problem: Problem, stage: Stage) -> Mapping[int, StagePass]:
     """
     if obstacle := not_runnable(stage):
         raise ValueError(f"a stage {obstacle}")
+    stage = over_replicas(stage, problem.profile.graph)
     known: dict[tuple[str, tuple[int, ...]], StagePass] = {}
     passes = {}
     for group in stage.groups:
@@ -171,9 +173,9 @@ def split_parts(profile: Profile, stage: Stage) -> dict[int, Part]:
     """The parts that the devices of a stage run, by index of the operator; whole operators are left
     out.
     """
-    if stage.sharding is None:
+    graph, sharding = profile.graph, over_replicas(stage, profile.graph).sharding
+    if sharding is None:
         return {}
-    graph, sharding = profile.graph, stage.sharding
     both = {v: part_of(rule_by(sharding, graph.operators[v]), sharding.mesh)
             for v in indices_of(stage, graph)}  # fmt: skip
     return {v: part for v, part in both.items() if part is not None}
@@ -298,7 +300,8 @@ def gather_s(problem: Problem, stage: Stage, group: tuple[int, ...]) -> float:
     """Time, in s, in which the parameters are gathered again after a step on parts of them: in
     buckets of parameters that are gathered by the same steps.
     """
-    if stage.sharding is None:
+    mesh = over_replicas(stage, problem.profile.graph).mesh
+    if not mesh:
         return 0.0
     steps = state_steps(stage, problem.profile.graph)
     total = 0.0
@@ -307,7 +310,7 @@ def gather_s(problem: Problem, stage: Stage, group: tuple[int, ...]) -> float:
             replace(same[0], bytes=sum(step.bytes for step in same))
             for same in zip(*(steps[name].gather for name in names), strict=True)
         ]
-        total += stage_collectives_s(problem, group, stage.sharding.mesh, together)
+        total += stage_collectives_s(problem, group, mesh, together)
     return total
 
 

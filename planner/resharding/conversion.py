@@ -7,6 +7,9 @@ A step changes the spec of one axis of the mesh:
     P -> R        all-reduce            S<d> -> P     put into zeros, local
     P -> S<d>     reduce-scatter
 
+Chunks (C) are gathered, sliced and scattered alike, in buffers of equal chunks: of n devices that
+hold r rows each has ceil(r / n). They are made only where they are asked for.
+
 Where several axes cut one dimension the later ones cut what the earlier ones left, so that a step
 takes a cut off, or puts one on, only where no later axis cuts the same dimension. A path is cheap
 when a device receives few bytes by it (Table 2 of Alpa, Zheng et al., OSDI 2022, counts the same);
@@ -21,7 +24,16 @@ from enum import StrEnum
 from itertools import count
 from math import prod
 
-from planner.artefacts.sharding import Spec, blocks_of, check_spec, dim_of, tiles
+from planner.artefacts.sharding import (
+    CHUNKS,
+    OWN,
+    Spec,
+    blocks_of,
+    check_spec,
+    dim_of,
+    local_shape,
+    tiles,
+)
 from planner.artefacts.topology import CollectiveKind
 from planner.support.memo import remembered
 
@@ -57,6 +69,7 @@ class Step:
         bytes: of the largest buffer that a device of the line has: what it has after an all-gather
             or a scatter, before any other step. A ring sends (n - 1) / n of it, an all-reduce
             twice that.
+        rows: of the first dimension where the step takes off or puts on a cut in chunks; else 0.
     """
 
     kind: Collective
@@ -64,6 +77,7 @@ class Step:
     source: str
     target: str
     bytes: int
+    rows: int = 0
 
 
 # Of a path: bytes that a device receives, collectives, steps.
@@ -125,16 +139,35 @@ def _steps(
     """
     blocked = {part for part in (*spec, *new) if blocks_of(part) > 1}
     cuts = [*(f"S{dim}" for dim in range(len(shape))), *sorted(blocked)]
-    local = size // prod(n for part, n in zip(spec, mesh, strict=True) if part.startswith("S"))
+    local = _local_bytes(shape, spec, size, mesh)
     for axis, part in enumerate(spec):
         if dim_of(part) is not None and dim_of(part) in map(dim_of, spec[axis + 1 :]):
             continue  # a later axis cuts what this one left of the dimension
         for kind, target in _kinds(part, new[axis]):
             whole = kind in (Collective.ALL_GATHER, Collective.SCATTER)
             for one in [target] if target else cuts:
-                if target or _can_cut(shape, mesh, spec, axis, one):
-                    step = Step(kind, axis, part, one, local * mesh[axis] if whole else local)
+                if (target and target != CHUNKS) or _can_cut(shape, mesh, spec, axis, one):
+                    held, rows = local * mesh[axis] if whole else local, 0
+                    if CHUNKS in (part, one):
+                        rows = _rows(shape, spec, axis, mesh)
+                    if kind is Collective.REDUCE_SCATTER and rows:
+                        held = held * -(-rows // mesh[axis]) * mesh[axis] // rows
+                    step = Step(kind, axis, part, one, held, rows)
                     yield step, spec_after(spec, [step])
+
+
+def _local_bytes(
+    shape: tuple[int, ...], spec: Spec, size: int, mesh: tuple[int, ...]
+) -> int:  # fmt: skip
+    """Bytes of what each device has, at most."""
+    if CHUNKS in spec:
+        return size * prod(local_shape(shape, spec, mesh)) // max(prod(shape), 1)
+    return size // prod(n for part, n in zip(spec, mesh, strict=True) if part.startswith("S"))
+
+
+def _rows(shape: tuple[int, ...], spec: Spec, axis: int, mesh: tuple[int, ...]) -> int:
+    """Of the first dimension, those that devices of a line have together where they cut it."""
+    return local_shape(shape, (*spec[:axis], "R", *spec[axis + 1 :]), mesh)[0]
 
 
 def _can_cut(
@@ -148,6 +181,8 @@ def _can_cut(
     blocks = max(blocks_of(one) for one in (cut, part, *(spec[a] for a in others)))
     if dim is None or dim == dim_of(part) or any(a > axis for a in others):
         return False
+    if cut == CHUNKS:
+        return True
     if blocks > 1 and (others or part.startswith("S")):
         return False
     return shape[dim] % (blocks * mesh[axis] * prod(mesh[a] for a in others)) == 0
@@ -155,6 +190,13 @@ def _can_cut(
 
 def _kinds(part: str, new: str) -> Iterator[tuple[Collective, str]]:
     """What can be done with an axis, and what it is afterwards; "" for any cut."""
+    if part == OWN:
+        return
+    if part == CHUNKS:
+        yield Collective.ALL_GATHER, "R"
+        return
+    if new == CHUNKS:
+        yield Collective.REDUCE_SCATTER if part == "P" else Collective.SLICE, CHUNKS
     if part.startswith("S"):
         yield Collective.ALL_GATHER, "R"
         yield Collective.ALL_TO_ALL, ""

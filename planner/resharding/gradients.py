@@ -5,13 +5,14 @@ On one axis a rule is *split* if anything that the operator reads or makes is no
     of a tensor         the gradient is
     S<d>                S<d>
     P                   R
+    M                   M       of its own microbatch
     R, split rule       P       each device has the part of the gradient that its work gives
     R, unsplit rule     R       all devices do the same
 
 The third line is f of Megatron-LM, the second its g (Shoeybi et al. 2019, section 3).
 """
 
-from planner.artefacts.sharding import Rule, Spec
+from planner.artefacts.sharding import OWN, Rule, Spec
 
 
 def gradient_spec(rule: Rule, spec: Spec) -> Spec:
@@ -29,7 +30,11 @@ def gradient_spec(rule: Rule, spec: Spec) -> Spec:
     ('P',)
     """
     return tuple(
-        part if part.startswith("S") else "R" if part == "P" or not is_split(rule, axis) else "P"
+        part
+        if part == OWN or part.startswith("S")
+        else "R"
+        if part == "P" or not is_split(rule, axis)
+        else "P"
         for axis, part in enumerate(spec)
     )
 

@@ -29,6 +29,7 @@ from planner.artefacts.sharding import Sharding, Spec, reads, rule_by
 from planner.artefacts.strategy import Stage, indices_of, operator_indices
 from planner.resharding.conversion import LOCAL, Step, conversion
 from planner.resharding.gradients import gradient_spec
+from planner.resharding.over_replicas import over_replicas
 from planner.support.memo import remembered
 
 # These use no value of what they read in their backward.
@@ -95,6 +96,7 @@ def homes(stage: Stage, graph: Graph) -> dict[str, Home]:
     makes it so: it is added up over all microbatches before it is reduced. Consumers without a
     backward make none.
     """
+    stage = over_replicas(stage, graph)
     sharding = _sharding(stage)
     whole = ("R",) * len(sharding.mesh)
     made_by = producers(graph)
@@ -130,11 +132,12 @@ def reshardings(stage: Stage, graph: Graph) -> tuple[Resharding, ...]:
     """The reshardings of a stage, in topological order of first use, those that leave it last.
 
     Args:
-        stage: one with a sharding.
+        stage: one with a sharding, or whose parameters lie in parts over replicas.
 
     Raises:
         ValueError: if a spec does not divide what it cuts.
     """
+    stage = over_replicas(stage, graph)
     sharding = _sharding(stage)
     at_home = homes(stage, graph)
     readers: dict[tuple[str, Spec, Spec, bool], list[str]] = {}

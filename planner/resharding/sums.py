@@ -31,6 +31,7 @@ from planner.artefacts.strategy import (
 )
 from planner.artefacts.strategy import gradient_sums as unsplit_sums
 from planner.resharding.conversion import Step, conversion
+from planner.resharding.over_replicas import over_replicas, with_axes
 from planner.resharding.reshardings import homes
 from planner.support.memo import remembered
 
@@ -53,6 +54,7 @@ class Lies:
 @remembered
 def lies_in(stage: Stage, graph: Graph) -> Mapping[str, Lies]:
     """How the parameters of a stage lie, by name; those that are not trained, in one way."""
+    stage = over_replicas(stage, graph)
     sharding = stage.sharding
     if sharding is None:
         whole = Lies((), (), ())
@@ -82,6 +84,7 @@ def gradient_sums(strategy: Strategy, graph: Graph) -> tuple[GradientSum, ...]:
     Raises:
         ValueError: if a parameter of several stages does not lie in the same way in all of them.
     """
+    strategy = with_axes(strategy, graph)
     if all(stage.sharding is None for stage in strategy.stages):
         return unsplit_sums(strategy, graph)
     users, used_in = holders(graph), stages_of(strategy, graph)
@@ -178,7 +181,7 @@ def non_contributing(strategy: Strategy, graph: Graph, device: int) -> frozenset
     """The parameters whose gradient a device does not add to their sum, because another device of
     its mesh gives the same.
     """
-    found, known = set(), parameters_by_name(graph)
+    strategy, found, known = with_axes(strategy, graph), set(), parameters_by_name(graph)
     for name, used_in in stages_of(strategy, graph).items():
         stages = [strategy.stages[s] for s in used_in]
         own = next((stage for stage in stages if device in stage.devices), None)
@@ -212,7 +215,7 @@ def owns(
         spec: of the tensor on the mesh of that stage; None for that of the optimizer's state.
         replica: of the stage.
     """
-    stage = strategy.stages[stages_of(strategy, graph)[name][0]]
+    stage = over_replicas(strategy.stages[stages_of(strategy, graph)[name][0]], graph)
     group = stage.groups[replica]
     if device not in group:
         return False
@@ -238,7 +241,7 @@ class StateSteps:
 @remembered
 def state_steps(stage: Stage, graph: Graph) -> Mapping[str, StateSteps]:
     """The parameters of a stage whose state is cut further than they are, by name."""
-    found, known = {}, parameters_by_name(graph)
+    stage, found, known = over_replicas(stage, graph), {}, parameters_by_name(graph)
     for name, lies in lies_in(stage, graph).items():
         if lies.state == lies.parameter:
             continue
@@ -279,7 +282,7 @@ def scattered_buckets(stage: Stage, graph: Graph) -> tuple[tuple[Parameter, ...]
     """The buckets of the sums of a stage of which each device keeps a part, with parameters of the
     size of their accumulated gradients.
     """
-    users = holders(graph)
+    stage, users = over_replicas(stage, graph), holders(graph)
     groups: dict[_Group, list[Parameter]] = {}
     for name in state_steps(stage, graph):
         here = _local(parameters_by_name(graph)[name], stage, graph)

@@ -13,6 +13,7 @@ from planner.costs.local_stage import local_stage
 from planner.costs.stage_pass import stage_collectives_s, stage_pass
 from planner.resharding import Resharding
 from planner.resharding.conversion import LOCAL
+from planner.resharding.over_replicas import over_replicas
 from planner.schedules.actions import Compute, Direction
 from planner.simulator.timeline import Timeline
 from planner.support.arrays import Floats
@@ -47,7 +48,7 @@ def collectives(
     for event in timeline.events:
         if not isinstance(event.action, Compute):
             continue
-        stage = strategy.stages[event.action.stage]
+        stage = over_replicas(strategy.stages[event.action.stage], problem.profile.graph)
         if stage.sharding is None:
             continue
         group = next(group for group in stage.groups if event.device in group)

@@ -1,0 +1,121 @@
+"""A stage whose parameters, gradients and optimizer state lie in parts over its replicas, as one
+whose mesh has the replicas as one more axis, the last one.
+
+    level 0  whole on every replica
+    level 1  the optimizer's state in parts: gradients are added up whole over the microbatches of a
+             replica, and scattered once per iteration
+    level 2  the gradients, too: scattered in every backward
+    level 3  the parameters, too: gathered for every forward and backward
+
+(ZeRO-1, -2 and -3 of Rajbhandari et al., SC 2020; FSDP is level 3.) Each replica runs microbatches
+of its own: along the axis of the replicas tensors are OWN, parameters are read whole, and their
+gradients are summands. What is cut is a device's own part of a parameter after the other axes, in
+chunks of rows. A parameter that several stages hold keeps level 0, and so does a scalar.
+
+So one machine converts, prices and runs both: where this stage has the parts, `reshardings`,
+`lies_in` and what builds on them ask for `over_replicas(stage, graph)`.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from planner.artefacts.graph import Graph, Operator, Parameter, holders, parameters_by_name
+from planner.artefacts.sharding import CHUNKS, OWN, Rule, Sharding, Spec, reads, rule_by
+from planner.artefacts.strategy import Stage, Strategy, indices_of
+from planner.support.memo import remembered
+
+
+def level_of(stage: Stage, parameter: Parameter, graph: Graph) -> int:
+    """The level of a parameter of a stage."""
+    inside = set(stage.operators)
+    tied = any(graph.operators[v].name not in inside for v in holders(graph)[parameter.name])
+    if not parameter.shape or parameter.state or tied:
+        return 0
+    level = stage.zero_of.get(parameter.name, stage.zero)
+    return level if parameter.trainable or level == 3 else 0
+
+
+def is_over_replicas(stage: Stage) -> bool:
+    """Whether something of a stage lies in parts over replicas."""
+    return stage.over > 1 and (stage.zero > 0 or any(stage.zero_of.values()))
+
+
+def in_step(stage: Stage) -> bool:
+    """Whether replicas exchange something in their passes, so that they run these together."""
+    return stage.over > 1 and max((stage.zero, *stage.zero_of.values())) >= 2
+
+
+@remembered
+def over_replicas(stage: Stage, graph: Graph) -> Stage:
+    """The stage with its replicas as an axis of the mesh; itself where nothing lies over them.
+
+    Its groups are those that share: `Stage.over` replicas each, device by device of the mesh.
+    """
+    if not is_over_replicas(stage):
+        return stage
+    groups = tuple(
+        tuple(stage.groups[first + k][i] for i in range(len(stage.groups[first]))
+              for k in range(stage.over))
+        for first in range(0, stage.num_replicas, stage.over)
+    )  # fmt: skip
+    sharding = _sharding(stage, graph)
+    return replace(stage, groups=groups, sharding=sharding, over=1, zero=0, zero_of={})
+
+
+def with_axes(strategy: Strategy, graph: Graph) -> Strategy:
+    """The strategy with `over_replicas` of all its stages."""
+    stages = tuple(over_replicas(stage, graph) for stage in strategy.stages)
+    return strategy if stages == strategy.stages else replace(strategy, stages=stages)
+
+
+def _sharding(stage: Stage, graph: Graph) -> Sharding:
+    own = stage.sharding
+    operators = [graph.operators[v] for v in indices_of(stage, graph)]
+    made = {name for one in operators for name in one.outputs}
+    read = {name for one in operators for name in one.inputs} - made
+    held = {name for one in operators for name in one.parameters}
+    known = parameters_by_name(graph)
+    level = {name: level_of(stage, known[name], graph) for name in sorted(held)}
+    whole = ("R",) * len(stage.mesh)
+
+    def tensors(names: Iterable[str], specs: Mapping[str, Spec]) -> dict[str, Spec]:
+        return {name: (*specs.get(name, whole), OWN) for name in sorted(names)}
+
+    def cut(least: int, specs: Mapping[str, Spec]) -> dict[str, Spec]:
+        """How parameters lie that are cut from a level on, and those that lie so already."""
+        return {
+            name: (*specs.get(name, whole), CHUNKS if one >= least else "R")
+            for name, one in level.items()
+            if one >= least or name in specs
+        }
+
+    parameters = {} if own is None else own.parameters
+    gradients = {**parameters, **({} if own is None else own.gradients)}
+    states = {**gradients, **({} if own is None else own.states)}
+    trained = {name for name in held if known[name].trainable}
+    return Sharding(
+        mesh=(*stage.mesh, stage.over),
+        rules={one.name: _rule(stage, one, known) for one in operators},
+        parameters=cut(3, parameters),
+        inputs=tensors(read, {} if own is None else own.inputs),
+        outputs=tensors(made, {} if own is None else own.outputs),
+        gradients={n: spec for n, spec in cut(2, gradients).items() if n in trained},
+        states={n: spec for n, spec in cut(1, states).items() if n in trained},
+    )
+
+
+def _rule(stage: Stage, operator: Operator, parameters: Mapping[str, Parameter]) -> Rule:
+    """The rule of an operator with one axis more."""
+    rule = None if stage.sharding is None else rule_by(stage.sharding, operator)
+    inputs = ((),) * len(reads(operator)) if rule is None else rule.inputs
+    outputs = ((),) * len(operator.outputs) if rule is None else rule.outputs
+    mean = ((),) * len(operator.outputs) if rule is None else rule.mean
+    return Rule(
+        inputs=tuple(
+            (*spec, "R" if name in parameters else OWN)
+            for name, spec in zip(reads(operator), inputs, strict=True)
+        ),
+        outputs=tuple((*spec, OWN) for spec in outputs),
+        local=(*(() if rule is None else rule.local), ()),
+        mean=tuple((*flags, False) for flags in mean),
+    )
