@@ -90,6 +90,13 @@ class Stage:
         return () if self.sharding is None else self.sharding.mesh
 
 
+def shared_level(stage: Stage) -> int:
+    """The highest level of what lies over the replicas of a stage; 0 where nothing does. From 2 on
+    these exchange gradients in their backwards, at 3 parameters in their forwards, too.
+    """
+    return max((stage.zero, *stage.zero_of.values())) if stage.over > 1 else 0
+
+
 @dataclass(frozen=True, slots=True)
 class Strategy:
     """A solver's decisions.
@@ -343,6 +350,26 @@ def _stage_violations(strategy: Strategy) -> Iterator[str]:
             yield f"stage {s} has more replicas than there are microbatches"
         if obstacle := not_runnable(stage):
             yield f"stage {s} {obstacle}"
+        for obstacle in _sharing_violations(stage, strategy.num_microbatches):
+            yield f"stage {s}: {obstacle}"
+
+
+def _sharing_violations(stage: Stage, num_microbatches: int) -> Iterator[str]:
+    """Of what lies over replicas."""
+    replicas = stage.num_replicas
+    if stage.over < 1 or replicas % stage.over:
+        yield f"over: expected a divisor of its {replicas} replicas, got {stage.over}"
+    levels = {"zero": stage.zero, **{f"zero_of.{n}": one for n, one in stage.zero_of.items()}}
+    for name, level in levels.items():
+        if level not in range(4):
+            yield f"{name}: expected a level from 0 to 3, got {level}"
+        elif level and stage.over == 1:
+            yield f"{name}: expected 0 where nothing lies over replicas (over is 1), got {level}"
+    if shared_level(stage) >= 2 and num_microbatches % replicas:
+        yield (
+            f"its {replicas} replicas exchange gradients in every backward, and {num_microbatches}"
+            " microbatches cannot be dealt to them evenly"
+        )
 
 
 def _parted_states(strategy: Strategy, graph: Graph) -> Iterator[str]:
@@ -378,6 +405,8 @@ def asynchronous_violations(strategy: Strategy, graph: Graph) -> Iterator[str]:
     if shares_devices(strategy):
         yield "a device runs several stages, which the schedule pipedream cannot do"
     stages, users = stage_of(strategy, graph), holders(graph)
+    if any(shared_level(stage) for stage in strategy.stages):
+        yield "something lies in parts over replicas, which the schedule pipedream cannot run"
     for parameter in graph.parameters:
         tied = sorted({stages[v] for v in users[parameter.name]})
         if parameter.trainable and len(tied) > 1:

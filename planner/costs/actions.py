@@ -5,12 +5,19 @@ from dataclasses import dataclass, field, replace
 
 from planner.artefacts.graph import ITEM_BYTES
 from planner.artefacts.problem import Problem
-from planner.artefacts.strategy import GradientSum, Stage, Strategy, crossings, used_devices
+from planner.artefacts.strategy import (
+    GradientSum,
+    Stage,
+    Strategy,
+    crossings,
+    shared_level,
+    used_devices,
+)
 from planner.artefacts.topology import device_type
 from planner.costs.operators import hosts_with_contention, launch_s, slowdown, slowdowns, step_s
 from planner.costs.stage_pass import backward_left_s, gather_s, stage_pass
 from planner.costs.transfers import gradient_sum_s
-from planner.resharding.over_replicas import in_step, over_replicas
+from planner.resharding.over_replicas import over_replicas
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +93,7 @@ def action_costs(
     step, gather = dict.fromkeys(slow, 0.0), dict.fromkeys(slow, 0.0)
     for s, stage in enumerate(strategy.stages):
         shared = over_replicas(stage, problem.profile.graph)
-        alone = stage if not in_step(stage) else shared
+        alone = shared if shared_level(stage) >= 2 else stage
         both_s = {
             device: times
             for group in alone.groups

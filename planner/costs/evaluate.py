@@ -23,7 +23,7 @@ from planner.costs.stage_memory import StageMemory, device_memory, limit_bytes, 
 from planner.resharding.checks import all_violations
 from planner.resharding.sums import gradient_sums
 from planner.schedules.actions import ActionKind, Code, Program
-from planner.schedules.dry_run import dry_run, meshes_of
+from planner.schedules.dry_run import dry_run, meetings_of
 from planner.schedules.flows import flow, steady_minibatches
 from planner.schedules.program import program
 from planner.support.memo import remembered
@@ -77,7 +77,7 @@ def evaluate(problem: Problem, strategy: Strategy) -> Evaluation:
         lists = flow(strategy, graph, steady_minibatches(strategy))
     else:
         lists = program(strategy, graph, times)
-    blocked = dry_run(lists, meshes_of(strategy))
+    blocked = dry_run(lists, meetings_of(strategy))
     if blocked:
         raise ValueError(blocked)
     memory = _memory(problem, strategy, lists, needs)

@@ -22,7 +22,7 @@ from planner.profilers.devices import autocast_dtype
 from planner.profilers.facts import facts
 from planner.resharding.checks import all_violations
 from planner.schedules.actions import Program
-from planner.schedules.dry_run import dry_run, meshes_of
+from planner.schedules.dry_run import dry_run, meetings_of
 from planner.schedules.flows import flow, steady_minibatches
 from planner.schedules.program import program
 from planner.support.errors import FileError, LaunchError, OptionError
@@ -111,7 +111,7 @@ def prepare(
         )
     lists = program(plan.strategy, model.graph, plan.prediction.stages)
     turns = _all_in_turn(plan.strategy, model.graph, lists)
-    blocked = dry_run(turns, meshes_of(plan.strategy))
+    blocked = dry_run(turns, meetings_of(plan.strategy))
     if blocked is not None:
         raise LaunchError(f"{path}: the schedule would hang: {blocked}; run: planner solve")
     types = frozenset(device.type for device in plan.prediction.devices)

@@ -19,6 +19,8 @@ from planner.artefacts.graph import (
 from planner.artefacts.plan import Plan
 from planner.artefacts.sharding import (
     AT_REST,
+    CHUNKS,
+    OWN,
     Sharding,
     Spec,
     blocks_of,
@@ -27,7 +29,7 @@ from planner.artefacts.sharding import (
     rule_by,
     tiles,
 )
-from planner.artefacts.strategy import Stage, Strategy, indices_of, violations
+from planner.artefacts.strategy import Stage, Strategy, indices_of, shared_level, violations
 from planner.support.errors import FileError
 
 _Described = Mapping[str, Tensor | Parameter]
@@ -48,6 +50,7 @@ def sharding_violations(strategy: Strategy, graph: Graph) -> tuple[str, ...]:
     """
     wrong: list[str] = []
     for s, stage in enumerate(strategy.stages):
+        wrong += [f"stage {s}: {one}" for one in _of_sharing(stage, graph)]
         if stage.sharding is not None:
             found = [*_of_stage(stage, stage.sharding, graph)]
             wrong += [f"stage {s}: {one}" for one in found]
@@ -56,6 +59,18 @@ def sharding_violations(strategy: Strategy, graph: Graph) -> tuple[str, ...]:
         if strategy.schedule.is_asynchronous:
             wrong.append("a stage is split, which the schedule pipedream cannot run")
     return tuple(wrong)
+
+
+def _of_sharing(stage: Stage, graph: Graph) -> Iterator[str]:
+    """Of what lies in parts over replicas."""
+    held = {name for v in indices_of(stage, graph) for name in graph.operators[v].parameters}
+    for name in sorted(stage.zero_of.keys() - held):
+        yield f"zero_of.{name}: expected a parameter of the stage"
+    if stage.sharding is not None and shared_level(stage):
+        for kind in ("parameters", "gradients", "states"):
+            for name, spec in sorted(getattr(stage.sharding, kind).items()):
+                if CHUNKS in spec:
+                    yield f"{kind}.{name}: expected no chunks along the mesh beside `over`"
 
 
 def _of_crossings(names: Iterable[str], specs: Mapping[str, Spec]) -> Iterator[str]:
@@ -82,6 +97,8 @@ def _of_stage(stage: Stage, sharding: Sharding, graph: Graph) -> Iterator[str]:
             if name not in known.get(kind, held):
                 noun = "a tensor" if kind in known else "a parameter"
                 yield f"{kind}.{name}: expected {noun} of the stage"
+            elif OWN in spec or (CHUNKS in spec and kind in known):
+                yield f"{kind}.{name}: expected S, R or P for each axis, got {','.join(spec)}"
             elif problem := _indivisible(described[name].shape, spec, sharding.mesh):
                 yield f"{kind}.{name}: {problem}"
     leaving = {n for n in made if any(graph.operators[v].name not in operators
@@ -112,7 +129,13 @@ def _of_rules(
             )
             continue
         for name, spec in zip(names, (*rule.inputs, *rule.outputs), strict=True):
-            if problem := _indivisible(described[name].shape, spec, sharding.mesh):
+            if {CHUNKS, OWN}.intersection(spec):
+                sound = False
+                yield (
+                    f"rules.{operator.name}: {name}: expected S, R or P for each axis, got"
+                    f" {','.join(spec)}"
+                )
+            elif problem := _indivisible(described[name].shape, spec, sharding.mesh):
                 sound = False
                 yield f"rules.{operator.name}: {name}: {problem}"
     if sound:

@@ -21,7 +21,7 @@ from dataclasses import replace
 
 from planner.artefacts.graph import Graph, Operator, Parameter, holders, parameters_by_name
 from planner.artefacts.sharding import CHUNKS, OWN, Rule, Sharding, Spec, reads, rule_by
-from planner.artefacts.strategy import Stage, Strategy, indices_of
+from planner.artefacts.strategy import Stage, Strategy, indices_of, shared_level
 from planner.support.memo import remembered
 
 
@@ -35,23 +35,13 @@ def level_of(stage: Stage, parameter: Parameter, graph: Graph) -> int:
     return level if parameter.trainable or level == 3 else 0
 
 
-def is_over_replicas(stage: Stage) -> bool:
-    """Whether something of a stage lies in parts over replicas."""
-    return stage.over > 1 and (stage.zero > 0 or any(stage.zero_of.values()))
-
-
-def in_step(stage: Stage) -> bool:
-    """Whether replicas exchange something in their passes, so that they run these together."""
-    return stage.over > 1 and max((stage.zero, *stage.zero_of.values())) >= 2
-
-
 @remembered
 def over_replicas(stage: Stage, graph: Graph) -> Stage:
     """The stage with its replicas as an axis of the mesh; itself where nothing lies over them.
 
     Its groups are those that share: `Stage.over` replicas each, device by device of the mesh.
     """
-    if not is_over_replicas(stage):
+    if not shared_level(stage):
         return stage
     groups = tuple(
         tuple(stage.groups[first + k][i] for i in range(len(stage.groups[first]))

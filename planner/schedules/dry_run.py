@@ -1,16 +1,17 @@
 """Whether action lists run to their end: a run in which nothing takes time.
 
 The devices of a mesh compute together: none ends a computation before all of them have begun it.
+So do replicas that exchange gradients or parameters in their passes, each with its own microbatch.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from planner.artefacts.strategy import Strategy
+from planner.artefacts.strategy import Strategy, shared_level
 from planner.schedules.actions import (
     ActionKind,
     Code,
@@ -26,15 +27,29 @@ from planner.schedules.tasks import ContentionGroups, Dependencies, Paths, RunRe
 from planner.support.arrays import Ints
 
 
-def dry_run(lists: Program, meshes: Mapping[int, int] = {}) -> str | None:
+class Meeting(NamedTuple):
+    """Devices of a stage that compute together, forwards or backwards.
+
+    Attributes:
+        size: how many they are.
+        num_replicas: R, of the stage.
+        over: how many replicas behind each other they are of.
+    """
+
+    size: int
+    num_replicas: int = 1
+    over: int = 1
+
+
+def dry_run(lists: Program, meetings: Mapping[tuple[int, bool], Meeting] = {}) -> str | None:
     """Runs the lists without times: None if every action is reached, every transfer has both its
-    ends, in the same order, and every all-reduce and every computation of a mesh all its members;
-    else the reason for the block.
+    ends, in the same order, and every all-reduce and every meeting all its members; else the reason
+    for the block.
 
     Args:
-        meshes: by stage, how many devices compute together; stages of one device are left out.
+        meetings: by stage, and whether of backwards; none where each device computes by itself.
     """
-    code, members = _with_meetings(lists.code, lists.members, meshes)
+    code, members = _with_meetings(lists.code, lists.members, meetings)
     known, nothing = dependencies(code), np.zeros(len(code))
     job = tasks(code, known, members, nothing, nothing)
     apart = ContentionGroups(np.full(len(code.devices), -1), np.zeros((0, 1)))
@@ -44,29 +59,40 @@ def dry_run(lists: Program, meshes: Mapping[int, int] = {}) -> str | None:
     return "; ".join(_what_blocks(code, known, result, len(lists.sums)))
 
 
-def meshes_of(strategy: Strategy) -> Mapping[int, int]:
-    """By stage, how many devices compute together, where these are several."""
-    return {
-        s: len(stage.groups[0])
-        for s, stage in enumerate(strategy.stages)
-        if stage.sharding is not None
-    }
+def meetings_of(strategy: Strategy) -> Mapping[tuple[int, bool], Meeting]:
+    """Where devices compute together."""
+    found = {}
+    for s, stage in enumerate(strategy.stages):
+        for backward, least in ((False, 3), (True, 2)):
+            over = stage.over if shared_level(stage) >= least else 1
+            size = over * len(stage.groups[0])
+            if size > 1:
+                found[s, backward] = Meeting(size, stage.num_replicas, over)
+    return found
 
 
 def _with_meetings(
-    code: Code, members: Ints, meshes: Mapping[int, int]
+    code: Code, members: Ints, meetings: Mapping[tuple[int, bool], Meeting]
 ) -> tuple[Code, Ints]:  # fmt: skip
-    """The lists with a meeting behind each computation of a mesh, numbered as all-reduces behind
+    """The lists with a meeting behind each computation that has one, numbered as all-reduces behind
     those that there are, and how many devices come to each all-reduce and meeting. A meeting keeps
     the stage, microbatch and direction of its computation.
     """
-    if not meshes:
+    if not meetings:
         return code, members
-    at = np.flatnonzero((code.kind == ActionKind.COMPUTE) & np.isin(code.stage, [*meshes]))
-    turns = int(code.microbatch.max(initial=0)) + 1
-    names = (code.stage[at] * turns + code.microbatch[at]) * 2 + code.backward[at]
-    known, number = np.unique(names, return_inverse=True)
-    sizes = np.array([meshes[name // 2 // turns] for name in known.tolist()], dtype=np.int64)
+    table = np.zeros((int(code.stage.max(initial=0)) + 1, 2, 3), dtype=np.int64)
+    for (s, backward), one in meetings.items():
+        if s < len(table):
+            table[s, int(backward)] = one
+    own = table[code.stage, code.backward.astype(np.int8)]
+    at = np.flatnonzero((code.kind == ActionKind.COMPUTE) & (own[:, 0] > 0))
+    size, replicas, over = own[at].T
+    # Microbatch m is of replica m mod R; those of a group have one number.
+    m, turns = code.microbatch[at], int(code.microbatch.max(initial=0)) + 1
+    turn = m // replicas * (replicas // over) + m % replicas // over
+    names = (code.stage[at] * turns + turn) * 2 + code.backward[at]
+    _, first, number = np.unique(names, return_index=True, return_inverse=True)
+    sizes = size[first]
 
     def woven(column: Any, new: Any) -> Any:
         return np.insert(column, at + 1, new)
@@ -118,7 +144,7 @@ def _what_blocks(
         if code.kind[i] == ActionKind.ALL_REDUCE and code.piece[i] >= num_sums:
             direction = Direction.BACKWARD if code.backward[i] else Direction.FORWARD
             compute = Compute(direction, int(code.stage[i]), int(code.microbatch[i]))
-            return f"{text(compute)} for other devices of its mesh"
+            return f"{text(compute)} for other devices of its stage"
         return text(decode(code, [i])[0])
 
     for sends, receives in zip(unmet[ActionKind.SEND], unmet[ActionKind.RECEIVE], strict=True):
