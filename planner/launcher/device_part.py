@@ -19,7 +19,7 @@ from planner.launcher.gradients import GradientBuckets
 from planner.launcher.groups import Groups
 from planner.launcher.job import TrainingJob
 from planner.launcher.mesh.convert import converted, local_part
-from planner.launcher.mesh.lines import Mesh, lines_of, mesh_sizes, replica_and_index
+from planner.launcher.mesh.lines import Mesh, lines_of, replica_and_index
 from planner.launcher.mesh.losses import reports_loss, split_criterion
 from planner.launcher.mesh.module import split_module
 from planner.launcher.mesh.shards import OptimizerShards
@@ -29,6 +29,8 @@ from planner.operators import parameters
 from planner.operators.losses import Criterion, LossValue
 from planner.operators.running import autocast
 from planner.resharding.conversion import conversion
+from planner.resharding.over_replicas import over_replicas
+from planner.resharding.sums import lies_in
 from planner.support.errors import LaunchError
 
 
@@ -41,17 +43,22 @@ class StagePlace:
         replica: of the device.
         mesh: with the device's position in it; that of a stage that is not split has no axes, so
             that the local part of everything is the whole.
+        shared: the stage with its replicas as an axis, where parameters lie in parts over them
+            (`resharding/over_replicas.py`); else the stage itself.
+        shared_mesh: that of `shared`.
     """
 
     stage: Stage
     replica: int
     mesh: Mesh
+    shared: Stage
+    shared_mesh: Mesh
 
     def spec(self, kind: str, name: str) -> Spec:
         """How something lies on the mesh; what is left out is whole.
 
         Args:
-            kind: "parameters", "inputs" or "outputs", the field of `Sharding`.
+            kind: "inputs" or "outputs", the field of `Sharding`.
         """
         sharding = self.stage.sharding
         specs: Mapping[str, Spec] = {} if sharding is None else getattr(sharding, kind)
@@ -88,11 +95,18 @@ class StagePlace:
         return Batch(self.inputs(batch.inputs), targets)
 
 
-def stage_place(stage: Stage, groups: Groups) -> StagePlace:
+def stage_place(stage: Stage, graph: Graph, groups: Groups) -> StagePlace:
     """The place of this device in a stage that it runs."""
+    shared = over_replicas(stage, graph)
+    (replica, mesh), (_, shared_mesh) = (_mesh(one, groups) for one in (stage, shared))
+    return StagePlace(stage, replica, mesh, shared, shared_mesh)
+
+
+def _mesh(stage: Stage, groups: Groups) -> tuple[int, Mesh]:
+    """The replica of this device, and its place in the replica's mesh."""
     replica, index = replica_and_index(stage, groups.device)
     lines = [groups.line(line) for line in lines_of(stage, groups.device)]
-    return StagePlace(stage, replica, Mesh(mesh_sizes(stage), index, lines))
+    return replica, Mesh(stage.mesh, index, lines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +163,7 @@ def make_part(
     """
     graph, described = job.model.graph, parameters_by_name(job.model.graph)
     places = {
-        s: stage_place(stage, groups)
+        s: stage_place(stage, graph, groups)
         for s, stage in enumerate(job.plan.strategy.stages)
         if groups.device in stage.devices
     }
@@ -165,7 +179,7 @@ def make_part(
     values = local_parameters(job.model, held, place, job.device)
     denominators = _denominators(job, places.values())
     stages = {s: _stage_module(job, one, values, scale) for s, one in places.items()}
-    shards = OptimizerShards(place.stage, place.mesh, values, graph)
+    shards = OptimizerShards(place.shared, place.shared_mesh, values, graph)
     shards.connect(stages[min(places)].module)
     trained = {name: values[name] for name in held if described[name].trainable}
     counted = (inputs_of(one.summed, graph) for one in denominators)
@@ -189,9 +203,13 @@ def local_parameters(
     One after the other is read whole, so that no more than one of them is in memory at once.
     """
     known, values = parameters_by_name(model.graph), dict[str, Tensor]()
+    lies = lies_in(place.shared, model.graph)
     for name in names:
         whole = parameters(model, [name], device)[name].detach()
-        part = place.part(whole, place.spec("parameters", name)).contiguous()
+        spec = lies[name].parameter if name in lies else ("R",) * len(place.shared_mesh.sizes)
+        part = local_part(whole, spec, place.shared_mesh)
+        part = part if part.shape == whole.shape else part.clone()
+        part = part.contiguous()
         trainable = name in known and known[name].trainable
         values[name] = nn.Parameter(part) if trainable else part
     return values
@@ -205,7 +223,12 @@ def _stage_module(
     losses = [loss for loss in job.losses if loss.output.name in outputs]
     return StageModule(
         split_module(
-            job.model, place.stage, place.mesh, values, job.device, _denominators(job, [place])
+            job.model,
+            place.shared,
+            place.shared_mesh,
+            values,
+            job.device,
+            _denominators(job, [place]),
         ),
         graph,
         place.stage.recompute,

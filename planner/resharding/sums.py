@@ -212,16 +212,22 @@ def owns(
 
     Args:
         name: of the parameter that the tensor belongs to.
-        spec: of the tensor on the mesh of that stage; None for that of the optimizer's state.
+        spec: of the tensor on the mesh of that stage, its sharing replicas an axis; None for that
+            of the optimizer's state.
         replica: of the stage.
     """
-    stage = over_replicas(strategy.stages[stages_of(strategy, graph)[name][0]], graph)
-    group = stage.groups[replica]
+    own = strategy.stages[stages_of(strategy, graph)[name][0]]
+    stage = over_replicas(own, graph)
+    group = stage.groups[replica // own.over]
     if device not in group:
         return False
     where = coordinates(group.index(device), stage.mesh)
     lies = lies_in(stage, graph)[name].state if spec is None else spec
-    return all(part != "R" or c == 0 for part, c in zip(lies, where, strict=True))
+    first = [0] * len(own.mesh) + [replica % own.over] * (len(where) - len(own.mesh))
+    return all(
+        part != "R" or coordinate == at
+        for part, coordinate, at in zip(lies, where, first, strict=True)
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,9 +119,9 @@ class Evaluator:
         """The figures, on all ranks."""
         share_states(self._part, self._groups)
         self._meter = Meter(self._metrics)
-        total = -(-self._num_samples // self._layout.size)
-        self._of_data = self._denominators(total)
-        self._coming = self._data.microbatches(self._num_samples)
+        self._of_data = self._denominators(-(-self._num_samples // self._layout.size))
+        self._coming = self._data.microbatches(self._num_samples, filled=True)
+        total = self._layout.passes(self._num_samples)
         for first in range(0, total, self._layout.count):
             self._first, count = first, min(self._layout.count, total - first)
             self._executor.run(of_microbatches(self._forwards, count), self)
@@ -137,7 +137,7 @@ class Evaluator:
         if not any(one.of for one in self._job.denominators):
             return {}
         counts = dict.fromkeys(self._totals.names, 0.0)
-        for batch in self._data.microbatches(self._num_samples):
+        for batch in self._data.microbatches(self._num_samples, filled=False):
             for name, count in self._totals.own([batch]).items():
                 counts[name] += count
         sums = StepSums(0, counts).added_up(self._groups.add_up)
@@ -171,6 +171,8 @@ class Evaluator:
             ) from error
         size = self._layout.size
         rows = min(size, self._num_samples - (self._first + action.microbatch) * size)
+        if rows <= 0:  # run for other replicas only
+            return outputs
         whole = _cut(self._whole(action.stage, outputs), rows, size)
         self._status.enter(Phase.EVALUATION)
         self._meter.add(whole, _cut(batch.targets, rows, size))

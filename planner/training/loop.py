@@ -272,7 +272,8 @@ def _microbatches(trainer: Trainer, batch: object, where: str) -> tuple[StepBatc
     if not reader.reads:
         return StepBatches(None, {m: Batch({}, {}) for m in trainer.microbatches}), 0
     samples = reader.num_samples(batch, layout.size, layout.count, where)
-    number, left = divmod(samples, layout.size)
+    number = layout.microbatches(samples)
+    left = samples - number * layout.size
     if samples < trainer.least:
         raise LaunchError(
             f"{where}: expected a batch of {layout.samples} samples, or of at least"

@@ -124,7 +124,7 @@ class Trainer:
         self._actions = job.program.lists[plan.ranks[rank]]
         computed = (one for one in self._actions if isinstance(one, Compute))
         self.microbatches = sorted({one.microbatch for one in computed})
-        sums, lines = buckets(job.program.sums), all_lines(plan.strategy)
+        sums, lines = buckets(job.program.sums), all_lines(plan.strategy, job.model.graph)
         self.groups = Groups(plan.ranks, rank, replace(job.program, sums=sums), job.device, lines)
         scale = loss_scale(shorter_dtype(job))
         self.part = make_part(job, self.groups, lambda: scale.value)

@@ -54,7 +54,7 @@ def modules(model, mesh):
     """The plain module, and that of Megatron's split; each with inputs."""
     held = [one.name for one in model.graph.parameters]
     stage = stage_of(model, megatron(model, 2))
-    values = local_parameters(model, held, StagePlace(stage, 0, mesh), "cpu")
+    values = local_parameters(model, held, StagePlace(stage, 0, mesh, stage, mesh), "cpu")
     split = split_module(model, stage, mesh, values, "cpu")
     plain = to_torch(model, values=parameters(model, held))
     inputs = synthetic.inputs(model, seed=0, microbatch=0)

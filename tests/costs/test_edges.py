@@ -10,7 +10,7 @@ from planner.costs.evaluate import evaluate
 from planner.planning.judge import judge
 from planner.resharding import Piece
 from planner.resharding.checks import all_violations
-from planner.schedules.dry_run import dry_run, meshes_of
+from planner.schedules.dry_run import dry_run, meetings_of
 from planner.simulator.account import account
 from planner.simulator.collectives import collectives
 from planner.simulator.steady import iterate
@@ -121,7 +121,7 @@ def test_the_judge_takes_it_and_lists_run_to_their_end():
     verdict, _ = judge(problem, "some", Result(Status.FEASIBLE, plain))
     assert specs(verdict.strategy) == (("S0",), ("S0",))
     evaluation = evaluate(problem, verdict.strategy)
-    assert dry_run(evaluation.program, meshes_of(verdict.strategy)) is None
+    assert dry_run(evaluation.program, meetings_of(verdict.strategy)) is None
     others, whole = fast_pairs(3)
     kept, _ = judge(others, "some", Result(Status.FEASIBLE, whole))
     assert kept.strategy == whole

@@ -139,6 +139,12 @@ def write(path, model, kind, schedule=ScheduleName.ONE_F_ONE_B, *, recompute=Fal
             whole(tuple(names[3:]), ((2,),), 1),
         ],
         "replicas": lambda: [whole(tuple(names), ((0,), (1,)), 1)],
+        **{
+            f"shared {level}": lambda level=level: [
+                whole(tuple(names), ((0,), (1,)), 1, over=2, zero=level)
+            ]
+            for level in (1, 2, 3)
+        },
     }.get(kind, lambda: [whole(tuple(names), ((0, 1),), 1, sharding=_lies(model, kind))])()
     strategy = Strategy(tuple(stages), schedule, count)
     write_plan(plan_of(model, strategy, optimizer="momentum"), path)

@@ -227,7 +227,7 @@ def local_run(model, stage, batches, mesh, recompute=False):
     torch.set_num_threads(1)
     sharding = stage.sharding
     held = [one.name for one in model.graph.parameters]
-    place = StagePlace(stage, 0, mesh)
+    place = StagePlace(stage, 0, mesh, stage, mesh)
     values = local_parameters(model, held, place, "cpu")
     module = split_module(model, stage, mesh, values, "cpu")
     some = losses(model.graph)

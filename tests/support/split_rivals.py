@@ -89,7 +89,8 @@ def on_two_ranks():
         group = ProcessGroupAxis(dist.new_group([0, 1]), [0, 1], rank, nullcontext)
         mesh = Mesh((2,), rank, [group])
         _, split, inputs = modules(model, mesh)
-    place = StagePlace(stage_of(model, megatron(model, 2)), 0, mesh)
+    stage = stage_of(model, megatron(model, 2))
+    place = StagePlace(stage, 0, mesh, stage, mesh)
     values = local_parameters(model, [one.name for one in model.graph.parameters], place, "cpu")
     block = Block(values)
 

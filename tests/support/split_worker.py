@@ -28,7 +28,7 @@ from planner.launcher.options import Loop
 from planner.launcher.rendezvous import begin_generation
 from planner.launcher.updates import make_optimizer
 from planner.operators import parameters, synthetic, to_torch
-from planner.schedules.dry_run import dry_run, meshes_of
+from planner.schedules.dry_run import dry_run, meetings_of
 from planner.schedules.program import program
 from planner.solvers.sharded.edges import with_local_all_gathers
 from planner.solvers.sharded.options import Megatron
@@ -236,7 +236,7 @@ def run_case(case, folder, rank):
         return {}
     assert violations(chosen, model.graph, max(plan.ranks) + 1) == ()
     lists = program(chosen, model.graph, plan.prediction.stages)
-    assert dry_run(lists, meshes_of(chosen)) is None
+    assert dry_run(lists, meetings_of(chosen)) is None
     job = TrainingJob(plan, model, lists, losses(model.graph), "cpu")
     loop = Loop(steps=STEPS, learning_rate=RATE, clip=case.clip)
     trainer = Trainer(job, loop, rank)

@@ -31,7 +31,8 @@ OWN = {"loss": f"{HERE}:counted"}
 PLANS = {  # kind and microbatch of each plan of two devices
     "pipeline": ("pipeline", 3), "larger": ("pipeline", 6), "again": ("pipeline", 3),
     "replicas": ("replicas", 3), "classes": ("classes", 3), "samples": ("samples", 6),
-    "zero": ("zero", 12),
+    "zero": ("zero", 12), "shared 1": ("shared 1", 3), "shared 2": ("shared 2", 3),
+    "shared 3": ("shared 3", 3),
 }  # fmt: skip
 RUNS = {
     **{name: (name, LAUNCH) for name in PLANS},

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from planner.artefacts.sharding import Spec, blocks_of, dim_of
+from planner.artefacts.sharding import CHUNKS, Spec, blocks_of, dim_of
 from planner.launcher.mesh.lines import ConversionGroup, Mesh
 from planner.resharding.conversion import Collective, Step
 
@@ -25,6 +25,9 @@ def converted(tensor: Tensor, steps: Sequence[Step], mesh: Mesh) -> Tensor:
 
 
 def _all_gather(tensor: Tensor, step: Step, line: ConversionGroup) -> Tensor:
+    if step.source == CHUNKS:
+        every = line.all_gather(padded(tensor.contiguous(), chunk_rows(step.rows, line.size)))
+        return every.flatten(0, 1)[: step.rows]
     return joined(line.all_gather(tensor.contiguous()), step.source)
 
 
@@ -37,6 +40,11 @@ def _all_reduce(tensor: Tensor, _: Step, line: ConversionGroup) -> Tensor:
 
 
 def _reduce_scatter(tensor: Tensor, step: Step, line: ConversionGroup) -> Tensor:
+    if step.target == CHUNKS:
+        rows = chunk_rows(step.rows, line.size)
+        every = padded(tensor.contiguous(), rows * line.size)
+        every = every.view(line.size, rows, *tensor.shape[1:])
+        return line.reduce_scatter(every)[: part_of(tensor, line.size, CHUNKS, line.rank).shape[0]]
     return line.reduce_scatter(parts(tensor, line.size, step.target))
 
 
@@ -107,6 +115,17 @@ def joined(some: Tensor, cut: str) -> Tensor:
     return apart.movedim(0, dim + 1).flatten(dim, dim + 2)
 
 
+def chunk_rows(rows: int, n: int) -> int:
+    """Rows of the largest of n chunks."""
+    return -(-rows // n)
+
+
+def padded(tensor: Tensor, rows: int) -> Tensor:
+    """The tensor with zeros behind its rows, up to so many; itself where it has them."""
+    short = rows - tensor.shape[0]
+    return torch.cat([tensor, tensor.new_zeros((short, *tensor.shape[1:]))]) if short else tensor
+
+
 def _dim_of(cut: str) -> int:
     dim = dim_of(cut)
     assert dim is not None, "a part of a spec that cuts"
@@ -119,8 +138,15 @@ def _apart(tensor: Tensor, dim: int, sizes: tuple[int, ...]) -> Tensor:
 
 
 def part_of(tensor: Tensor, n: int, cut: str, k: int) -> Tensor:
-    """The k-th of the equal parts of a tensor; where there are no blocks, a view."""
+    """The k-th of the parts of a tensor, equal but for chunks; where there are no blocks, a view.
+
+    >>> [part_of(torch.arange(5), 4, "C", k).tolist() for k in range(4)]
+    [[0, 1], [2, 3], [4], []]
+    """
     dim, blocks = _dim_of(cut), blocks_of(cut)
+    if cut == CHUNKS:
+        rows, width = tensor.shape[0], chunk_rows(tensor.shape[0], n)
+        return tensor[min(k * width, rows) : min((k + 1) * width, rows)]
     width = tensor.shape[dim] // (n * blocks)
     if blocks == 1:
         return tensor.narrow(dim, k * width, width)

@@ -16,8 +16,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from planner.artefacts.graph import Graph
 from planner.artefacts.strategy import Stage, Strategy
 from planner.operators.parts.line import MeshAxisGroup
+from planner.resharding.over_replicas import with_axes
 from planner.resharding.sums import coordinates
 
 # Since 2.13 under other names.
@@ -235,24 +237,19 @@ def line_of(sizes: tuple[int, ...], index: int, axis: int) -> tuple[int, ...]:
 def lines_of(stage: Stage, device: int) -> list[tuple[int, ...]]:
     """The devices of the lines that a device of a stage is in, by axis."""
     replica, index = replica_and_index(stage, device)
-    sizes, group = mesh_sizes(stage), stage.groups[replica]
+    sizes, group = stage.mesh, stage.groups[replica]
     return [tuple(group[i] for i in line_of(sizes, index, a)) for a in range(len(sizes))]
 
 
-def mesh_sizes(stage: Stage) -> tuple[int, ...]:
-    """The sizes of the axes of a stage's mesh; none where it is not split."""
-    return () if stage.sharding is None else stage.sharding.mesh
-
-
-def all_lines(strategy: Strategy) -> tuple[tuple[int, ...], ...]:
-    """The devices of all lines of all stages, each line of several devices once, in one order for
-    all ranks.
+def all_lines(strategy: Strategy, graph: Graph) -> tuple[tuple[int, ...], ...]:
+    """The devices of all lines of all stages, replicas that share among them, each line of several
+    devices once, in one order for all ranks.
     """
     every = (
         lines_of(stage, device)[axis]
-        for stage in strategy.stages
+        for stage in with_axes(strategy, graph).stages
         for group in stage.groups
-        for axis in range(len(mesh_sizes(stage)))
+        for axis in range(len(stage.mesh))
         for device in group
     )
     return tuple(dict.fromkeys(line for line in every if len(line) > 1))

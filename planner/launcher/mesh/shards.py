@@ -14,10 +14,17 @@ import torch
 from torch import Tensor, nn
 
 from planner.artefacts.graph import Graph
-from planner.artefacts.sharding import Spec
+from planner.artefacts.sharding import CHUNKS, Spec
 from planner.artefacts.strategy import Stage
-from planner.launcher.mesh.convert import joined, local_part, part_of, views_of_parts
-from planner.launcher.mesh.lines import Mesh
+from planner.launcher.mesh.convert import (
+    chunk_rows,
+    joined,
+    local_part,
+    padded,
+    part_of,
+    views_of_parts,
+)
+from planner.launcher.mesh.lines import ConversionGroup, Mesh
 from planner.launcher.mesh.module import conversions_of
 from planner.resharding.conversion import Collective, Step
 from planner.resharding.sums import gathered_together, lies_in, state_steps, steps_key
@@ -96,13 +103,34 @@ class OptimizerShards:
         line = self._mesh.lines[step.axis]
         if step.kind is Collective.SLICE:
             return [part_of(one, line.size, step.target, line.rank) for one in some]
-        every = [views_of_parts(one, line.size, step.target) for one in some]
         shapes = [part_of(one, line.size, step.target, line.rank).shape for one in some]
+        if step.target == CHUNKS:
+            return self._chunks(some, shapes, line)
+        every = [views_of_parts(one, line.size, step.target) for one in some]
         widths = [shape.numel() for shape in shapes]
         flat = some[0].new_empty((line.size, sum(widths)))
         for views, column in zip(every, torch.split(flat, widths, 1), strict=True):
             column.view(views.shape).copy_(views)
         return [*_apart(line.reduce_scatter(flat), shapes)]
+
+    def _chunks(
+        self, some: Sequence[Tensor], shapes: Sequence[torch.Size], line: ConversionGroup
+    ) -> list[Tensor]:
+        """The sums of this device's chunks of some gradients.
+
+        Args:
+            shapes: of its chunks.
+        """
+        widths = [chunk_rows(len(one), line.size) * one[0].numel() for one in some]
+        flat = some[0].new_zeros((line.size, sum(widths)))
+        for one, column in zip(some, torch.split(flat, widths, 1), strict=True):
+            for row, part in zip(
+                column, one.tensor_split(_bounds(len(one), line.size)), strict=True
+            ):
+                row[: part.numel()] = part.flatten()
+        columns = torch.split(line.reduce_scatter(flat), widths)
+        both = zip(columns, shapes, strict=True)
+        return [column[: shape.numel()].view(shape) for column, shape in both]
 
     def cut(self) -> None:
         """Before a step: takes the parts of gradients that all devices of the mesh have whole."""
@@ -129,18 +157,30 @@ class OptimizerShards:
 
     def _gather(self, names: Sequence[str]) -> None:
         """Gathers some parameters at once; nothing of their buffers is kept for the next ones."""
-        *before, last = self._steps[names[0]].gather
         some: list[Tensor] = [self.shards[name].detach() for name in names]
-        for step in before:
-            some = [joined(one, step.source) for one in self._gathered(some, step)]
-        n = self._mesh.lines[last.axis].size
-        for name, all_parts in zip(names, self._gathered(some, last), strict=True):
-            views = views_of_parts(self._values[name], n, last.source)
-            views.copy_(all_parts.view(views.shape))
+        *before, last = zip(*(self._steps[name].gather for name in names), strict=True)
+        for steps in before:
+            every = zip(self._gathered(some, steps), steps, strict=True)
+            some = [_whole(parts, step) for parts, step in every]
+        for name, parts, step in zip(names, self._gathered(some, last), last, strict=True):
+            whole = self._values[name]
+            if step.source == CHUNKS:
+                whole.copy_(_whole(parts, step))
+            else:
+                views = views_of_parts(whole, len(parts), step.source)
+                views.copy_(parts.view(views.shape))
 
-    def _gathered(self, some: Sequence[Tensor], step: Step) -> list[Tensor]:
-        """(n, *shape) each, the parts of all devices of a line, in one buffer."""
-        line = self._mesh.lines[step.axis]
+    def _gathered(self, some: Sequence[Tensor], steps: Sequence[Step]) -> list[Tensor]:
+        """(n, *shape) each, the parts of all devices of a line, in one buffer; chunks are as long
+        as the largest.
+
+        Args:
+            steps: of each, alike but for numbers of rows.
+        """
+        line = self._mesh.lines[steps[0].axis]
+        if steps[0].source == CHUNKS:
+            both = zip(some, steps, strict=True)
+            some = [padded(one, chunk_rows(step.rows, line.size)) for one, step in both]
         flat = line.all_gather(torch.cat([one.reshape(-1) for one in some]))
         columns = torch.split(flat, [one.numel() for one in some], 1)
         return [
@@ -152,6 +192,22 @@ class OptimizerShards:
         """Makes the shards out of the parameters, which have changed."""
         for name, shard in self.shards.items():
             shard.copy_(local_part(self._values[name], self._further[name], self._mesh))
+
+
+def _whole(parts: Tensor, step: Step) -> Tensor:
+    """The tensor that the devices of a line have these parts of."""
+    if step.source == CHUNKS:
+        return parts.flatten(0, 1)[: step.rows]
+    return joined(parts, step.source)
+
+
+def _bounds(rows: int, n: int) -> list[int]:
+    """Where the chunks behind the first of n begin.
+
+    >>> _bounds(5, 4)
+    [2, 4, 5]
+    """
+    return [min(k * chunk_rows(rows, n), rows) for k in range(1, n)]
 
 
 def _accumulate(shard: Tensor, gradient: Tensor) -> None:

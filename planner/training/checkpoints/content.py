@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from planner.artefacts.graph import parameters_by_name
-from planner.artefacts.sharding import local_shape, tiles
+from planner.artefacts.sharding import local_shape_at, tiles
 from planner.launcher.device_part import DevicePart
 from planner.launcher.groups import Groups
 from planner.launcher.job import TrainingJob
@@ -208,7 +208,9 @@ class Content:
 
     def _parameters(self) -> dict[str, Held]:
         return {
-            PARAMETERS + name: self._held(name, value) for name, value in self._part.trained.items()
+            PARAMETERS + name: self._held(name, value)
+            for name, value in self._part.trained.items()
+            if value.numel()  # chunks may be empty
         }
 
     def _optimizer_states(self) -> dict[str, Held]:
@@ -216,6 +218,8 @@ class Content:
         for name, stepped in self._part.optimizer_parameters.items():
             kept = {} if optimizer is None else optimizer.state.get(stepped, {})
             for word, value in kept.items():
+                if isinstance(value, Tensor) and not value.numel():
+                    continue  # of an empty chunk
                 if isinstance(value, Tensor):
                     states[f"{OPTIMIZER}{name}/{word}"] = self._held(name, value, of_state=True)
                 elif value is not None:
@@ -253,13 +257,13 @@ class Content:
         devices.
         """
         place = next(iter(self._part.places.values()))  # in all, parameters lie alike
-        shape, mesh = self._known[name].shape, place.mesh
-        spec = place.spec("parameters", name)
-        lies = lies_in(place.stage, self._graph)
+        shape, mesh = self._known[name].shape, place.shared_mesh
+        whole, lies = ("R",) * len(mesh.sizes), lies_in(place.stage, self._graph)
+        spec = whole if name not in lies else lies[name].parameter
         if of_state and name in lies:
             spec = lies[name].state
-        if tuple(values.shape) != local_shape(shape, spec, mesh.sizes):
-            shape, spec = tuple(values.shape), ("R",) * len(mesh.sizes)
+        if tuple(values.shape) != local_shape_at(shape, spec, mesh.sizes, mesh.index):
+            shape, spec = tuple(values.shape), whole
         writes = owns(self._strategy, self._graph, self._device, name, spec, replica)
         return Held(values.detach(), shape, tiles(shape, spec, mesh.sizes, mesh.index), writes)
 

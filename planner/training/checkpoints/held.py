@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from planner.artefacts.sharding import Box
@@ -14,8 +15,8 @@ class Held:
     Attributes:
         values: what the device has, a tensor of the boxes in their order.
         shape: of the whole tensor.
-        boxes: their places in the whole tensor; they have the same sizes, and differ along one
-            dimension. Several where the dimension is cut in blocks.
+        boxes: their places in the whole tensor; they differ along one dimension. Several where
+            the dimension is cut in blocks.
         writes: whether this device saves them for all devices that have the same.
     """
 
@@ -35,7 +36,8 @@ class Held:
         if len(starts) == 1:
             return {starts[0]: self.values}
         (dim,) = (d for d, firsts in enumerate(zip(*starts, strict=True)) if len({*firsts}) > 1)
-        return dict(zip(starts, self.values.chunk(len(starts), dim), strict=True))
+        sizes = [box[dim][1] - box[dim][0] for box in self.boxes]
+        return dict(zip(starts, torch.split(self.values, sizes, dim), strict=True))
 
 
 def whole(values: Tensor, *, writes: bool = True) -> Held:

@@ -29,6 +29,8 @@ class BatchLayout:
         shuffle: whether map-style datasets are drawn in another order in each epoch.
         short_steps: whether the samples left at the end of an epoch make a step of fewer
             microbatches. Under an asynchronous schedule they do not.
+        unit: of the microbatches of a shorter step, each replica of a stage has as many where the
+            replicas run them together (`shared_level`): a step has a multiple of this number.
     """
 
     size: int
@@ -36,6 +38,7 @@ class BatchLayout:
     seed: int
     shuffle: bool
     short_steps: bool = True
+    unit: int = 1
 
     @property
     def samples(self) -> int:
@@ -45,12 +48,22 @@ class BatchLayout:
     @property
     def least(self) -> int:
         """Samples that a step has at least."""
-        return self.size if self.short_steps else self.samples
+        return self.size * self.unit if self.short_steps else self.samples
 
     @property
     def history(self) -> "BatchSizeHistory":
         """Of a training that begins with this layout."""
         return BatchSizeHistory.begun(self.samples, self.least)
+
+    def microbatches(self, samples: int) -> int:
+        """The number of microbatches of a step of so many samples; others are left out."""
+        return samples // self.least * self.least // self.size
+
+    def passes(self, samples: int) -> int:
+        """The number of microbatches that an evaluation of so many samples runs: the last ones may
+        have fewer samples, or none.
+        """
+        return -(-samples // (self.size * self.unit)) * self.unit
 
     def __str__(self) -> str:
         return f"{self.samples} ({self.count} microbatches of {self.size})"
@@ -273,7 +286,9 @@ def left_out(layout: BatchLayout, least: int, num_samples: int) -> str | None:
     left = num_samples % layout.samples % least
     if not left:
         return None
-    unit = f"step of {layout}" if least == layout.samples else f"microbatch of {least}"
+    count, unit = least // layout.size, f"step of {layout}"
+    if least != layout.samples:
+        unit = f"microbatch of {least}" if count == 1 else f"{count} microbatches of {layout.size}"
     fill = "fills" if left == 1 else "fill"
     are = "is" if left == 1 else "are"
     return f"{left} of {num_samples} samples of each epoch {fill} no {unit} and {are} left out"

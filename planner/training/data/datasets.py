@@ -489,13 +489,16 @@ class EvalData:
             self._source, layout, mine, reader, lambda place, _: self._request(place[1]), last
         )
 
-    def microbatches(self, num_samples: int) -> Iterator[Batch]:
+    def microbatches(self, num_samples: int, *, filled: bool) -> Iterator[Batch]:
         """The data of this device, in the order of the microbatches among all.
 
         Args:
             num_samples: that are evaluated.
+            filled: whether there is data of microbatches without samples, too, which are run for
+                other replicas.
         """
         total, per_step = -(-num_samples // self._layout.size), self._layout.count
+        total = self._layout.passes(num_samples) if filled else total
         mine = [i for i in range(total) if i % per_step in self._mine]
         if not self._reader.reads:
             yield from (Batch({}, {}) for _ in mine)
@@ -508,7 +511,8 @@ class EvalData:
 
     def _request(self, index: int) -> Request:
         order, size = self._source.order(0), self._layout.size
-        inside = order[index * size : (index + 1) * size]
+        first = min(index, (len(order) - 1) // size) * size
+        inside = order[first : first + size]
         seed = seed_of(self._layout.seed, "evaluation", index)
         return seed, [*inside, *[inside[-1]] * (size - len(inside))]
 
@@ -603,7 +607,7 @@ class _Stream:
                     f" only the last one of an epoch may be short, got {size}"
                 )
             if size >= least:
-                yield batch, size // self._layout.size if is_short else self._layout.count
+                yield batch, self._layout.microbatches(size) if is_short else self._layout.count
             step += 1
         if self._note is None and self.num_samples is None and from_its_begin:
             self._note = left_out(self._layout, self.least, seen)
@@ -643,7 +647,9 @@ def _check_batch(where: str, layout: BatchLayout, batch_size: int | None) -> Non
 
 def _too_few(where: str, layout: BatchLayout, least: int, got: str) -> LaunchError:
     """A dataset without a step."""
-    of_least = f"one step, {layout}" if least == layout.samples else f"one microbatch, {least}"
+    count = least // layout.size
+    some = "one microbatch" if count == 1 else f"{count} microbatches, as many as replicas"
+    of_least = f"one step, {layout}" if least == layout.samples else f"{some}, {least}"
     return LaunchError(
         f"{where}: expected at least the samples of {of_least}, got {got}; give more data, or plan"
         " with smaller microbatches"

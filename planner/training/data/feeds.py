@@ -4,8 +4,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import count
+from math import lcm
 from typing import Any
 
+from planner.artefacts.strategy import shared_level
 from planner.launcher.batch import Batch
 from planner.launcher.device_part import DevicePart
 from planner.launcher.groups import Groups
@@ -49,6 +51,7 @@ def layout_of(job: TrainingJob, loop: Loop) -> BatchLayout:
     return BatchLayout(
         plan.microbatch_size, strategy.num_microbatches, training_seed(job, loop), loop.shuffle,
         short_steps=not strategy.schedule.is_asynchronous,
+        unit=lcm(*(s.num_replicas for s in strategy.stages if shared_level(s) >= 2)),
     )  # fmt: skip
 
 

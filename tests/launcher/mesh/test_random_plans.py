@@ -191,7 +191,7 @@ def test_running_statistics_follow_where_parameters_are_gathered_again(tmp_path)
 
     def on_one(mesh):
         held = [one.name for one in model.graph.parameters]
-        values = local_parameters(model, held, StagePlace(stage, 0, mesh), "cpu")
+        values = local_parameters(model, held, StagePlace(stage, 0, mesh, stage, mesh), "cpu")
         module = split_module(model, stage, mesh, values, "cpu")
         runner = StageModule(module, model.graph, False, {})
         for m, (inputs, _) in enumerate(batches):
