@@ -99,6 +99,14 @@ def facts(model: Model, dtype: str | None = None) -> tuple[Facts, ...]:
     )
 
 
+def facts_if_shapes_are_known(model: Model, dtype: str | None) -> tuple[Facts, ...]:
+    """The facts; none if the shapes of an operator depend on numbers."""
+    try:
+        return facts(model, dtype)
+    except OperatorError:
+        return ()
+
+
 @dataclass(frozen=True, slots=True)
 class _Forward:
     """An operator after its forward pass.
