@@ -13,13 +13,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
-from planner.artefacts.formats.strict import STRICT, read_strict
 from planner.artefacts.graph import MAX_BYTES, Graph, Operator, Parameter, Tensor
 from planner.artefacts.profile import MAX_SECONDS, OperatorCost, Profile, Source
+from planner.artefacts.strict import read_strict
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -49,8 +49,6 @@ class DnnNode:
         layer: an id of its layer, if the file has one.
     """
 
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
-
     id: int
     time_ms: Annotated[Milliseconds, Field(alias="fpgaLatency")]
     cpu_time_ms: Annotated[Milliseconds, Field(alias="cpuLatency")]
@@ -73,8 +71,6 @@ class DnnEdge:
         size_bytes: of the transfer, where the file says it.
     """
 
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
-
     source: Annotated[int, Field(alias="sourceId")]
     dest: Annotated[int, Field(alias="destId")]
     cost_ms: Annotated[Milliseconds, Field(alias="cost")]
@@ -96,8 +92,6 @@ class DnnGraph:
         ValueError: if ids repeat or are unknown, a source has two costs, the graph has a cycle, or
             a backward node feeds a forward node; all of it.
     """
-
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     num_devices: Annotated[int, Field(alias="maxFPGAs", ge=1, le=100_000)]
     num_cpus: Annotated[int, Field(alias="maxCPUs", ge=0)]

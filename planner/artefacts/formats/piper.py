@@ -13,14 +13,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from planner.artefacts.formats.dnn_partitioning import Bytes, imported_profile
-from planner.artefacts.formats.strict import STRICT, read_strict
 from planner.artefacts.graph import MAX_BYTES, Graph, Operator, Parameter, Tensor
 from planner.artefacts.profile import MAX_SECONDS, OperatorCost, Profile
+from planner.artefacts.strict import read_strict
 from planner.support.errors import FileError
 
 FORM = "a Piper graph (JSON)"
@@ -46,8 +46,6 @@ class Tmpc:
         sync_backward_bytes: the same per id of a layer that it feeds.
     """
 
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
-
     id: Annotated[str, Field(min_length=1)]
     time_s: Annotated[Seconds, Field(alias="timePerSample")]
     parameter_bytes: Annotated[Bytes, Field(alias="parameterSize")]
@@ -70,8 +68,6 @@ class PiperNode:
         name: for people.
     """
 
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
-
     id: int
     tmpcs: Annotated[
         dict[Annotated[str, Field(pattern=r"^[1-9][0-9]{0,4}$")], tuple[Tmpc, ...]],
@@ -92,8 +88,6 @@ class PiperEdge:
         dest: id of the layer that reads it.
         bytes: of one sample, one way.
     """
-
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     source: Annotated[int, Field(alias="sourceId")]
     dest: Annotated[int, Field(alias="destId")]
@@ -116,8 +110,6 @@ class PiperGraph:
         ValueError: if ids repeat or are unknown, the graph has a cycle, or a configuration does
             not synchronise exactly the layer's edges; all of it.
     """
-
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     num_devices: Annotated[int, Field(alias="maxDevices", ge=1, le=100_000)]
     memory_bytes: Annotated[float, Field(alias="maxMemoryPerDevice", gt=0, le=MAX_BYTES)]
