@@ -57,8 +57,8 @@ if TYPE_CHECKING:
 
     from planner.profilers.facts import Facts
     from planner.profilers.losses import RunnableLoss
+    from planner.profilers.runnable import Unit
     from planner.profilers.timing import StepTimes, Trial
-    from planner.profilers.unit import Unit
 
 PRECISION = 0.03
 """An operator is timed until the confidence interval of its median is as narrow as this."""
@@ -213,7 +213,7 @@ def _profile(
 
 def _timed_operator(graph: Graph, v: int, measured: MeasuredClass) -> TimedOperator:
     """The work and the times of an operator, from those of its class."""
-    from planner.profilers.stash import Stash
+    from planner.profilers.runnable import Stash
 
     places, tensors, parameters = (
         _places(graph, v),
@@ -359,7 +359,7 @@ class ModelTimer:
         return synthetic.inputs(self.model, seed=self.seed, microbatch=0, device=self.here.device)
 
     def _unit(self, operator: int) -> "Unit":
-        from planner.profilers.unit import unit
+        from planner.profilers.runnable import unit
 
         return unit(self.model, operator, self.here.device, self.held)
 
@@ -531,7 +531,7 @@ class ModelTimer:
             around: its surroundings.
         """
         from planner.operators.running import autocast, told
-        from planner.profilers.stash import observe
+        from planner.profilers.runnable import observe
         from planner.profilers.timing import Trial
 
         leaves = one.leaves(values)

@@ -17,7 +17,7 @@ from planner.support.errors import FileError
 
 if TYPE_CHECKING:
     from planner.profilers.facts import Facts
-    from planner.profilers.stash import Stash
+    from planner.profilers.runnable import Stash
 
 
 @dataclass(frozen=True, slots=True)

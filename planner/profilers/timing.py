@@ -26,8 +26,8 @@ from torch import Tensor
 
 from planner.operators.running import autocast
 from planner.profilers.classes import Surroundings
+from planner.profilers.runnable import Unit
 from planner.profilers.storages import watching
-from planner.profilers.unit import Unit
 from planner.support.repeat import repeat
 
 T = TypeVar("T")

@@ -19,10 +19,10 @@ from planner.operators import input_names, parameters, synthetic, to_torch
 from planner.profilers.cache import cache_for
 from planner.profilers.classes import TensorLayout, class_name, contiguous, surroundings
 from planner.profilers.measured import _scaled_to_step, _TimesInStep, measure
+from planner.profilers.runnable import unit
 from planner.profilers.summary import summary
 from planner.profilers.timing import Stopwatch, Trial, forwards_s
 from planner.profilers.trust import Conditions, agrees, interval, warnings
-from planner.profilers.unit import unit
 from planner.support.caches import with_checksum, without_checksum
 from planner.support.errors import OptionError
 from tests.support.models import MODELS, cached

@@ -30,6 +30,7 @@ from planner.artefacts.topology import (
     too_many,
     wrong_name,
 )
+from planner.clusters.links import both_ways
 from planner.clusters.yaml.schema import (
     BodySchema,
     DeviceSchema,
@@ -614,10 +615,8 @@ def from_levels(levels: tuple[Level, ...], kind: DeviceType, host: Host) -> Topo
         level = levels[depth]
         for i in range(level.count):
             member = grow(depth - 1, f"{prefix}.{i}")
-            for a, b in ((member, vertex), (vertex, member)):
-                links.append(
-                    Link(a, b, level.bandwidth_bytes_per_s, level.latency_s / 2, level.name)
-                )
+            figures = level.bandwidth_bytes_per_s, level.latency_s / 2, level.name
+            links.extend(both_ways(member, vertex, *figures))
         return vertex
 
     grow(len(levels) - 1, "")

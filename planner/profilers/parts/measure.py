@@ -170,7 +170,7 @@ class _Run:
             names: of the class of the operator and of that of the part.
         """
         from planner.profilers.parts.unit import local_strides, local_values, part_unit
-        from planner.profilers.unit import unit
+        from planner.profilers.runnable import unit
 
         timer, around = self.timer, self.around[v]
         graph, device = timer.model.graph, timer.here.device
