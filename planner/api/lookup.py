@@ -13,13 +13,13 @@ from planner.artefacts.files import (
     CALIBRATION_ENDING,
     PROFILE_FIELDS,
     artefact_hash,
-    json_of,
     shipped,
 )
 from planner.artefacts.formats.any import read_any_profiles
 from planner.artefacts.plan import Plan
 from planner.artefacts.profile import Profile
 from planner.artefacts.roofline import device_is_unknown
+from planner.artefacts.strict import json_of
 from planner.artefacts.topology import Topology, take
 from planner.clusters.yaml.read import device_table
 from planner.profilers.devices import SHORTER

@@ -7,23 +7,21 @@ import hashlib
 import json
 import re
 import shlex
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from dataclasses import fields as dataclass_fields
-from functools import cache, lru_cache, partial
-from operator import eq
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Annotated, Any, cast, get_args, get_type_hints
+from typing import Annotated, Any, ClassVar, cast
 
-from pydantic import ConfigDict, Field, GetCoreSchemaHandler, TypeAdapter, ValidationError
-from pydantic_core import CoreSchema, core_schema
+from pydantic import AfterValidator, ConfigDict, PlainValidator, ValidationError
 
 from planner.artefacts.calibration import CalibrationFile
-from planner.artefacts.graph import LEFT_OUT_AS_DEFAULT
 from planner.artefacts.plan import Plan
 from planner.artefacts.profile import Profile, ProfileSet, SplitRule
 from planner.artefacts.sharding import AT_REST, Sharding, rule_lines, rule_of
 from planner.artefacts.strategy import Stage, not_runnable
+from planner.artefacts.strict import MAX_FILES, STRICT, file_error, json_of, plain_of, reader
 from planner.support.errors import FileError, shown
 from planner.support.memo import remembered
 from planner.support.outputs import FileKind
@@ -40,44 +38,15 @@ STRATEGY_FORMAT = "planner-strategy/2"
 STRATEGY_FORMATS = (STRATEGY_FORMAT, "planner-strategy/1")
 CALIBRATION_FORMAT = "planner-calibration/1"
 CALIBRATION_ENDING = ".calibration.json"
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-# The latest files, which are parsed once even if several steps read them.
-MAX_FILES = 8
 
 
-# -------------------------------------------------------------------------------- writing
-
-
-@cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    """A strict reader and writer of one artefact: no unknown fields, no conversions."""
-    seen: set[type] = set()
-
-    def tighten(part: Any) -> None:
-        if part is Stage:
-            Stage.__get_pydantic_core_schema__ = _stage_schema  # type: ignore[attr-defined]
-            tighten(_StageFields)
-        elif is_dataclass(part) and isinstance(part, type) and part not in seen:
-            seen.add(part)
-            config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-            part.__pydantic_config__ = config  # type: ignore[attr-defined]
-            for hint in get_type_hints(part).values():
-                tighten(hint)
-            for one in dataclass_fields(part):
-                if LEFT_OUT_AS_DEFAULT.items() <= one.metadata.items():
-                    left_out = Field(exclude_if=partial(eq, one.default))
-                    one.type = Annotated[one.type, left_out]
-        for argument in get_args(part):
-            tighten(argument)
-
-    tighten(kind)
-    return TypeAdapter(kind)
+# ---- stages: files have their groups one after the other, and their sharding as text
 
 
 @dataclass(frozen=True, slots=True)
 class _StageFields:
-    """A `Stage` as files have it: its groups one after the other, and its sharding as text. None
-    of the fields from `mesh` on is written where all operators are whole.
+    """A `Stage` as files have it. None of the fields from `mesh` on is written where all operators
+    are whole.
     """
 
     operators: tuple[str, ...]
@@ -93,13 +62,12 @@ class _StageFields:
     states: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-def _stage_schema(source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-    """Reads a stage from the fields that a file has, and writes them."""
-    return core_schema.no_info_after_validator_function(
-        _stage_of,
-        handler(_StageFields),
-        serialization=core_schema.plain_serializer_function_ser_schema(_fields_of),
-    )
+def _stage_schema(source: object, handler: Callable[[Any], Any]) -> Any:
+    """Reads a stage from the fields that a file has."""
+    return handler(Annotated[_StageFields, AfterValidator(_stage_of)])
+
+
+Stage.__get_pydantic_core_schema__ = _stage_schema  # type: ignore[attr-defined]
 
 
 def _stage_of(fields: _StageFields) -> Stage:
@@ -122,28 +90,112 @@ def _stage_of(fields: _StageFields) -> Stage:
 
 
 def _fields_of(stage: Stage) -> dict[str, Any]:
-    fields: dict[str, Any] = {
+    plain: dict[str, Any] = {
         "operators": stage.operators,
         "devices": stage.devices,
         "warmup": stage.warmup,
         "recompute": stage.recompute,
     }
-    if stage.sharding is not None:
-        fields["mesh"] = stage.sharding.mesh
-        fields["rules"] = {name: rule_lines(one) for name, one in stage.sharding.rules.items()}
-        for name in AT_REST:
-            fields[name] = dict(getattr(stage.sharding, name))
-        for name in ("gradients", "states"):  # of ZeRO alone
-            if not fields[name]:
-                del fields[name]
-    return fields
+    if stage.sharding is None:
+        return plain
+    at_rest = {name: getattr(stage.sharding, name) for name in AT_REST}
+    of_zero = ("gradients", "states")
+    return plain | {
+        "mesh": stage.sharding.mesh,
+        "rules": {name: rule_lines(one) for name, one in stage.sharding.rules.items()},
+        **{name: specs for name, specs in at_rest.items() if specs or name not in of_zero},
+    }
 
 
-def to_plain(artefact: Any) -> dict[str, Any]:
-    """The artefact as JSON's dicts, lists, strings and numbers."""
-    kind: Any = type(artefact)
-    plain: dict[str, Any] = _adapter(kind).dump_python(artefact, mode="json")
-    return plain
+# ---- rules of a profile: lists of texts, each list once; an operator has the index of its own
+
+_RULE = re.compile(r"(?P<line>.*?)( at (?P<sizes>[0-9]+(,[0-9]+)*))?")
+
+
+def _rule_text(rule: SplitRule) -> str:
+    """A rule as one line of text."""
+    sizes = "" if rule.sizes is None else f" at {','.join(map(str, rule.sizes))}"
+    return rule.line + sizes
+
+
+def _rule_in(text: object) -> SplitRule:
+    """The rule of a line of text."""
+    parts = _RULE.fullmatch(text) if isinstance(text, str) else None
+    if parts is None:
+        raise ValueError(f"expected a rule such as 'S0,R->S0', got {shown(text)}")
+    sizes = None if parts["sizes"] is None else tuple(map(int, parts["sizes"].split(",")))
+    return SplitRule(parts["line"], sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class _RuleLists:
+    """The rules in a file with a profile, or with several; all else is for another reader.
+
+    Raises:
+        ValueError: if an operator has the index of no list.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = {**STRICT, "extra": "ignore"}
+
+    rules: tuple[tuple[Annotated[SplitRule, PlainValidator(_rule_in)], ...], ...] = ()
+    operators: Any = ()
+    profiles: tuple["_RuleLists", ...] = ()
+
+    def __post_init__(self) -> None:
+        known = range(len(self.rules))
+        wrong = [
+            f"operators[{i}].rules: expected the index of one of the {len(known)} lists of rules,"
+            f" got {shown(one['rules'])}"
+            for i, one in _with_rules(self.operators)
+            if type(one["rules"]) is not int or one["rules"] not in known
+        ]
+        if wrong:
+            raise ValueError("\n".join(wrong))
+
+
+def _with_rules(operators: object) -> list[tuple[int, dict[str, Any]]]:
+    """The operators of a file that say something of rules, with their places."""
+    known = enumerate(operators) if isinstance(operators, list) else ()
+    return [(i, one) for i, one in known if isinstance(one, dict) and "rules" in one]
+
+
+def _packed(artefact: object, plain: dict[str, Any]) -> dict[str, Any]:
+    """A profile, or several, with rules as files have them; anything else as it is."""
+    if isinstance(artefact, ProfileSet):
+        both = zip(artefact.profiles, plain["profiles"], strict=True)
+        return {**plain, "profiles": [_packed(one, own) for one, own in both]}
+    if not isinstance(artefact, Profile) or not any(one.rules for one in artefact.operators):
+        return plain
+    lists: dict[tuple[SplitRule, ...], int] = {}
+    for one, own in zip(artefact.operators, plain["operators"], strict=True):
+        if one.rules:
+            own["rules"] = lists.setdefault(one.rules, len(lists))
+    return {**plain, "rules": [list(map(_rule_text, some)) for some in lists]}
+
+
+def _unpacked(plain: dict[str, Any], known: _RuleLists) -> dict[str, Any]:
+    """The fields of a profile, or of several, with the rules of each operator in it."""
+    if known.profiles:
+        both = zip(plain["profiles"], known.profiles, strict=True)
+        return {**plain, "profiles": [_unpacked(one, own) for one, own in both]}
+    if "operators" not in plain:
+        return plain
+    lists, operators = to_plain(known.rules), plain["operators"]
+    packed = dict(_with_rules(operators))
+    if packed:
+        operators = [
+            {**one, "rules": lists[packed[i]["rules"]]} if i in packed else one
+            for i, one in enumerate(operators)
+        ]
+    return {name: v for name, v in plain.items() if name != "rules"} | {"operators": operators}
+
+
+# -------------------------------------------------------------------------------- writing
+
+
+def to_plain(artefact: Any) -> Any:
+    """The artefact as JSON's mappings, lists, strings and numbers."""
+    return plain_of(artefact, {Stage: _fields_of})
 
 
 @remembered
@@ -159,17 +211,17 @@ def artefact_hash(artefact: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _spread(plain: object) -> str:
+def _one_value_a_line(plain: object) -> str:
     """JSON with every element on a line of its own, as people like to compare it."""
     return json.dumps(plain, sort_keys=True, indent=1)
 
 
-def _dense(plain: object, margin: str = "") -> str:
+def _one_record_a_line(plain: object, margin: str = "") -> str:
     """JSON with a line for each operator, tensor and parameter, a quarter shorter. An
     element of a list of mappings has a line of its own; so has a mapping with neither such a list
     nor mappings that have one.
 
-    >>> print(_dense({"a": [{"b": [1, 2]}, {"b": []}], "c": {"d": 0.5}}))
+    >>> print(_one_record_a_line({"a": [{"b": [1, 2]}, {"b": []}], "c": {"d": 0.5}}))
     {
      "a": [
       {"b": [1, 2]},
@@ -183,9 +235,10 @@ def _dense(plain: object, margin: str = "") -> str:
         return json.dumps(plain, sort_keys=True)
     inner = f"{margin} "
     if isinstance(plain, dict):
-        parts = [f"{json.dumps(key)}: {_dense(plain[key], inner)}" for key in sorted(plain)]
+        items = ((json.dumps(key), _one_record_a_line(plain[key], inner)) for key in sorted(plain))
+        parts = [": ".join(item) for item in items]
     else:
-        parts = [_dense(part, inner) for part in cast(Sequence[object], plain)]
+        parts = [_one_record_a_line(part, inner) for part in cast(Sequence[object], plain)]
     begin, end = "{}" if isinstance(plain, dict) else "[]"
     return begin + ",".join(f"\n{inner}{part}" for part in parts) + f"\n{margin}{end}"
 
@@ -209,101 +262,12 @@ def artefact_bytes(artefact: object, form: str) -> bytes:
     Args:
         form: its format, such as "planner-strategy/2".
     """
-    return _content(artefact, form, _dense)
-
-
-# ---- rules of a profile: lists of texts, each list once; an operator has the index of its own
-
-_RULE = re.compile(r"(?P<line>.*?)( at (?P<sizes>[0-9]+(,[0-9]+)*))?")
-
-
-def _packed(artefact: object, plain: dict[str, Any]) -> dict[str, Any]:
-    """A profile, or several, with rules as files have them; anything else as it is."""
-    if isinstance(artefact, ProfileSet):
-        both = zip(artefact.profiles, plain["profiles"], strict=True)
-        return {**plain, "profiles": [_packed(one, own) for one, own in both]}
-    if not isinstance(artefact, Profile) or not any(one.rules for one in artefact.operators):
-        return plain
-    lists: dict[tuple[SplitRule, ...], int] = {}
-    operators = []
-    for one, own in zip(artefact.operators, plain["operators"], strict=True):
-        at = {"rules": lists.setdefault(one.rules, len(lists))} if one.rules else {}
-        operators.append({**own, **at})
-    return {**plain, "operators": operators, "rules": [list(map(_rule_text, r)) for r in lists]}
-
-
-def _rule_text(rule: SplitRule) -> str:
-    """A rule as one line of text."""
-    sizes = "" if rule.sizes is None else f" at {','.join(map(str, rule.sizes))}"
-    return rule.line + sizes
-
-
-def _unpacked(plain: dict[str, Any], place: str = "") -> dict[str, Any]:
-    """The fields of a profile, or of several, with the rules of each operator in it.
-
-    Args:
-        place: of the profile in the file, for messages.
-
-    Raises:
-        _RuleError: if rules are none, or an operator has the index of none.
-    """
-    if isinstance(plain.get("profiles"), list):
-        inner = [
-            _unpacked(one, f"{place}profiles[{i}].") if isinstance(one, dict) else one
-            for i, one in enumerate(plain["profiles"])
-        ]
-        return {**plain, "profiles": inner}
-    operators = plain.get("operators")
-    if not isinstance(operators, list):
-        return plain
-    given = plain.get("rules", [])
-    if not isinstance(given, list):
-        raise _RuleError([f"{place}rules: expected a list, got {shown(given)}"])
-    problems: list[str] = []
-    lists = [list(_rules_in(one, f"{place}rules[{i}]", problems)) for i, one in enumerate(given)]
-    made = []
-    for i, one in enumerate(operators):
-        if isinstance(one, dict) and "rules" in one:
-            at = one["rules"]
-            if type(at) is not int or not 0 <= at < len(lists):
-                problems.append(
-                    f"{place}operators[{i}].rules: expected the index of one of the {len(lists)}"
-                    f" lists of rules, got {shown(at)}"
-                )
-                continue
-            one = {**one, "rules": lists[at]}
-        made.append(one)
-    if problems:
-        raise _RuleError(problems)
-    return {name: v for name, v in plain.items() if name != "rules"} | {"operators": made}
-
-
-class _RuleError(Exception):
-    """Problems of the rules of a profile, as lines."""
-
-
-def _rules_in(given: object, place: str, problems: list[str]) -> Iterator[dict[str, Any]]:
-    """The rules of a list of texts."""
-    if not isinstance(given, list):
-        problems.append(f"{place}: expected a list, got {shown(given)}")
-        return
-    for j, text in enumerate(given):
-        parts = _RULE.fullmatch(text) if isinstance(text, str) else None
-        if parts is None:
-            problems.append(f"{place}[{j}]: expected a rule such as 'S0,R->S0', got {shown(text)}")
-            continue
-        sizes = None if parts["sizes"] is None else [int(n) for n in parts["sizes"].split(",")]
-        try:
-            SplitRule(parts["line"], None if sizes is None else tuple(sizes))
-        except ValueError as error:
-            problems.append(f"{place}[{j}]: {error}")
-            continue
-        yield {"line": parts["line"]} if sizes is None else {"line": parts["line"], "sizes": sizes}
+    return _content(artefact, form, _one_record_a_line)
 
 
 def write_profile(profile: Profile, path: Path) -> None:
     """Writes a profile as JSON."""
-    write_atomically(path, _content(profile, PROFILE_FORMAT, _dense))
+    write_atomically(path, _content(profile, PROFILE_FORMAT, _one_record_a_line))
 
 
 def write_profiles(profiles: Sequence[Profile], path: Path) -> None:
@@ -311,7 +275,7 @@ def write_profiles(profiles: Sequence[Profile], path: Path) -> None:
     if len(profiles) == 1:
         write_profile(profiles[0], path)
     else:
-        content = _content(ProfileSet(tuple(profiles)), PROFILE_SET_FORMAT, _dense)
+        content = _content(ProfileSet(tuple(profiles)), PROFILE_SET_FORMAT, _one_record_a_line)
         write_atomically(path, content)
 
 
@@ -322,12 +286,12 @@ def write_plan(plan: Plan, path: Path) -> None:
 
 def plan_bytes(plan: Plan) -> bytes:
     """The content of a plan's strategy JSON."""
-    return _content(plan, STRATEGY_FORMAT, _spread)
+    return _content(plan, STRATEGY_FORMAT, _one_value_a_line)
 
 
 def write_calibration(calibration: CalibrationFile, path: Path) -> None:
     """Writes a calibration as JSON."""
-    write_atomically(path, _content(calibration, CALIBRATION_FORMAT, _dense))
+    write_atomically(path, _content(calibration, CALIBRATION_FORMAT, _one_record_a_line))
 
 
 # The fields in which profiles or plans differ, in words.
@@ -410,107 +374,46 @@ CALIBRATION_FILE = FileKind("a calibration", partial(_json_in, form="planner-cal
 # -------------------------------------------------------------------------------- reading
 
 
-def _field(location: tuple[int | str, ...]) -> str:
-    """`links[1].bandwidth` from ("links", 1, "bandwidth")."""
-    path = "".join(f"[{x}]" if isinstance(x, int) else f".{x}" for x in location)
-    return path.lstrip(".")
-
-
-# By pydantic's type of an error.
-_WORDS = {
-    "missing": "missing",
-    "extra_forbidden": "unknown field",
-    "unexpected_keyword_argument": "unknown field",
-    "model_type": "expected a mapping",
-    "dataclass_type": "expected a mapping",
-    "dict_type": "expected a mapping",
-    "list_type": "expected a list",
-    "tuple_type": "expected a list",
-    "finite_number": "expected a finite number",
-}
-_SELF_SAID = frozenset({"missing", "extra_forbidden", "unexpected_keyword_argument", "value_error"})
-# A message of `__post_init__` that begins with a field of the part.
-_OWN_FIELD = re.compile(r"[a-z_]+[\w.\[\]-]*: ")
-
-
-def complaint(path: Path, error: ValidationError) -> FileError:
-    """All problems that the schema found in a file, a line each."""
-    lines = []
-    for one in error.errors():
-        place = _field(one["loc"])
-        actual = "" if one["type"] in _SELF_SAID else f", got {shown(one['input'])}"
-        message = one["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
-        for line in _WORDS.get(one["type"], message).splitlines():
-            joint = "." if one["type"] == "value_error" and _OWN_FIELD.match(line) else ": "
-            lines.append(f"{path}: {place + joint if place else ''}{line}{actual}")
-    return FileError("\n".join(lines))
-
-
-@lru_cache(maxsize=MAX_FILES)
-def json_of(text: str) -> Any:
-    """The value that a text in JSON stands for: the same object each time, so leave it unchanged.
-
-    Raises:
-        ValueError, RecursionError: if it is no JSON.
-    """
-    return parsed_json(text)
-
-
-def parsed_json(text: str) -> Any:
-    """The value that a text in JSON stands for, refused where no other JSON and no terminal could
-    show it again.
-
-    Raises:
-        ValueError, RecursionError: if it is no JSON, or has halves of a character.
-    """
-    value = json.loads(text)
-    if _SURROGATE.search(text):
-        json.dumps(value, ensure_ascii=False).encode()  # raises where it is half a character
-    return value
-
-
 @lru_cache(maxsize=MAX_FILES)
 def _artefact(kind: Any, text: str) -> Any:
     """The artefact in the text of a file, whose format is right: the same object each time, so that
     values derived from it are found again.
 
     Raises:
-        ValidationError, _RuleError: if it is malformed.
+        ValidationError: if it is malformed.
     """
     plain = {name: value for name, value in json_of(text).items() if name != "format"}
-    plain = _unpacked(plain) if kind in (Profile, ProfileSet) else plain
-    return _adapter(kind).validate_json(json.dumps(plain))
+    if kind in (Profile, ProfileSet):
+        plain = _unpacked(plain, reader(_RuleLists).validate_json(text))
+    return reader(kind).validate_json(json.dumps(plain))
 
 
 def _read(
     kind: Any,
-    form: str,
     path: Path,
     made_by: str,
-    readable: Collection[str] = (),
+    formats: Sequence[str],
     text: str | None = None,
 ) -> Any:
     """An artefact from its JSON file.
 
     Args:
-        form: the format of the file.
-        readable: older formats that are read, too.
+        made_by: the command that makes such a file, for messages.
+        formats: the format of the file, and older ones that are read, too.
         text: of the file, if it was read already.
     """
-    advice = f"make one with: {made_by}"
+    form, advice = formats[0], f"make one with: {made_by}"
     content = read_text(path, form, advice) if text is None else text
     try:
         plain = json_of(content)
     except (ValueError, RecursionError) as error:
         raise FileError(f"{path}: expected {form}, this is no JSON: {error}; {advice}") from None
-    own = isinstance(plain, dict) and plain.get("format") in readable
+    own = isinstance(plain, dict) and plain.get("format") in formats
     without_format({**plain, "format": form} if own else plain, path, form, advice)
     try:
         return _artefact(kind, content)
-    except _RuleError as error:
-        raise FileError("\n".join(f"{path}: {line}" for line in error.args[0])) from None
     except ValidationError as error:
-        raise complaint(path, error) from None
+        raise file_error(path, error) from None
 
 
 def read_artefact(
@@ -527,7 +430,7 @@ def read_artefact(
     Raises:
         FileError: if it is missing, of another format, or malformed.
     """
-    return _read(kind, form, path, made_by, text=text)
+    return _read(kind, path, made_by, (form,), text)
 
 
 def read_profile(path: Path, text: str | None = None) -> Profile:
@@ -540,7 +443,7 @@ def read_profile(path: Path, text: str | None = None) -> Profile:
         FileError: if it is missing, no profile, or malformed.
     """
     advice = "planner profile MODEL.onnx"
-    profile: Profile = _read(Profile, PROFILE_FORMAT, path, advice, PROFILE_FORMATS, text)
+    profile: Profile = _read(Profile, path, advice, PROFILE_FORMATS, text)
     return profile
 
 
@@ -554,9 +457,7 @@ def read_profile_set(path: Path, text: str | None = None) -> ProfileSet:
         FileError: if it is missing, no such file, or malformed.
     """
     advice = "planner profile MODEL.onnx --batch 1,2,4"
-    profiles: ProfileSet = _read(
-        ProfileSet, PROFILE_SET_FORMAT, path, advice, PROFILE_SET_FORMATS, text
-    )
+    profiles: ProfileSet = _read(ProfileSet, path, advice, PROFILE_SET_FORMATS, text)
     return profiles
 
 
@@ -566,7 +467,7 @@ def read_plan(path: Path) -> Plan:
     Raises:
         FileError: if it is missing, no strategy, or malformed, or has stages that cannot be run.
     """
-    plan: Plan = _read(Plan, STRATEGY_FORMAT, path, "planner solve", STRATEGY_FORMATS)
+    plan: Plan = _read(Plan, path, "planner solve", STRATEGY_FORMATS)
     return _runnable(plan, path)
 
 
@@ -588,7 +489,7 @@ def read_calibration(profile_path: Path, profiles: Sequence[Profile]) -> Calibra
     if not path.exists():
         return None
     advice = f"planner calibrate TRACE --profile {shlex.quote(str(profile_path))}"
-    calibration: CalibrationFile = _read(CalibrationFile, CALIBRATION_FORMAT, path, advice)
+    calibration: CalibrationFile = _read(CalibrationFile, path, advice, (CALIBRATION_FORMAT,))
     if calibration.profiles != tuple(map(artefact_hash, profiles)):
         raise FileError(
             f"{path}: made for another profile than {profile_path} is now; run: {advice}, or give"
@@ -604,9 +505,9 @@ def plan_from_plain(plain: object, path: Path) -> Plan:
         FileError: if it is malformed.
     """
     try:
-        plan: Plan = _adapter(Plan).validate_json(json.dumps(plain))
+        plan: Plan = reader(Plan).validate_json(json.dumps(plain))
     except ValidationError as error:
-        raise complaint(path, error) from None
+        raise file_error(path, error) from None
     return _runnable(plan, path)
 
 

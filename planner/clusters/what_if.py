@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
 from math import prod
+from operator import attrgetter, methodcaller
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -25,23 +26,13 @@ from planner.artefacts.topology import (
 )
 from planner.clusters.places import homes, joint, neighbours, without_dead_ends
 from planner.clusters.routes import routes
-from planner.clusters.yaml.build import changed_level, extended, renamed, vertex_names
-from planner.clusters.yaml.schema import (
-    BodySchema,
-    Bytes,
-    DeviceSchema,
-    Flops,
-    HostSchema,
-    LevelSchema,
-    LinkSchema,
-    Rate,
-)
+from planner.clusters.yaml.build import extended, renamed, vertex_names
+from planner.clusters.yaml.schema import BodySchema, Bytes, Flops, Rate
 from planner.support.errors import OptionError
 from planner.support.units import format_bytes, format_rate, format_seconds
 
 # Messages list at most this number of the names that exist.
 MAX_NAMES = 12
-SECTIONS = ("links", "levels", "devices", "device_types", "hosts")
 # The end of the name of a device type whose speed was set: a profile that was measured on the true
 # type is rescaled to it.
 CHANGED = " (what if)"
@@ -133,36 +124,142 @@ def set_value(topology: Topology, setting: str, types: Mapping[str, DeviceType])
             " devices.gpu3.type=T4"
         )
     try:
-        match section:
-            case "links":
-                return _set_link(topology, rest, value)
-            case "levels":
-                return _set_level(topology, rest, value)
-            case "devices":
-                return _set_device(topology, rest, value, types)
-            case "device_types":
-                return _set_type(topology, rest, value)
-            case "hosts":
-                return _set_host(topology, rest, value)
-        raise _unknown("section", section, SECTIONS)
+        if section not in SECTIONS:
+            raise _unknown("section", section, SECTIONS)
+        before = SECTIONS[section](topology)
+        name, field = _split(before, rest)
+        after = _with_value(topology, section, name, field, value, types)
     except OptionError as error:
         raise OptionError(f"--set {setting}: {error}") from None
+    figures = " -> ".join(
+        _figure(one, name, field) for one in (before, SECTIONS[section](after))
+    )  # fmt: skip
+    if section == "devices":
+        return ChangedTopology(after, (f"{name}: {figures}",))
+    change = f"{section}.{name}.{field}: {figures}"
+    if section in ("links", "levels"):
+        return _without_stale_tables(topology, after, _links_by_name(topology)[name], change)
+    return ChangedTopology(after, (change,))
 
 
-def _split(what: str, rest: str, names: Iterable[str], fields: Sequence[str]) -> tuple[str, str]:
+@dataclass(frozen=True, slots=True)
+class _Section:
+    """Things of a topology whose figures may be set.
+
+    Attributes:
+        what: the word for one of them.
+        things: by the names that stand for them.
+        fields: by name, how a figure is found, and how it is shown.
+    """
+
+    what: str
+    things: Mapping[str, Sequence[Any]]
+    fields: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], str]]]
+
+
+_OF_LINKS = {
+    "bandwidth": (attrgetter("bandwidth_bytes_per_s"), format_rate),
+    "latency": (attrgetter("latency_s"), format_seconds),
+}
+
+
+def _links(topology: Topology) -> _Section:
+    return _Section("link", {
+        name: [topology.links[i] for i in some] for name, some in _links_by_name(topology).items()
+    }, _OF_LINKS)  # fmt: skip
+
+
+def _levels(topology: Topology) -> _Section:
+    if not topology.levels:
+        raise OptionError("this topology is not written as levels; set links.NAME.bandwidth")
+    return _Section("level", {level.name: [level] for level in topology.levels}, _OF_LINKS)
+
+
+def _devices(topology: Topology) -> _Section:
+    devices = {device.name: [device] for device in topology.devices}
+    return _Section("device", devices, {"type": (attrgetter("type"), str)})
+
+
+def _device_types(topology: Topology) -> _Section:
+    dtypes = sorted({dtype for kind in topology.device_types for dtype in kind.flops})
+    fields: dict[str, tuple[Callable[[Any], Any], Callable[[Any], str]]] = {
+        "memory": (attrgetter("memory_bytes"), format_bytes),
+        "memory_bandwidth": (attrgetter("memory_bandwidth_bytes_per_s"), format_rate),
+    }
+    for dtype in dtypes:
+        peak = methodcaller("peak_flops", dtype)
+        fields[f"flops.{dtype}"] = peak, lambda flops: f"{flops / 1e12:.4g} TFLOP/s"
+    return _Section("device type", {n: [kind] for n, kind in _types(topology).items()}, fields)
+
+
+def _hosts(topology: Topology) -> _Section:
+    def or_own(shown: Callable[[int], str]) -> Callable[[int | None], str]:
+        return lambda shared: "each device's own" if shared is None else shown(shared)
+
+    hosts = {host.name: [host] for host in topology.hosts}
+    return _Section("host", hosts, {
+        "cores": (attrgetter("cores"), or_own(str)),
+        "memory": (attrgetter("memory_bytes"), or_own(format_bytes)),
+    })  # fmt: skip
+
+
+SECTIONS: Mapping[str, Callable[[Topology], _Section]] = {
+    "links": _links,
+    "levels": _levels,
+    "devices": _devices,
+    "device_types": _device_types,
+    "hosts": _hosts,
+}
+
+
+def _split(section: _Section, rest: str) -> tuple[str, str]:
     """The name and the field of NAME.FIELD; names may have dots themselves.
 
     Raises:
         OptionError: if there is no such name or field.
     """
-    known = list(dict.fromkeys(names))
-    name = max((n for n in known if rest.startswith(f"{n}.")), key=len, default=None)
+    name = max((n for n in section.things if rest.startswith(f"{n}.")), key=len, default=None)
     if name is None:
-        raise _unknown(what, rest.rpartition(".")[0] or rest, known)
+        raise _unknown(section.what, rest.rpartition(".")[0] or rest, section.things)
     field = rest.removeprefix(f"{name}.")
-    if field not in fields:
-        raise _unknown("field", field, fields)
+    if field not in section.fields:
+        raise _unknown("field", field, section.fields)
     return name, field
+
+
+def _figure(section: _Section, name: str, field: str) -> str:
+    """A figure in words: one value, or the least and the most."""
+    find, shown = section.fields[field]
+    values = [find(thing) for thing in section.things[name]]
+    ends = values if len(values) == 1 else (min(values), max(values))
+    return " to ".join(dict.fromkeys(map(shown, ends)))
+
+
+def _with_value(
+    topology: Topology,
+    section: str,
+    name: str,
+    field: str,
+    value: str,
+    types: Mapping[str, DeviceType],
+) -> Topology:
+    """The topology with a figure set, in the way of a file that extends it.
+
+    Raises:
+        OptionError: if a file may not have the value.
+    """
+    if section == "device_types":
+        return _with_type(topology, name, field, value)
+    if section == "devices":
+        known = {*types, *(kind.name for kind in topology.device_types)}
+        if value not in known:
+            raise _unknown("device type", value, sorted(known))
+    number = field == "cores" and value.isascii() and value.isdecimal()
+    entries: list[dict[str, object]] = [{"name": name, field: int(value) if number else value}]
+    if section == "links" and all(link.name != name for link in topology.links):
+        ends = [topology.links[i] for i in _links_by_name(topology)[name]]
+        entries = [{"from": link.source, "to": link.target, field: value} for link in ends]
+    return extended(topology, _checked(BodySchema, {section: entries}), types)
 
 
 def _checked(kind: Any, value: object) -> Any:
@@ -177,38 +274,47 @@ def _checked(kind: Any, value: object) -> Any:
         raise OptionError(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
 
 
-def _set_link(topology: Topology, rest: str, value: str) -> ChangedTopology:
-    names = [link.name for link in topology.links if link.name]
-    ends = [f"{link.source}-{link.target}" for link in topology.links]
-    name, field = _split("link", rest, [*names, *ends], ("bandwidth", "latency"))
-    if name in names:
-        meant = [i for i, link in enumerate(topology.links) if link.name == name]
-        places = [{"name": name}]
+def _types(topology: Topology) -> dict[str, DeviceType]:
+    """The device types by name. A type with another speed has a new name; the next figure may be
+    set under the old one.
+    """
+    types = {kind.name: kind for kind in topology.device_types}
+    return {name.removesuffix(CHANGED): kind for name, kind in types.items()} | types
+
+
+def _with_type(topology: Topology, name: str, field: str, value: str) -> Topology:
+    """The topology with another figure of a device type."""
+    old = _types(topology)[name]
+    if field == "memory":
+        new = replace(old, memory_bytes=_checked(Bytes, value))
+    elif field == "memory_bandwidth":
+        new = replace(old, memory_bandwidth_bytes_per_s=_checked(Rate, value))
     else:
-        meant = [
-            i
-            for i, link in enumerate(topology.links)
-            if name in (f"{link.source}-{link.target}", f"{link.target}-{link.source}")
-        ]
-        links = [topology.links[i] for i in meant]
-        places = [{"from": link.source, "to": link.target} for link in links]
-    changes = [_checked(LinkSchema, {**place, field: value}) for place in places]
-    after = extended(topology, BodySchema(links=changes), {})
-    figures = [_span([one.links[i] for i in meant], field) for one in (topology, after)]
-    return _without_stale_tables(
-        topology, after, meant, f"links.{name}.{field}: {' -> '.join(figures)}"
+        flops = {**old.flops, field.removeprefix("flops."): _checked(Flops, value)}
+        new = replace(old, flops=flops)
+    if field != "memory" and not old.name.endswith(CHANGED):
+        new = replace(new, name=old.name + CHANGED)
+    devices = tuple(
+        replace(device, type=new.name) if device.type == old.name else device
+        for device in topology.devices
     )
+    types = {kind.name: kind for kind in (*topology.device_types, new)}
+    return _of_devices(topology, devices, types)
 
 
-def _span(parts: Sequence[Link | Level], field: str) -> str:
-    """A figure of some links or levels: one value, or the least and the most."""
-    if field == "bandwidth":
-        rates = [part.bandwidth_bytes_per_s for part in parts]
-        shown = [format_rate(rate) for rate in (min(rates), max(rates))]
-    else:
-        times = [part.latency_s for part in parts]
-        shown = [format_seconds(time_s) for time_s in (min(times), max(times))]
-    return " to ".join(dict.fromkeys(shown))
+def _links_by_name(topology: Topology) -> dict[str, list[int]]:
+    """The links that share a name, and those in both directions between ends that are written as
+    a-b; where a name looks like ends, it is the name that counts.
+    """
+    named: dict[str, list[int]] = {}
+    between: dict[str, list[int]] = {}
+    for i, link in enumerate(topology.links):
+        if link.name:
+            named.setdefault(link.name, []).append(i)
+        for ends in (f"{link.source}-{link.target}", f"{link.target}-{link.source}"):
+            between.setdefault(ends, []).append(i)
+    forward = (f"{link.source}-{link.target}" for link in topology.links)
+    return named | {ends: between[ends] for ends in forward if ends not in named}
 
 
 def _without_stale_tables(
@@ -232,106 +338,15 @@ def _without_stale_tables(
     return ChangedTopology(replace(after, tables=kept), (changes, *more))
 
 
-def _set_level(topology: Topology, rest: str, value: str) -> ChangedTopology:
-    levels = topology.levels
-    if not levels:
-        raise OptionError("this topology is not written as levels; set links.NAME.bandwidth")
-    names = [level.name for level in levels]
-    name, field = _split("level", rest, names, ("bandwidth", "latency"))
-    depth = names.index(name)
-    new = changed_level(_checked(LevelSchema, {"name": name, field: value}), levels[depth], None)
-    assert new is not None
-    # A level's latency is that between two of its members, which are two of its links apart.
-    links = LinkSchema.model_construct(
-        name=name, bandwidth=new.bandwidth_bytes_per_s, latency=new.latency_s / 2
-    )
-    after = replace(
-        extended(topology, BodySchema(links=[links]), {}),
-        levels=(*levels[:depth], new, *levels[depth + 1 :]),
-    )
-    meant = [i for i, link in enumerate(topology.links) if link.name == name]
-    figures = [_span([level], field) for level in (levels[depth], new)]
-    return _without_stale_tables(
-        topology, after, meant, f"levels.{name}.{field}: {' -> '.join(figures)}"
-    )
-
-
-def _set_device(
-    topology: Topology, rest: str, value: str, types: Mapping[str, DeviceType]
-) -> ChangedTopology:
-    name, _ = _split("device", rest, (device.name for device in topology.devices), ("type",))
-    known = {*types, *(kind.name for kind in topology.device_types)}
-    if value not in known:
-        raise _unknown("device type", value, sorted(known))
-    before = next(device.type for device in topology.devices if device.name == name)
-    after = extended(topology, BodySchema(devices=[DeviceSchema(name=name, type=value)]), types)
-    return ChangedTopology(_with_levels_of(topology, after), (f"{name}: {before} -> {value}",))
-
-
-def _with_levels_of(before: Topology, after: Topology) -> Topology:
-    """The topology after a change of devices: still a hierarchy where it was one, if they are all
-    of one type.
-    """
-    return replace(after, levels=before.levels if len(after.device_types) == 1 else ())
-
-
 def _of_devices(
     topology: Topology, devices: tuple[Device, ...], types: Mapping[str, DeviceType]
 ) -> Topology:
-    """The topology with these devices and their types."""
+    """The topology with these devices and their types: still a hierarchy where it was one, if they
+    are all of one type.
+    """
     used = sorted({device.type for device in devices})
     after = replace(topology, devices=devices, device_types=tuple(types[name] for name in used))
-    return _with_levels_of(topology, after)
-
-
-def _set_type(topology: Topology, rest: str, value: str) -> ChangedTopology:
-    types = {kind.name: kind for kind in topology.device_types}
-    fields = ["memory", "memory_bandwidth"]
-    fields += sorted({f"flops.{dtype}" for kind in types.values() for dtype in kind.flops})
-    # A type with another speed has a new name. The next figure may be set under the old one.
-    known = {name.removesuffix(CHANGED): name for name in types} | {name: name for name in types}
-    given, field = _split("device type", rest, known, fields)
-    name = known[given]
-    old = types[name]
-    if field == "memory":
-        new = replace(old, memory_bytes=_checked(Bytes, value))
-        figures = [format_bytes(kind.memory_bytes) for kind in (old, new)]
-    elif field == "memory_bandwidth":
-        new = replace(old, memory_bandwidth_bytes_per_s=_checked(Rate, value))
-        figures = [format_rate(kind.memory_bandwidth_bytes_per_s) for kind in (old, new)]
-    else:
-        dtype = field.removeprefix("flops.")
-        new = replace(old, flops={**old.flops, dtype: _checked(Flops, value)})
-        figures = [f"{kind.peak_flops(dtype) / 1e12:.4g} TFLOP/s" for kind in (old, new)]
-    if field != "memory" and not name.endswith(CHANGED):
-        new = replace(new, name=name + CHANGED)
-    devices = tuple(
-        replace(device, type=new.name) if device.type == name else device
-        for device in topology.devices
-    )
-    return ChangedTopology(
-        _of_devices(topology, devices, {**types, new.name: new}),
-        (f"device_types.{given}.{field}: {' -> '.join(figures)}",),
-    )
-
-
-def _set_host(topology: Topology, rest: str, value: str) -> ChangedTopology:
-    names = [host.name for host in topology.hosts]
-    name, field = _split("host", rest, names, ("cores", "memory"))
-    number = field == "cores" and value.isascii() and value.isdecimal()
-    change = _checked(HostSchema, {"name": name, field: int(value) if number else value})
-    after = extended(topology, BodySchema(hosts=[change]), {})
-    hosts = [one.hosts[names.index(name)] for one in (topology, after)]
-    if field == "cores":
-        figures = [_or_own(host.cores, str) for host in hosts]
-    else:
-        figures = [_or_own(host.memory_bytes, format_bytes) for host in hosts]
-    changes = f"hosts.{name}.{field}: {' -> '.join(figures)}"
-    return ChangedTopology(_with_levels_of(topology, after), (changes,))
-
-
-def _or_own(shared: int | None, shown: Callable[[int], str]) -> str:
-    return "each device's own" if shared is None else shown(shared)
+    return replace(after, levels=topology.levels if len(used) == 1 else ())
 
 
 # -------------------------------------------------------------------------------- drop

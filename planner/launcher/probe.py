@@ -21,9 +21,10 @@ Transfers use gloo between CPUs and nccl between GPUs.
 
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import fmean, median
 from typing import Any, TypeVar
 
@@ -57,6 +58,7 @@ from planner.launcher.rendezvous import (
     process_rank,
 )
 from planner.support.errors import LaunchError, PlannerError, Stopped
+from planner.support.repeat import repeat
 
 # Sizes of transfers and all-reduces: 1 KiB to 256 MiB, each 4 times the one before.
 SMALLEST_BYTES, GROWTH = 1024, 4
@@ -251,14 +253,15 @@ def _measured_type(name: str, memory_bytes: int, device: str) -> DeviceType:
 
 def _timed(run: Callable[[], object]) -> float:
     """Median time on the GPU, in s, after one untimed run."""
-    times_s = []
-    for _ in range(8):
+
+    def once() -> float:
         torch.cuda.synchronize()
         begin = time.perf_counter()
         run()
         torch.cuda.synchronize()
-        times_s.append(time.perf_counter() - begin)
-    return median(times_s[1:])
+        return time.perf_counter() - begin
+
+    return median(repeat(once, least=7, warm_ups=1))
 
 
 # ------------------------------------------------------------------------------ the transfers
@@ -352,9 +355,25 @@ def transfer_sizes(largest_bytes: int) -> Iterator[int]:
         size_bytes *= GROWTH
 
 
-def _repeats(expected_s: float, most: int = MAX_REPEATS) -> int:
-    """Number of repetitions of a transfer that is expected to take some time."""
-    return int(min(most, max(MIN_REPEATS, REPEATED_S / expected_s)))
+def _in_growing_sizes(
+    sizes: Iterable[int], most: int, measure: Callable[[int, int], float]
+) -> dict[int, float]:
+    """Times by size, in s, until one would take too long.
+
+    Args:
+        sizes: ascending, each about `GROWTH` times the one before.
+        most: number of repetitions.
+        measure: the time of a size, from a number of repetitions after an untimed one.
+    """
+    times_s: dict[int, float] = {}
+    expected_s = 1e-3
+    for size_bytes in sizes:
+        if expected_s > MAX_TRANSFER_S:
+            break
+        repeats = int(min(most, max(MIN_REPEATS, REPEATED_S / expected_s)))
+        times_s[size_bytes] = measure(size_bytes, repeats)
+        expected_s = GROWTH * times_s[size_bytes]
+    return times_s
 
 
 def _middle_mean(times_s: Sequence[float]) -> float:
@@ -454,32 +473,30 @@ def _time_pairs(ranks: _Ranks, pairs: Sequence[Pair], step: Callable[[], None]) 
 
 def _time_pair(ranks: _Ranks, target: int) -> PairTimes:
     """Times of transfers to a rank, in growing sizes until one would take too long."""
-    sizes, round_trips_s, spreads = [], [], []
-    expected_s = 1e-3
-    for size_bytes in (1, *ranks.sizes):
-        if expected_s > MAX_TRANSFER_S:
-            break
-        repeats = _repeats(expected_s)
+    spreads: list[float] = []
+
+    def round_trip_s(size_bytes: int, repeats: int) -> float:
         ranks.announce(target, size_bytes, repeats)
-        samples_s = [ranks.send_and_wait(target, size_bytes) for _ in range(repeats + 1)][1:]
+        send = partial(ranks.send_and_wait, target, size_bytes)
+        samples_s = repeat(send, least=repeats, warm_ups=1)
         low, middle, high = np.quantile(samples_s, (0.25, 0.5, 0.75)).tolist()
-        sizes.append(size_bytes)
-        round_trips_s.append(middle)
         spreads.append((high - low) / middle)
-        expected_s = GROWTH * middle
+        return float(middle)
+
+    round_trips_s = _in_growing_sizes((1, *ranks.sizes), MAX_REPEATS, round_trip_s)
     ranks.announce(target, 0, 0)
     # No size is faster than one byte; where one seems to be, the byte's transfer was disturbed.
-    byte_s = min(round_trips_s) / 2
-    times_s = tuple(time_s - byte_s for time_s in round_trips_s[1:])
-    return PairTimes(ranks.process.rank, target, tuple(sizes[1:]), times_s, tuple(spreads[1:]))
+    byte_s = min(round_trips_s.values()) / 2
+    del round_trips_s[1]
+    times_s = tuple(time_s - byte_s for time_s in round_trips_s.values())
+    return PairTimes(ranks.process.rank, target, (*round_trips_s,), times_s, (*spreads[1:],))
 
 
 def _answer_pair(ranks: _Ranks, source: int) -> None:
     """The target's part in `_time_pair`."""
     size_bytes, repeats = ranks.announced(source)
     while size_bytes:
-        for _ in range(repeats + 1):
-            ranks.answer(source, size_bytes)
+        repeat(partial(ranks.answer, source, size_bytes), least=repeats, warm_ups=1)
         size_bytes, repeats = ranks.announced(source)
 
 
@@ -492,8 +509,8 @@ def _size_together(fits: dict[Pair, PairFit], crowd: Sequence[Pair]) -> int:
 def _time_together(ranks: _Ranks, crowd: Sequence[Pair], size_bytes: int) -> SimultaneousTransfers:
     """The rate of simultaneous transfers: median of `MIN_REPEATS` after an untimed one."""
     size_bytes = min(size_bytes, max(ranks.sizes))
-    slowest_s = []
-    for _ in range(MIN_REPEATS + 1):
+
+    def slowest_s() -> float:
         dist.barrier()
         own_s = 0.0
         for source, target in crowd:
@@ -501,8 +518,10 @@ def _time_together(ranks: _Ranks, crowd: Sequence[Pair], size_bytes: int) -> Sim
                 own_s = ranks.send_and_wait(target, size_bytes)
             elif ranks.process.rank == target:
                 ranks.answer(source, size_bytes)
-        slowest_s.append(max(gathered(own_s)))
-    return SimultaneousTransfers(tuple(crowd), len(crowd) * size_bytes / median(slowest_s[1:]))
+        return max(gathered(own_s))
+
+    together_s = median(repeat(slowest_s, least=MIN_REPEATS, warm_ups=1))
+    return SimultaneousTransfers(tuple(crowd), len(crowd) * size_bytes / together_s)
 
 
 def _time_collectives(
@@ -510,20 +529,13 @@ def _time_collectives(
 ) -> CollectiveTimes:
     """Times of collectives of a kind over the first ranks."""
     is_in = ranks.process.rank < count
-    sizes, times_s, expected_s = [], [], 1e-3
+
+    def mean_s(size_bytes: int, repeats: int) -> float:
+        run = partial(ranks.collective, kind, group, size_bytes)
+        own_s = _middle_mean(repeat(run, least=repeats, warm_ups=1)) if is_in else 0.0
+        return sum(gathered(own_s)) / count
+
     # Each member has as many floats as the others.
-    for size_bytes in dict.fromkeys(size - size % (4 * count) for size in ranks.sizes):
-        if size_bytes == 0:
-            continue
-        if expected_s > MAX_TRANSFER_S:
-            break
-        repeats = _repeats(expected_s, MAX_COLLECTIVES)
-        own_s = 0.0
-        if is_in:
-            runs = (ranks.collective(kind, group, size_bytes) for _ in range(repeats + 1))
-            own_s = _middle_mean([*runs][1:])
-        time_s = sum(gathered(own_s)) / count
-        sizes.append(size_bytes)
-        times_s.append(time_s)
-        expected_s = GROWTH * time_s
-    return CollectiveTimes(count, tuple(sizes), tuple(times_s), kind)
+    sizes = filter(None, dict.fromkeys(size - size % (4 * count) for size in ranks.sizes))
+    times_s = _in_growing_sizes(sizes, MAX_COLLECTIVES, mean_s)
+    return CollectiveTimes(count, (*times_s,), (*times_s.values(),), kind)

@@ -19,21 +19,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from planner.artefacts.graph import (
-    Graph,
-    Operator,
-    main_dtype,
-    parameters_by_name,
-    retyped,
-    tensors_by_name,
-)
-from planner.artefacts.profile import ROOFLINE, OperatorCost, Profile, Source
+from planner.artefacts.graph import main_dtype, retyped
+from planner.artefacts.profile import ROOFLINE, Profile, Source
 from planner.artefacts.roofline import device_is_unknown, rescaled_times, unknown_speeds
 from planner.artefacts.topology import DeviceType
 from planner.model.load import Model
 from planner.profilers.devices import autocast_dtype, versions
 from planner.profilers.efficiencies import DeviceFamily, Kernel, device_family
-from planner.profilers.origin import model_fields
+from planner.profilers.origin import TimedOperator, profile_fields
 from planner.support.arrays import Floats
 from planner.support.errors import OptionError
 
@@ -76,13 +69,12 @@ def analytic(
     forward_s = seconds([one.kernels for one in known_facts])
     backward_s = seconds([one.backward_kernels for one in known_facts])
     loss_costs, unknown = computed_losses(graph, seconds)
-    parts = zip(graph.operators, known_facts, forward_s, backward_s, strict=True)
+    timed = [
+        TimedOperator(fact.stash, fact.flops, fact.bytes_moved, *times_s)
+        for fact, *times_s in zip(known_facts, forward_s, backward_s, strict=True)
+    ]
     return Profile(
-        graph=graph,
-        operators=tuple(_cost(graph, *part) for part in parts),
-        views=tuple(view for one in known_facts for view in one.stash.views),
-        gradient_views=tuple(view for one in known_facts for view in one.gradient_views),
-        **model_fields(model, model_path),
+        **profile_fields(model, model_path, graph, timed, known_facts),
         dtype=dtype,
         device_type=kind.name,
         source=Source.ANALYTIC,
@@ -94,23 +86,6 @@ def analytic(
         engine=ROOFLINE,
         warnings=(*unknown_speeds(dtype, (kind,)), *unknown),
         loss_costs=loss_costs,
-    )
-
-
-def _cost(
-    graph: Graph, operator: Operator, fact: "Facts", forward_s: float, backward_s: float
-) -> OperatorCost:
-    tensors, parameters = tensors_by_name(graph), parameters_by_name(graph)
-    return OperatorCost(
-        name=operator.name,
-        forward_s=round(float(forward_s), 9),
-        backward_s=round(float(backward_s), 9),
-        output_bytes=sum(tensors[name].bytes for name in operator.outputs),
-        parameter_bytes=sum(parameters[name].bytes for name in operator.parameters),
-        flops=fact.flops,
-        bytes_moved=fact.bytes_moved,
-        stash_tensors=fact.stash.tensors,
-        stash_private_bytes=fact.stash.private_bytes,
     )
 
 

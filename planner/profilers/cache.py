@@ -8,6 +8,7 @@ wrong, only unused; the folder may be deleted at any time.
 import hashlib
 import json
 import platform
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -80,9 +81,12 @@ class Cache:
         plain = self._shelf.get_json(_file(name))
         return None if plain is None else _measured_class(plain)
 
-    def put(self, name: str, measured: MeasuredClass) -> None:
-        """Stores a measurement; if the folder cannot be written, `problem` has the reason."""
-        self._shelf.put_json(_file(name), asdict(measured))
+    def put_all(self, measured: Mapping[str, MeasuredClass]) -> None:
+        """Stores measurements by the names of their classes; if the folder cannot be written,
+        `problem` has the reason.
+        """
+        for name, one in measured.items():
+            self._shelf.put_json(_file(name), asdict(one))
 
     def ratio(self, name: str) -> float:
         """The operators' times over that of the whole step when a model was measured; 1 if that is

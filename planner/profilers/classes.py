@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import prod
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,6 +23,9 @@ from planner.artefacts.graph import (
     tensors_by_name,
 )
 from planner.model.load import Model
+
+if TYPE_CHECKING:
+    from planner.profilers.facts import Facts
 
 MAX_CONSTANT_ELEMENTS = 1024
 """Larger constants of integers are tables and masks, whose values do not change the cost; nor do
@@ -75,38 +79,39 @@ class Surroundings:
 
 
 def _differentiated_readers(graph: Graph) -> Mapping[str, list[int]]:
-    """By parameter, the operators that read it and have a backward."""
-    readers: dict[str, list[int]] = {}
+    """By trained parameter, the operators that read it and have a backward."""
+    readers: dict[str, list[int]] = {p.name: [] for p in graph.parameters if p.trainable}
     for v in sorted(differentiated(graph)):
-        for name in graph.operators[v].parameters:
-            readers.setdefault(name, []).append(v)
+        for name in readers.keys() & graph.operators[v].parameters:
+            readers[name].append(v)
     return readers
 
 
-def surroundings(graph: Graph) -> tuple[Surroundings, ...]:
-    """The surroundings of every operator of a graph, in its order."""
-    tensors, read_by, lost = tensors_by_name(graph), consumers(graph), loss_outputs(graph)
-    with_backward, readers = differentiated(graph), _differentiated_readers(graph)
-    trained = {p.name for p in graph.parameters if p.trainable}
+def surroundings(graph: Graph, facts: Sequence["Facts"] = ()) -> tuple[Surroundings, ...]:
+    """The surroundings of every operator of a graph, in its order.
+
+    Args:
+        facts: one per operator; without, an arriving gradient lies as its tensor does.
+    """
+    tensors, trained_readers = tensors_by_name(graph), _differentiated_readers(graph)
+    read_by, with_losses = consumers(graph), loss_outputs(graph)
     reached = [
-        frozenset(n for n in o.outputs if tensors[n].gradient or n in lost) for o in graph.operators
+        frozenset(n for n in one.outputs if tensors[n].gradient or n in with_losses)
+        for one in graph.operators
     ]
-
-    def by_later(users: Sequence[int], v: int) -> bool:
-        """Whether one behind v has left a gradient: backward runs from the end."""
-        return any(w > v and reached[w] for w in users)
-
     around = []
     for v, operator in enumerate(graph.operators):
-        weights = [n for n in operator.parameters if n in trained and v in with_backward]
-        users = {n: readers[n] for n in weights} | {
-            n: read_by[n] for n in operator.inputs if tensors[n].gradient
-        }
+        weights = {n: trained_readers[n] for n in operator.parameters if n in trained_readers}
+        weights = {n: readers for n, readers in weights.items() if v in readers}
+        users = weights | {n: read_by[n] for n in operator.inputs if tensors[n].gradient}
+        # Backward runs from the end, so that operators behind v have left their gradients.
+        later = {n for n, readers in users.items() if any(w > v and reached[w] for w in readers)}
         around.append(
             Surroundings(
                 reached=reached[v],
-                summed=frozenset(n for n, some in users.items() if by_later(some, v)),
-                complete=frozenset(n for n in weights if readers[n][0] == v),
+                summed=frozenset(later),
+                complete=frozenset(n for n, readers in weights.items() if readers[0] == v),
+                arriving=facts[v].arriving if facts else {},
             )
         )
     return tuple(around)

@@ -22,14 +22,13 @@ from planner.artefacts.graph import (
 )
 from planner.artefacts.profile import View
 from planner.model.load import Model
-from planner.operators import input_names, output_names, to_torch
+from planner.operators import to_torch
 from planner.operators.binding import Call, Read, bind
 from planner.operators.running import REFUSALS, autocast
 from planner.operators.table import OPERATORS
 from planner.profilers.efficiencies import Kernel
 from planner.profilers.kernels import Kernels, listed
-from planner.profilers.stash import Stash, address, observe
-from planner.profilers.unit import Unit
+from planner.profilers.runnable import Stash, Unit, address, observe, unit_of
 from planner.support.errors import OperatorError, words_of
 
 
@@ -97,6 +96,14 @@ def facts(model: Model, dtype: str | None = None) -> tuple[Facts, ...]:
         )
         for one, backward in zip(forwards, backwards, strict=True)
     )
+
+
+def facts_if_shapes_are_known(model: Model, dtype: str | None) -> tuple[Facts, ...]:
+    """The facts; none if the shapes of an operator depend on numbers."""
+    try:
+        return facts(model, dtype)
+    except OperatorError:
+        return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,14 +280,7 @@ class _FakeStep:
                 made: tuple[Tensor, ...] = module.forward(*given)
             return made
 
-        return Unit(
-            forward=forward,
-            inputs=input_names(graph, [operator]),
-            outputs=output_names(graph, [operator]),
-            parameters=held,
-            weights={name: value for name, value in held.items() if value.requires_grad},
-            constants=tuple(module.buffers()),
-        )
+        return unit_of(module, graph, operator, held, forward)
 
     def backwards(self, forwards: Sequence[_Forward]) -> list[_OwnBackward]:
         """Every operator's backward pass, in the graph's order, with the sums that it makes.

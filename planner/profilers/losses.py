@@ -5,7 +5,6 @@ makes an output with a loss computes it.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from time import perf_counter
 
 import torch
 from torch import Tensor
@@ -18,9 +17,10 @@ from planner.operators import synthetic
 from planner.operators.losses import Criterion, criterion
 from planner.profilers.efficiencies import Kernel
 from planner.profilers.kernels import listed
-from planner.profilers.timing import CACHES_BYTES, Stopwatch, quiet
+from planner.profilers.timing import Stopwatch, quiet
 from planner.support.arrays import Floats
 from planner.support.errors import LaunchError
+from planner.support.repeat import repeat
 
 LEAST_RUNS, ENOUGH_S = 5, 0.2
 """A loss is timed so often at least, and until this time is spent."""
@@ -91,35 +91,28 @@ def measured_losses(
     Returns:
         The costs, one per loss; and why some are left out, as sentences.
     """
-    scratch = torch.zeros(CACHES_BYTES[device.partition(":")[0]] // 4, device=device)
     known = runnable_losses(graph, device=device, seed=seed)
+    watch = Stopwatch(device)
     with quiet(threads):
         costs = tuple(
-            _timed(loss, one.run, device, scratch)
+            _timed(loss, one.run, watch)
             for loss, one in zip(losses(graph), known, strict=True)
             if not one.missing
         )
     return costs, tuple(one.missing for one in known if one.missing)
 
 
-def _timed(
-    loss: Loss, compute: Callable[[Tensor], Tensor], device: str, scratch: Tensor
-) -> LossCost:
-    watch, made = Stopwatch(device), _made(loss, device)
+def _timed(loss: Loss, compute: Callable[[Tensor], Tensor], watch: Stopwatch) -> LossCost:
+    made = _made(loss, watch.device)
 
     def once() -> tuple[float, float]:
         output = made.detach().requires_grad_()
-        scratch.add_(1)
-        output.detach().sum()
+        watch.clear_caches([output])
         forward_s, value = watch.seconds(lambda: compute(output))
         backward_s, _ = watch.seconds(value.backward)
         return forward_s, backward_s
 
-    once()
-    begin = perf_counter()
-    times_s: list[tuple[float, float]] = []
-    while len(times_s) < LEAST_RUNS or perf_counter() - begin < ENOUGH_S:
-        times_s.append(once())
+    times_s = repeat(once, least=LEAST_RUNS, budget_s=ENOUGH_S, warm_ups=1)
     forward_s, backward_s = (round(median(side), 9) for side in zip(*times_s, strict=True))
     return LossCost(loss.output.name, forward_s, backward_s)
 

@@ -28,7 +28,7 @@ from planner.artefacts.graph import (
     retyped,
     tensors_by_name,
 )
-from planner.artefacts.profile import LossCost, OperatorCost, Profile, Source, View, WholeStep
+from planner.artefacts.profile import LossCost, Profile, Source, View, WholeStep
 from planner.model.load import Model
 from planner.profilers.cache import Cache, MeasuredClass, cache_for, processor
 from planner.profilers.classes import (
@@ -38,13 +38,8 @@ from planner.profilers.classes import (
     contiguous,
     surroundings,
 )
-from planner.profilers.devices import (
-    autocast_dtype,
-    check_measuring,
-    device_type,
-    versions,
-)
-from planner.profilers.origin import model_fields
+from planner.profilers.devices import autocast_dtype, check_measuring, device_type, versions
+from planner.profilers.origin import TimedOperator, profile_fields
 from planner.profilers.summary import summary
 from planner.profilers.trust import (
     Conditions,
@@ -55,15 +50,15 @@ from planner.profilers.trust import (
     training_bytes,
     warnings,
 )
-from planner.support.errors import OperatorError
+from planner.support.repeat import repeat
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from planner.profilers.facts import Facts
     from planner.profilers.losses import RunnableLoss
+    from planner.profilers.runnable import Unit
     from planner.profilers.timing import StepTimes, Trial
-    from planner.profilers.unit import Unit
 
 PRECISION = 0.03
 """An operator is timed until the confidence interval of its median is as narrow as this."""
@@ -90,6 +85,42 @@ class Effort:
     num_classes: int
     kept: bool
     cache_problem: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """Where operators are timed, and the cache of those that were timed there.
+
+    Attributes:
+        device: "cpu", "cuda" or "cuda:N".
+        threads: number of CPU threads; None on other devices.
+        autocast: the type that autocast computes in; None without autocast.
+        dtype: the type that operators compute in.
+        cache: the cache.
+    """
+
+    device: str
+    threads: int | None
+    autocast: str | None
+    dtype: str
+    cache: Cache
+
+
+def session(
+    graph: Graph, device: str, threads: int | None, dtype: str | None, *, cached: bool
+) -> Session:
+    """The session on a device; its arguments are those of `measure`.
+
+    Raises:
+        OptionError: if the dtype is unknown.
+    """
+    import torch
+
+    on_cpu, shorter = device == "cpu", autocast_dtype(graph, dtype)
+    threads, main = threads if on_cpu else None, shorter or main_dtype(graph)
+    machine = processor() if on_cpu else torch.cuda.get_device_name(device)
+    store = cache_for(machine, threads, main, torch.__version__) if cached else Cache(None)
+    return Session(device, threads, shorter, main, store)
 
 
 def measure(
@@ -127,68 +158,85 @@ def measure(
         OptionError: if the device is not there, a number is below 1, or the dtype is unknown.
         OperatorError: if an operator has no conversion.
     """
-    import torch
-
     from planner.profilers.losses import measured_losses
 
     check_measuring(device, threads, repetitions)
-    on_cpu = device == "cpu"
-    machine = processor() if on_cpu else torch.cuda.get_device_name(device)
-    shorter = autocast_dtype(model.graph, dtype)
-    main = shorter or main_dtype(model.graph)
-    held_threads = threads if on_cpu else None
-    store = cache_for(machine, held_threads, main, torch.__version__) if cached else Cache(None)
-
-    def timed(cache: Cache) -> tuple[_MeasuredModel, Profile]:
-        timer = ModelTimer(model, device, shorter, seed, (repetitions, budget_s), cache)
-        measured = timer.run(held_threads, progress)
-        return measured, Profile(
-            graph=measured.graph,
-            operators=tuple(
-                _cost(measured.graph, i, one) for i, one in enumerate(measured.operators)
-            ),
-            views=_views(model.graph, measured.operators),
-            gradient_views=measured.gradient_views,
-            **model_fields(model, model_path),
-            dtype=main,
-            device_type=device_type(device),
-            source=Source.MEASURED,
-            threads=held_threads,
-            repetitions=round(median(one.repetitions for one in measured.operators)),
-            spread=round(median(one.spread for one in measured.operators), 4),
-            whole_step=measured.whole_step,
-            versions=versions(),
-            engine="torch",
-        )
-
-    measured, profile = timed(store)
+    here = session(model.graph, device, threads, dtype, cached=cached)
+    measured = ModelTimer(model, here, repetitions, budget_s, seed).run(progress)
+    profile = _profile(model, model_path, here, measured)
     # Figures of a quiet day are better than those of a busy one, with which they do not agree.
     quiet_enough, earlier = not busy(profile, measured.conditions), measured.effort.num_cached
-    if quiet_enough and earlier and not agrees(profile, store.ratio(_name(model))):
+    if quiet_enough and earlier and not agrees(profile, here.cache.ratio(_name(model))):
         before = measured.effort
-        measured, profile = timed(Cache(None))
+        fresh = replace(here, cache=Cache(None))
+        measured = ModelTimer(model, fresh, repetitions, budget_s, seed).run(progress)
         measured = replace(measured, effort=_both(before, measured.effort))
+        profile = _profile(model, model_path, here, measured)
         quiet_enough = not busy(profile, measured.conditions)
     # An entry of the cache outlives this run, so times of a busy machine must not get into it.
     if quiet_enough:
-        for name, one in measured.new.items():
-            store.put(name, one)
+        here.cache.put_all(measured.new)
         if measured.new and (ratio := summary(profile).sum_per_whole) is not None:
-            store.put_ratio(_name(model), ratio)
-    effort(replace(measured.effort, kept=quiet_enough and cached, cache_problem=store.problem))
+            here.cache.put_ratio(_name(model), ratio)
+    kept, problem = quiet_enough and cached, here.cache.problem
+    effort(replace(measured.effort, kept=kept, cache_problem=problem))
     reasons = warnings(profile, measured.conditions)
     if measured.in_step is not None:
-        profile = _in_step(profile, measured.in_step)
+        profile = _scaled_to_step(profile, measured.in_step)
         loss_costs, unknown = measured.in_step.losses, measured.in_step.missing
     else:
         loss_costs, unknown = measured_losses(
-            profile.graph, device=device, threads=held_threads, seed=seed
+            profile.graph, device=device, threads=here.threads, seed=seed
         )
     return replace(profile, warnings=(*reasons, *unknown), loss_costs=loss_costs)
 
 
+def _profile(
+    model: Model, model_path: str | None, here: Session, measured: "_MeasuredModel"
+) -> Profile:
+    """The profile of the operators one by one, without losses and warnings."""
+    graph = measured.graph
+    operators = [_timed_operator(graph, v, one) for v, one in enumerate(measured.operators)]
+    return Profile(
+        **profile_fields(model, model_path, graph, operators, measured.facts),
+        dtype=here.dtype,
+        device_type=device_type(here.device),
+        source=Source.MEASURED,
+        threads=here.threads,
+        repetitions=round(median(one.repetitions for one in measured.operators)),
+        spread=round(median(one.spread for one in measured.operators), 4),
+        whole_step=measured.whole_step,
+        versions=versions(),
+        engine="torch",
+    )
+
+
+def _timed_operator(graph: Graph, v: int, measured: MeasuredClass) -> TimedOperator:
+    """The work and the times of an operator, from those of its class."""
+    from planner.profilers.runnable import Stash
+
+    places, tensors, parameters = (
+        _places(graph, v),
+        tensors_by_name(graph),
+        parameters_by_name(graph),
+    )
+    return TimedOperator(
+        Stash(
+            tensors=tuple(places[at] for at in measured.kept),
+            private_bytes=measured.private_bytes,
+            views=tuple(View(places[tensor], places[base]) for tensor, base in measured.views),
+        ),
+        flops=measured.flops,
+        bytes_moved=sum((tensors.get(name) or parameters[name]).bytes for name in places),
+        forward_s=measured.forward_s,
+        backward_s=measured.backward_s,
+        workspace_bytes=measured.workspace_bytes,
+        interval=measured.interval,
+    )
+
+
 @dataclass(frozen=True, slots=True)
-class _InStep:
+class _TimesInStep:
     """Times within steps of the whole model.
 
     Attributes:
@@ -206,21 +254,21 @@ class _InStep:
     forwards_s: list[float] | None
 
 
-def _in_step(profile: Profile, known: _InStep) -> Profile:
+def _scaled_to_step(profile: Profile, known: _TimesInStep) -> Profile:
     """The profile with the times of its operators in a step instead of alone: their sums are those
     of the whole step, forward and backward apart.
     """
     assert profile.whole_step is not None
     alone_s = [[one.forward_s, one.backward_s] for one in profile.operators]
     sides = [list(side) for side in zip(*alone_s, strict=True)]
-    scaled = [
-        _scaled(known.forwards_s or sides[0], known.forward_s),
-        _scaled(sides[1], known.backward_s),
-    ]
-    times = zip(profile.operators, *scaled, strict=True)
+    forwards_s = _scaled(known.forwards_s or sides[0], known.forward_s)
+    backwards_s = _scaled(sides[1], known.backward_s)
     return replace(
         profile,
-        operators=tuple(replace(cost, forward_s=f, backward_s=b) for cost, f, b in times),
+        operators=tuple(
+            replace(cost, forward_s=f, backward_s=b)
+            for cost, f, b in zip(profile.operators, forwards_s, backwards_s, strict=True)
+        ),
         whole_step=replace(profile.whole_step, alone_s=round(sum(map(sum, alone_s)), 9)),
     )
 
@@ -255,7 +303,7 @@ class _MeasuredModel:
     Attributes:
         graph: the graph, with the element types that its tensors have under autocast.
         operators: the measured class of each operator.
-        gradient_views: as `Profile.gradient_views`.
+        facts: the facts about each; none if the shapes of one depend on numbers.
         new: the classes that the cache did not have, by name.
         whole_step: times of the whole model; None if it was too large to be timed.
         in_step: times within it.
@@ -265,68 +313,68 @@ class _MeasuredModel:
 
     graph: Graph
     operators: list[MeasuredClass]
-    gradient_views: tuple[View, ...]
+    facts: "tuple[Facts, ...]"
     new: dict[str, MeasuredClass]
     whole_step: WholeStep | None
-    in_step: _InStep | None
+    in_step: _TimesInStep | None
     conditions: Conditions
     effort: Effort
 
 
 class ModelTimer:
-    """The three steps of this module, over one model.
+    """The steps of this module, over one model.
 
     Attributes:
-        model, device, dtype, cache: as of `measure`.
+        model, repetitions, budget_s, seed: as of `measure`.
+        here: the session.
         watch: the stopwatch.
         held: parameters by name; None if not all fit into memory.
         alive: values of the tensors that the next operator and those behind it read.
     """
 
     def __init__(
-        self,
-        model: Model,
-        device: str,
-        dtype: str | None,
-        seed: int,
-        effort: tuple[int, float],
-        cache: Cache,
+        self, model: Model, here: Session, repetitions: int, budget_s: float, seed: int
     ) -> None:
-        import torch
-
-        from planner.operators import check, synthetic
-        from planner.profilers.timing import CACHES_BYTES, Stopwatch
+        from planner.operators import check
+        from planner.profilers.timing import Stopwatch
 
         check(model)
-        self.model, self.device, self.dtype, self.cache = model, device, dtype, cache
-        self.repetitions, self.budget_s = effort
-        self.seed = seed
-        self.watch: Stopwatch = Stopwatch(device)
-        size = CACHES_BYTES[device.partition(":")[0]] // 4
-        self.scratch: Tensor = torch.zeros(size, device=device)
+        self.model, self.here, self.seed = model, here, seed
+        self.repetitions, self.budget_s = repetitions, budget_s
+        self.watch: Stopwatch = Stopwatch(here.device)
         # The parameters, if the whole model fits into memory; else each operator reads its own.
         self.held: dict[str, Tensor] | None = None
         # Values of the tensors that operators from `self.next` on read, and of no others: memory
         # is that of a forward pass without a stash. Operators that share a class with an earlier
         # one are skipped, so `self.next` lags behind until a new class needs its inputs.
-        self.alive: dict[str, Tensor] = synthetic.inputs(
-            model, seed=seed, microbatch=0, device=device
-        )
+        self.alive: dict[str, Tensor] = self._inputs()
         self.next = 0
         self.losses: tuple[RunnableLoss, ...] = ()
         self.last_use = {n: i for i, o in enumerate(model.graph.operators) for n in o.inputs}
 
-    def run(self, threads: int | None, progress: Callable[[int, int], None]) -> _MeasuredModel:
-        """Measures everything on a number of CPU threads; None leaves it as it is."""
+    def _inputs(self) -> "dict[str, Tensor]":
+        """Synthetic inputs of the model, on the device."""
+        from planner.operators import synthetic
+
+        return synthetic.inputs(self.model, seed=self.seed, microbatch=0, device=self.here.device)
+
+    def _unit(self, operator: int) -> "Unit":
+        from planner.profilers.runnable import unit
+
+        return unit(self.model, operator, self.here.device, self.held)
+
+    def run(self, progress: Callable[[int, int], None]) -> _MeasuredModel:
+        """Measures everything on the session's number of CPU threads."""
+        from planner.profilers.facts import facts_if_shapes_are_known
         from planner.profilers.timing import quiet
 
         begin = perf_counter()
-        with quiet(threads):
+        with quiet(self.here.threads):
             time_whole = self._whole()
             steps = [time_whole()] if time_whole else []
             operators_begin = perf_counter()
-            known = self._facts()
-            operators, new, num_classes = self._operators(known, progress)
+            facts = facts_if_shapes_are_known(self.model, self.here.autocast)
+            operators, new, num_classes = self._operators(facts, progress)
             operators_s = perf_counter() - operators_begin
             in_step = None
             if time_whole:
@@ -338,15 +386,15 @@ class ModelTimer:
             for operator, measured in zip(self.model.graph.operators, operators, strict=True)
             for name, layout in zip(operator.outputs, measured.outputs, strict=True)
         }
-        graph = retyped(self.model.graph, dtypes)
+        watch, threads = self.watch, self.here.threads
         return _MeasuredModel(
-            graph=graph,
+            graph=retyped(self.model.graph, dtypes),
             operators=operators,
-            gradient_views=tuple(view for one in known for view in one.gradient_views),
+            facts=facts,
             new=new,
             whole_step=WholeStep(*(round(one.model_s, 9) for one in steps)) if steps else None,
             in_step=in_step,
-            conditions=Conditions(threads, self.watch.wall_s, self.watch.cpu_s, time_whole is None),
+            conditions=Conditions(threads, watch.wall_s, watch.cpu_s, time_whole is None),
             effort=Effort(
                 whole_s=all_s - operators_s,
                 operators_s=operators_s,
@@ -363,9 +411,9 @@ class ModelTimer:
         from planner.operators import parameters
 
         graph = self.model.graph
-        if training_bytes(graph) > free_bytes(self.device):
+        if training_bytes(graph) > free_bytes(self.here.device):
             return False
-        self.held = parameters(self.model, [p.name for p in graph.parameters], self.device)
+        self.held = parameters(self.model, [p.name for p in graph.parameters], self.here.device)
         return True
 
     def _whole(self) -> "Callable[[], StepTimes] | None":
@@ -377,7 +425,7 @@ class ModelTimer:
         from planner.profilers.losses import runnable_losses
         from planner.profilers.timing import whole_step_s
 
-        graph, device = self.model.graph, self.device
+        graph, device = self.model.graph, self.here.device
         if not self.hold():
             return None
         module = to_torch(self.model, values=self.held, device=device)
@@ -391,7 +439,7 @@ class ModelTimer:
         self.losses = runnable_losses(graph, device=device, seed=self.seed)
 
         def forward() -> "list[Tensor]":
-            with autocast(device, self.dtype):
+            with autocast(device, self.here.autocast):
                 outputs = module.forward(*inputs)
             return [outputs[position] for position in positions]
 
@@ -401,49 +449,38 @@ class ModelTimer:
 
         return whole
 
-    def _in_step(self, steps: "Sequence[StepTimes]", operators: list[MeasuredClass]) -> _InStep:
+    def _in_step(
+        self, steps: "Sequence[StepTimes]", operators: list[MeasuredClass]
+    ) -> _TimesInStep:  # fmt: skip
         """What steps of the whole model say of its parts."""
-        losses_s = [
-            [fmean(side) for side in zip(*some, strict=True)]
-            for some in zip(*(one.losses_s for one in steps), strict=True)
-        ]
-        return _InStep(
-            forward_s=fmean(one.forward_s for one in steps),
-            backward_s=fmean(one.backward_s for one in steps),
+        from planner.profilers.timing import combined
+
+        step = combined(steps, fmean)
+        return _TimesInStep(
+            forward_s=step.forward_s,
+            backward_s=step.backward_s,
             losses=tuple(
-                LossCost(one.output, *(round(time_s, 9) for time_s in taken_s))
-                for one, taken_s in zip(self.losses, losses_s, strict=True)
+                LossCost(one.output, *(round(time_s, 9) for time_s in times_s))
+                for one, times_s in zip(self.losses, step.losses_s, strict=True)
                 if not one.missing
             ),
             missing=tuple(one.missing for one in self.losses if one.missing),
-            forwards_s=self._forwards_s(operators) if self.device == "cpu" else None,
+            forwards_s=self._forwards_s(operators) if self.here.device == "cpu" else None,
         )
 
     def _forwards_s(self, operators: list[MeasuredClass]) -> list[float]:
         """Forward times of the operators within passes of the whole model, each the mean of those
         of its class.
         """
-        from planner.operators import synthetic
         from planner.profilers.timing import forwards_s
-        from planner.profilers.unit import unit
 
-        units = [unit(self.model, i, self.device, self.held) for i in range(len(operators))]
-        inputs = synthetic.inputs(self.model, seed=self.seed, microbatch=0, device=self.device)
-        each_s = forwards_s(units, inputs, self.dtype, self.watch)
+        units = [self._unit(i) for i in range(len(operators))]
+        each_s = forwards_s(units, self._inputs(), self.here.autocast, self.watch)
         of_class = defaultdict(list)
         for one, time_s in zip(operators, each_s, strict=True):
             of_class[id(one)].append(time_s)
         mean_s = {key: fmean(some) for key, some in of_class.items()}
         return [mean_s[id(one)] for one in operators]
-
-    def _facts(self) -> tuple["Facts", ...]:
-        """The facts about the operators; none if the shapes of one depend on numbers."""
-        from planner.profilers.facts import facts
-
-        try:
-            return facts(self.model, self.dtype)
-        except OperatorError:
-            return ()
 
     def _operators(
         self, facts: Sequence["Facts"], progress: Callable[[int, int], None]
@@ -451,7 +488,7 @@ class ModelTimer:
         """The measured class of each operator, the new classes by name, and the number of classes.
 
         Args:
-            facts: the facts about the operators; without, a gradient lies as its tensor does.
+            facts: see `surroundings`.
             progress: called with the number of operators done and of all.
         """
         graph = self.model.graph
@@ -460,18 +497,12 @@ class ModelTimer:
         known: dict[str, MeasuredClass] = {}
         new: dict[str, MeasuredClass] = {}
         operators = []
-        around = surroundings(graph)
-        if facts:
-            around = tuple(
-                replace(one, arriving=fact.arriving)
-                for one, fact in zip(around, facts, strict=True)
-            )
-        for i, own in enumerate(around):
-            name = class_name(self.model, i, layouts, own)
+        for i, around in enumerate(surroundings(graph, facts)):
+            name = class_name(self.model, i, layouts, around)
             if name not in known:
-                cached = self.cache.get(name)
+                cached = self.here.cache.get(name)
                 if cached is None:
-                    cached = new[name] = self._measured(i, own)
+                    cached = new[name] = self._measured(i, around)
                 known[name] = cached
             operators.append(known[name])
             # The class tells how the outputs lie, so that the classes of the operators that read
@@ -482,10 +513,8 @@ class ModelTimer:
 
     def _measured(self, operator: int, around: Surroundings) -> MeasuredClass:
         """Observes and times an operator, with the values that it reads."""
-        from planner.profilers.unit import unit
-
         self.advance(operator)
-        one = unit(self.model, operator, self.device, self.held)
+        one = self._unit(operator)
         measured, outputs = self.timed(operator, one, self.alive, around)
         self._leave(operator, dict(zip(one.outputs, outputs, strict=True)))
         return measured
@@ -502,15 +531,15 @@ class ModelTimer:
             around: its surroundings.
         """
         from planner.operators.running import autocast, told
-        from planner.profilers.stash import observe
+        from planner.profilers.runnable import observe
         from planner.profilers.timing import Trial
 
         leaves = one.leaves(values)
         with told(self.model, operator):
-            with autocast(self.device, self.dtype):
+            with autocast(self.here.device, self.here.autocast):
                 flops = _flops(lambda: one.forward(*leaves))
                 outputs, stash = observe(one, values)
-            trial = Trial(one, leaves, around, self.watch, self.dtype, self.scratch)
+            trial = Trial(one, leaves, around, self.watch, self.here.autocast)
             samples = _samples(trial, self.repetitions, self.budget_s)
             workspace_bytes = trial.workspace_bytes()
         del trial
@@ -537,11 +566,10 @@ class ModelTimer:
     def advance(self, operator: int) -> None:
         """Runs the operators before this one that have not run yet, forward only."""
         from planner.operators.running import autocast, told
-        from planner.profilers.unit import unit
 
         while self.next < operator:
-            one = unit(self.model, self.next, self.device, self.held)
-            with told(self.model, self.next), autocast(self.device, self.dtype):
+            one = self._unit(self.next)
+            with told(self.model, self.next), autocast(self.here.device, self.here.autocast):
                 outputs = one.forward(*one.leaves(self.alive))
             self._leave(self.next, dict(zip(one.outputs, outputs, strict=True)))
 
@@ -559,14 +587,12 @@ class ModelTimer:
 def _samples(trial: "Trial", least: int, budget_s: float) -> list[tuple[float, float]]:
     """Times of forward and backward, until their median is precise or the budget is spent."""
     calls = trial.calls()
-    begin = perf_counter()
-    samples = [trial.sample(calls) for _ in range(least)]
-    while (
-        perf_counter() - begin < budget_s
-        and interval([forward_s + backward_s for forward_s, backward_s in samples]) > PRECISION
-    ):
-        samples.append(trial.sample(calls))
-    return samples
+    return repeat(
+        lambda: trial.sample(calls),
+        least=least,
+        budget_s=budget_s,
+        precise=lambda samples: interval([*map(sum, samples)]) <= PRECISION,
+    )
 
 
 def _flops(run: Callable[[], object]) -> int:
@@ -588,35 +614,3 @@ def _places(graph: Graph, operator: int) -> tuple[str, ...]:
     """The tensors and parameters that places in a `MeasuredClass` stand for."""
     one = graph.operators[operator]
     return (*one.inputs, *one.outputs, *one.parameters)
-
-
-def _cost(graph: Graph, index: int, measured: MeasuredClass) -> OperatorCost:
-    """The costs of one operator."""
-    operator, places = graph.operators[index], _places(graph, index)
-    tensors, parameters = tensors_by_name(graph), parameters_by_name(graph)
-    output_bytes = sum(tensors[name].bytes for name in operator.outputs)
-    parameter_bytes = sum(parameters[name].bytes for name in operator.parameters)
-    return OperatorCost(
-        name=operator.name,
-        forward_s=measured.forward_s,
-        backward_s=measured.backward_s,
-        output_bytes=output_bytes,
-        parameter_bytes=parameter_bytes,
-        flops=measured.flops,
-        bytes_moved=(
-            sum(tensors[name].bytes for name in operator.inputs) + parameter_bytes + output_bytes
-        ),
-        stash_tensors=tuple(places[at] for at in measured.kept),
-        stash_private_bytes=measured.private_bytes,
-        workspace_bytes=measured.workspace_bytes,
-        interval=measured.interval,
-    )
-
-
-def _views(graph: Graph, operators: list[MeasuredClass]) -> tuple[View, ...]:
-    return tuple(
-        View(places[tensor], places[base])
-        for i, measured in enumerate(operators)
-        for places in [_places(graph, i)]
-        for tensor, base in measured.views
-    )

@@ -1,22 +1,50 @@
-"""What a profile says of the model that it is of, whichever engine made it; and that model."""
+"""What every profile says of its model and operators, whichever engine made it; and that model."""
 
 import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
-from planner.artefacts.graph import Graph, retyped
+from planner.artefacts.graph import Graph, parameters_by_name, retyped, tensors_by_name
 from planner.artefacts.options import LossOptions
-from planner.artefacts.profile import BatchNorm, Profile
+from planner.artefacts.profile import BatchNorm, OperatorCost, Profile, View
 from planner.model.load import Model, load
 from planner.model.modes import batch_norm_form
 from planner.model.modules import modules_of
 from planner.support.errors import FileError
 
+if TYPE_CHECKING:
+    from planner.profilers.facts import Facts
+    from planner.profilers.runnable import Stash
 
-class ModelFields(TypedDict):
-    """The fields of `Profile` that follow from the model alone."""
 
+@dataclass(frozen=True, slots=True)
+class TimedOperator:
+    """The work of an operator, and its times by some engine.
+
+    Attributes:
+        stash, flops, bytes_moved: as of `Facts`.
+        forward_s, backward_s, workspace_bytes, interval: as of `OperatorCost`.
+    """
+
+    stash: "Stash"
+    flops: int
+    bytes_moved: int
+    forward_s: float
+    backward_s: float
+    workspace_bytes: int = 0
+    interval: float = 0.0
+
+
+class ProfileFields(TypedDict):
+    """The fields of `Profile` that every engine fills in the same way."""
+
+    graph: Graph
+    operators: tuple[OperatorCost, ...]
+    views: tuple[View, ...]
+    gradient_views: tuple[View, ...]
     model_path: str | None
     model_hash: str
     dimensions: dict[str, int]
@@ -27,13 +55,26 @@ class ModelFields(TypedDict):
     microbatch_size: int
 
 
-def model_fields(model: Model, path: str | None) -> ModelFields:
+def profile_fields(
+    model: Model,
+    path: str | None,
+    graph: Graph,
+    operators: Sequence[TimedOperator],
+    facts: Sequence["Facts"],
+) -> ProfileFields:
     """These fields.
 
     Args:
         path: of the model, as the profile says it.
+        graph: the model's, with the element types that its tensors have under autocast.
+        operators: one per operator of the graph.
+        facts: one per operator; none where the shapes of one depend on numbers.
     """
-    return ModelFields(
+    return ProfileFields(
+        graph=graph,
+        operators=tuple(_cost(graph, v, one) for v, one in enumerate(operators)),
+        views=tuple(view for one in operators for view in one.stash.views),
+        gradient_views=tuple(view for one in facts for view in one.gradient_views),
         model_path=path,
         model_hash=model.hash,
         dimensions=dict(model.dimensions),
@@ -42,6 +83,25 @@ def model_fields(model: Model, path: str | None) -> ModelFields:
         untie=model.untie,
         batch_norm=batch_norm_form(model.nodes),
         microbatch_size=model.batch,
+    )
+
+
+def _cost(graph: Graph, v: int, timed: TimedOperator) -> OperatorCost:
+    operator, tensors, parameters = (
+        graph.operators[v], tensors_by_name(graph), parameters_by_name(graph)
+    )  # fmt: skip
+    return OperatorCost(
+        name=operator.name,
+        forward_s=round(float(timed.forward_s), 9),
+        backward_s=round(float(timed.backward_s), 9),
+        output_bytes=sum(tensors[name].bytes for name in operator.outputs),
+        parameter_bytes=sum(parameters[name].bytes for name in operator.parameters),
+        flops=timed.flops,
+        bytes_moved=timed.bytes_moved,
+        stash_tensors=timed.stash.tensors,
+        stash_private_bytes=timed.stash.private_bytes,
+        workspace_bytes=timed.workspace_bytes,
+        interval=timed.interval,
     )
 
 

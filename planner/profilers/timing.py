@@ -26,8 +26,9 @@ from torch import Tensor
 
 from planner.operators.running import autocast
 from planner.profilers.classes import Surroundings
+from planner.profilers.runnable import Unit
 from planner.profilers.storages import watching
-from planner.profilers.unit import Unit
+from planner.support.repeat import repeat
 
 T = TypeVar("T")
 
@@ -68,11 +69,23 @@ class Stopwatch:
         device: "cpu", "cuda" or "cuda:N".
         wall_s: sum of all times that it took on a CPU.
         cpu_s: CPU time of the process meanwhile; less than `wall_s` where others had the core.
+        scratch: the buffer that is written to clear the caches.
     """
 
     device: str
     wall_s: float = field(default=0.0, init=False)
     cpu_s: float = field(default=0.0, init=False)
+    scratch: Tensor = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        size = CACHES_BYTES[self.device.partition(":")[0]] // 4
+        self.scratch = torch.zeros(size, device=self.device)
+
+    def clear_caches(self, fresh: Sequence[Tensor]) -> None:
+        """Leaves nothing in the caches but the tensors that the operator before has just made."""
+        self.scratch.add_(1)
+        for tensor in fresh:
+            tensor.detach().sum()
 
     def seconds(self, run: Callable[[], T]) -> tuple[float, T]:
         """The time that `run` takes on the device, in s, and its result."""
@@ -113,6 +126,23 @@ class StepTimes:
         return self.forward_s + self.backward_s
 
 
+def combined(
+    steps: Sequence[StepTimes], mean: Callable[[Sequence[float]], float]
+) -> StepTimes:  # fmt: skip
+    """The mean or the median of some steps, each time by itself."""
+    return StepTimes(
+        mean([one.forward_s for one in steps]),
+        mean([one.backward_s for one in steps]),
+        tuple(
+            (
+                mean([forward_s for forward_s, _ in each]),
+                mean([backward_s for _, backward_s in each]),
+            )
+            for each in zip(*(one.losses_s for one in steps), strict=True)
+        ),
+    )
+
+
 def whole_step_s(
     run: Callable[[], Sequence[Tensor]],
     losses: Sequence[Callable[[Tensor], Tensor]],
@@ -125,38 +155,32 @@ def whole_step_s(
         losses: of these outputs.
         watch: the stopwatch of the device.
     """
-    steps: list[StepTimes] = []
+    step = partial(_step, run, losses, watch)
+    steps = repeat(step, least=2, most=WHOLE_STEPS, budget_s=WHOLE_S, warm_ups=1)
+    return combined(steps, median)
 
-    def step() -> StepTimes:
-        forward_s, outputs = watch.seconds(run)
-        roots, gradients, losses_s = [], [], []
-        for output, loss in zip(outputs, losses, strict=True):
-            # A leaf of its own, so that the gradient of the loss is timed apart.
-            leaf = output.detach().requires_grad_()
-            loss_s, value = watch.seconds(partial(loss, leaf))
-            back_s, (gradient,) = watch.seconds(partial(torch.autograd.grad, value, leaf))
-            losses_s.append((loss_s, back_s))
-            if output.requires_grad:
-                roots.append(output)
-                gradients.append(gradient)
-        backward_s = 0.0
-        if roots:
-            backward_s, _ = watch.seconds(partial(torch.autograd.backward, roots, gradients))
-        return StepTimes(forward_s, backward_s, tuple(losses_s))
 
-    step()
-    while len(steps) < WHOLE_STEPS and (
-        len(steps) < 2 or sum(one.model_s for one in steps) < WHOLE_S
-    ):
-        steps.append(step())
-    return StepTimes(
-        median(one.forward_s for one in steps),
-        median(one.backward_s for one in steps),
-        tuple(
-            (median(f for f, _ in each), median(b for _, b in each))
-            for each in zip(*(one.losses_s for one in steps), strict=True)
-        ),
-    )
+def _step(
+    run: Callable[[], Sequence[Tensor]],
+    losses: Sequence[Callable[[Tensor], Tensor]],
+    watch: Stopwatch,
+) -> StepTimes:
+    """The times of one step, see `whole_step_s`."""
+    forward_s, outputs = watch.seconds(run)
+    roots, gradients, losses_s = [], [], []
+    for output, loss in zip(outputs, losses, strict=True):
+        # A leaf of its own, so that the gradient of the loss is timed apart.
+        leaf = output.detach().requires_grad_()
+        loss_s, value = watch.seconds(partial(loss, leaf))
+        back_s, (gradient,) = watch.seconds(partial(torch.autograd.grad, value, leaf))
+        losses_s.append((loss_s, back_s))
+        if output.requires_grad:
+            roots.append(output)
+            gradients.append(gradient)
+    backward_s = 0.0
+    if roots:
+        backward_s, _ = watch.seconds(partial(torch.autograd.backward, roots, gradients))
+    return StepTimes(forward_s, backward_s, tuple(losses_s))
 
 
 def forwards_s(
@@ -171,8 +195,8 @@ def forwards_s(
         dtype: the type of autocast.
         watch: the stopwatch of the device.
     """
-    passes: list[list[float]] = []
-    for _ in range(WHOLE_STEPS + 1):
+
+    def one_pass() -> list[float]:
         values, times_s = dict(inputs), []
         for one in units:
             read = [values[name] for name in one.inputs]
@@ -180,8 +204,10 @@ def forwards_s(
                 time_s, made = watch.seconds(partial(one.forward, *read))
             times_s.append(time_s)
             values.update(zip(one.outputs, made, strict=True))
-        passes.append(times_s)
-    return [median(some) for some in zip(*passes[1:], strict=True)]
+        return times_s
+
+    passes = repeat(one_pass, least=WHOLE_STEPS, warm_ups=1)
+    return [median(some) for some in zip(*passes, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +226,6 @@ class Trial:
         inputs: its leaves, in the order of `unit.inputs`.
         watch: the stopwatch of the device.
         dtype: the type of autocast.
-        scratch: the buffer that is written to clear the caches.
         arriving: the gradients that arrive at its outputs, by name.
         summands: gradients that other operators have left at its inputs and weights, by name.
         totals: gradients of the microbatches before, of the weights whose gradient is complete.
@@ -213,45 +238,40 @@ class Trial:
         around: Surroundings,
         watch: Stopwatch,
         dtype: str | None,
-        scratch: Tensor,
     ) -> None:
         self.unit, self.inputs = unit, inputs
-        self.watch, self.dtype, self.scratch = watch, dtype, scratch
+        self.watch, self.dtype = watch, dtype
         outputs = self._run(inputs)
         self.arriving = {
             name: _gradient(output, around.arriving.get(name))
             for name, output in zip(unit.outputs, outputs, strict=True)
             if name in around.reached and output.requires_grad
         }
-        leaves = {**dict(zip(unit.inputs, inputs, strict=True)), **unit.weights}
-        followed = {n: leaf for n, leaf in leaves.items() if leaf.requires_grad}
+        followed = {**dict(_followed(unit.inputs, [inputs])), **unit.weights}
         self.summands = {
-            n: torch.randn_like(t, requires_grad=False)
-            for n, t in followed.items()
+            n: torch.randn_like(leaf, requires_grad=False)
+            for n, leaf in followed.items()
             if n in around.summed
         }
-        self.totals = {
-            n: torch.zeros_like(t, requires_grad=False) if t.grad is None else t.grad
-            for n, t in followed.items()
-            if n in around.complete
-        }
+        self.totals = {n: _total(leaf) for n, leaf in followed.items() if n in around.complete}
 
     def calls(self) -> Calls:
         """The number of calls per measurement, from one measurement of each pass."""
         forward_s, outputs = self._forward(1)
-        backward_s = self._backward(outputs, 1)
+        backward_s = self._backward_once(outputs)
         weight_bytes = sum(weight.nbytes for weight in self.unit.weights.values())
         if weight_bytes > LARGE_BYTES:  # several calls at once would also sum their gradients
             return Calls(_calls(forward_s), 1)
         if 0 < backward_s < 10 * ENOUGH_S:  # the first one pays for choosing kernels
-            backward_s = self._backward(None, 1)
+            backward_s = self._backward_once(self._run(self.inputs))
         return Calls(_calls(forward_s), _calls(backward_s))
 
     def sample(self, calls: Calls) -> tuple[float, float]:
         """Times of one forward and of one backward pass, in s."""
         forward_s, outputs = self._forward(calls.forward)
-        once = calls.backward == 1
-        return forward_s, self._backward(outputs if once else None, calls.backward)
+        if calls.backward == 1:
+            return forward_s, self._backward_once(outputs)
+        return forward_s, self._backward_many(calls.backward)
 
     def workspace_bytes(self) -> int:
         """The most memory that a pass takes besides the tensors from before and those it leaves.
@@ -289,27 +309,27 @@ class Trial:
 
     def _forward(self, calls: int) -> tuple[float, tuple[Tensor, ...]]:
         if calls == 1:
-            self._clear_caches(self.inputs)
+            self.watch.clear_caches(self.inputs)
         forward, inputs = self.unit.forward, self.inputs
         with autocast(self.watch.device, self.dtype):
             time_s, results = self.watch.seconds(lambda: [forward(*inputs) for _ in range(calls)])
         return time_s / calls, results[-1]
 
-    def _backward(self, outputs: tuple[Tensor, ...] | None, calls: int) -> float:
-        """The time of one backward pass, in s; 0 for an operator that no gradient reaches.
-
-        Args:
-            outputs: the outputs of a forward pass; None runs one for every call, because backward
-                uses up autograd's graph.
-            calls: the number of calls.
+    def _backward_once(self, outputs: tuple[Tensor, ...]) -> float:
+        """The time of the backward pass of one forward pass, in s; 0 for an operator that no
+        gradient reaches. It uses up autograd's graph.
         """
-        copies = [self.inputs] if outputs else [_copy(self.inputs) for _ in range(calls)]
-        gradients = self._gradients(copies, [outputs or self._run(copy) for copy in copies])
-        if gradients is None:
+        run = self._gradients([self.inputs], [outputs])
+        if run is None:
             return 0.0
-        if calls == 1:
-            self._clear_caches(tuple(self.arriving.values()))
-        return self.watch.seconds(gradients)[0] / len(copies)
+        self.watch.clear_caches(tuple(self.arriving.values()))
+        return self.watch.seconds(run)[0]
+
+    def _backward_many(self, calls: int) -> float:
+        """The mean time of backward passes in a row, each of a forward pass of its own, in s."""
+        copies = [_copy(self.inputs) for _ in range(calls)]
+        run = self._gradients(copies, [self._run(copy) for copy in copies])
+        return 0.0 if run is None else self.watch.seconds(run)[0] / calls
 
     def _gradients(
         self, copies: Sequence[tuple[Tensor, ...]], results: Sequence[tuple[Tensor, ...]]
@@ -323,23 +343,17 @@ class Trial:
             copies: the leaves of each call.
             results: the outputs of each call.
         """
-        unit = self.unit
         pairs = [
             (output, self.arriving[name])
             for outputs in results
-            for name, output in zip(unit.outputs, outputs, strict=True)
+            for name, output in zip(self.unit.outputs, outputs, strict=True)
             if name in self.arriving
         ]
-        leaves = [
-            (name, leaf)
-            for copy in copies
-            for name, leaf in zip(unit.inputs, copy, strict=True)
-            if leaf.requires_grad
-        ]
-        if not pairs or not (leaves or unit.weights):
+        leaves = _followed(self.unit.inputs, copies)
+        if not pairs or not (leaves or self.unit.weights):
             return None
         outputs, arriving = zip(*pairs, strict=True)
-        names, wanted = zip(*leaves, *unit.weights.items(), strict=True)
+        names, wanted = zip(*leaves, *self.unit.weights.items(), strict=True)
         summands = [self.summands.get(name) for name in names]
         complete = [(at, self.totals[n]) for at, n in enumerate(names) if n in self.totals]
 
@@ -358,11 +372,22 @@ class Trial:
 
         return run
 
-    def _clear_caches(self, fresh: Sequence[Tensor]) -> None:
-        """Leaves nothing in the caches but the tensors that the operator before has just made."""
-        self.scratch.add_(1)
-        for tensor in fresh:
-            tensor.detach().sum()
+
+def _followed(
+    names: Sequence[str], copies: Sequence[tuple[Tensor, ...]]
+) -> list[tuple[str, Tensor]]:  # fmt: skip
+    """The leaves of some calls that autograd follows, by name."""
+    return [
+        (name, leaf)
+        for copy in copies
+        for name, leaf in zip(names, copy, strict=True)
+        if leaf.requires_grad
+    ]
+
+
+def _total(weight: Tensor) -> Tensor:
+    """The gradient of the microbatches before; zeros where there is none yet."""
+    return torch.zeros_like(weight, requires_grad=False) if weight.grad is None else weight.grad
 
 
 def _storage_bytes(tensors: Iterable[Tensor | None]) -> Counter[int]:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from planner.artefacts import files
 from planner.artefacts.files import (
     artefact_hash,
     read_plan,
@@ -23,6 +22,7 @@ from planner.artefacts.formats.any import read_any_profiles
 from planner.artefacts.plan import Plan
 from planner.artefacts.sharding import Sharding, rule_of
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy
+from planner.artefacts.strict import reader
 from planner.clusters.yaml.read import find_topology, read_topology
 from planner.model.load import load
 from planner.support import units
@@ -350,7 +350,7 @@ def test_a_stage_of_whole_operators_has_no_fields_for_a_mesh():
 
 
 def test_a_sharding_is_read_as_it_was_written():
-    assert files._adapter(Strategy).validate_json(json.dumps(to_plain(SPLIT))) == SPLIT
+    assert reader(Strategy).validate_json(json.dumps(to_plain(SPLIT))) == SPLIT
 
 
 def split_plan(**change):

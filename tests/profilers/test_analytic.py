@@ -14,7 +14,7 @@ from planner.clusters.yaml.read import device_table, shipped_device_type
 from planner.profilers.analytic import analytic, fit_constants, rank_correlation, rescale
 from planner.profilers.efficiencies import CPU, HALF, SINGLE, Kernel, Work, device_family
 from planner.profilers.facts import Facts, facts
-from planner.profilers.stash import Stash
+from planner.profilers.runnable import Stash
 from planner.solvers import SOLVERS
 from planner.support.errors import OptionError
 from tests.bench.profile_analytic import rows

@@ -8,8 +8,7 @@ from planner.operators import parameters, synthetic, to_torch
 from planner.profilers.efficiencies import Work
 from planner.profilers.facts import facts
 from planner.profilers.measured import measure
-from planner.profilers.stash import observe
-from planner.profilers.unit import Unit
+from planner.profilers.runnable import Unit, observe
 from planner.support.errors import OperatorError
 from tests.profilers.test_profilers import attention, read, residual
 from tests.support.models import LIGHT_MODELS, MODELS, cached, deep_transformer

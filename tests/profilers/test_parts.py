@@ -15,7 +15,7 @@ from planner.profilers.cache import MeasuredClass
 from planner.profilers.measured import ModelTimer, measure
 from planner.profilers.parts import measure_parts, obstacle
 from planner.profilers.parts.unit import by_stride, local_strides, local_values, part_unit
-from planner.profilers.unit import unit
+from planner.profilers.runnable import unit
 from tests.support.split_models import MODELS, lines, loaded
 from tests.support.split_plans import fits
 

@@ -18,11 +18,11 @@ from planner.model.load import load
 from planner.operators import input_names, parameters, synthetic, to_torch
 from planner.profilers.cache import cache_for
 from planner.profilers.classes import TensorLayout, class_name, contiguous, surroundings
-from planner.profilers.measured import _in_step, _InStep, measure
+from planner.profilers.measured import _scaled_to_step, _TimesInStep, measure
+from planner.profilers.runnable import unit
 from planner.profilers.summary import summary
 from planner.profilers.timing import Stopwatch, Trial, forwards_s
 from planner.profilers.trust import Conditions, agrees, interval, warnings
-from planner.profilers.unit import unit
 from planner.support.caches import with_checksum, without_checksum
 from planner.support.errors import OptionError
 from tests.support.models import MODELS, cached
@@ -340,7 +340,7 @@ def test_the_backward_passes_of_trials_give_the_gradients_of_the_whole_step(buil
     alive, trials = dict(values), []
     for i, around in enumerate(surroundings(graph)):
         one = unit(model, i, "cpu", held)
-        trials.append(Trial(one, one.leaves(alive), around, Stopwatch("cpu"), None, torch.zeros(1)))
+        trials.append(Trial(one, one.leaves(alive), around, Stopwatch("cpu"), None))
         made = one.forward(*one.leaves(alive))
         alive.update((n, v.detach().requires_grad_(v.requires_grad))
                      for n, v in zip(one.outputs, made, strict=True))  # fmt: skip
@@ -461,11 +461,13 @@ def test_times_within_a_step_replace_those_alone(tmp_path):
     )
     profile = replace(profile, operators=alone, whole_step=WholeStep(30.0, 34.0))
     in_passes = [float(i + 1) for i in range(count)]
-    found = _in_step(profile, _InStep(2 * sum(in_passes), 45.0, (), (), in_passes))
+    found = _scaled_to_step(profile, _TimesInStep(2 * sum(in_passes), 45.0, (), (), in_passes))
     assert [o.forward_s for o in found.operators] == [2 * s for s in in_passes]
     assert [o.backward_s for o in found.operators] == [3.0 * i for i in range(count)]
     assert found.whole_step == WholeStep(30.0, 34.0, alone_s=count + 15.0)
-    scaled = _in_step(profile, _InStep(5.0 * count, 45.0, (), (), None))  # on CUDA, as alone
+    scaled = _scaled_to_step(
+        profile, _TimesInStep(5.0 * count, 45.0, (), (), None)
+    )  # on CUDA, as alone
     assert [o.forward_s for o in scaled.operators] == [5.0] * count
 
 

@@ -11,7 +11,6 @@ from planner.artefacts.files import (
     PROFILE_SET_FORMATS,
     STRATEGY_FORMAT,
     STRATEGY_FORMATS,
-    json_of,
     read_profile,
     read_profile_set,
 )
@@ -23,6 +22,7 @@ from planner.artefacts.formats.dnn_partitioning import (
 from planner.artefacts.formats.graph_txt import GRAPH_TXT, is_graph_txt, parse, to_profile
 from planner.artefacts.formats.piper import PiperGraph, piper_profile, read_piper
 from planner.artefacts.profile import Profile
+from planner.artefacts.strict import json_of
 from planner.support.errors import FileError
 from planner.support.reading import read_text
 

@@ -9,17 +9,25 @@ NeurIPS 2020.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
-from planner.artefacts.formats.strict import STRICT, read_strict
-from planner.artefacts.graph import MAX_BYTES, Graph, Operator, Parameter, Tensor
+from planner.artefacts.graph import (
+    MAX_BYTES,
+    Graph,
+    Operator,
+    Parameter,
+    Tensor,
+    parameters_by_name,
+    tensors_by_name,
+)
 from planner.artefacts.profile import MAX_SECONDS, OperatorCost, Profile, Source
+from planner.artefacts.strict import read_strict
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -49,8 +57,6 @@ class DnnNode:
         layer: an id of its layer, if the file has one.
     """
 
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
-
     id: int
     time_ms: Annotated[Milliseconds, Field(alias="fpgaLatency")]
     cpu_time_ms: Annotated[Milliseconds, Field(alias="cpuLatency")]
@@ -73,8 +79,6 @@ class DnnEdge:
         size_bytes: of the transfer, where the file says it.
     """
 
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
-
     source: Annotated[int, Field(alias="sourceId")]
     dest: Annotated[int, Field(alias="destId")]
     cost_ms: Annotated[Milliseconds, Field(alias="cost")]
@@ -96,8 +100,6 @@ class DnnGraph:
         ValueError: if ids repeat or are unknown, a source has two costs, the graph has a cycle, or
             a backward node feeds a forward node; all of it.
     """
-
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     num_devices: Annotated[int, Field(alias="maxFPGAs", ge=1, le=100_000)]
     num_cpus: Annotated[int, Field(alias="maxCPUs", ge=0)]
@@ -262,8 +264,7 @@ def dnn_partitioning_profile(graph: DnnGraph) -> Profile:
     """
     blocks = colocated(graph)
     names, (leaving, readers) = _unique(graph, blocks), _leaving(graph, blocks)
-    operators, costs = [], []
-    tensors, parameters = [], []
+    operators, tensors, parameters, times_s = [], [], [], []
     for b, members in enumerate(blocks.members):
         trained = any(graph.nodes[v].backward for v in members)
         outputs = [u for u in members if u in leaving]
@@ -278,31 +279,44 @@ def dnn_partitioning_profile(graph: DnnGraph) -> Profile:
         made = tuple(f"output{u}" for u in outputs) or (f"end{b}",)
         read = tuple(f"output{u}" for u in sorted(readers) if b in readers[u])
         operators.append(Operator(names[b], "block", read, made, (f"parameter{b}",)))
-        costs.append(
-            OperatorCost(
-                name=names[b],
-                forward_s=_time_s(graph, members, backward=False),
-                backward_s=_time_s(graph, members, backward=True),
-                output_bytes=sent,
-                parameter_bytes=held,
-                flops=0,
-                bytes_moved=0,
-                stash_tensors=made,
-                stash_private_bytes=0,
-            )
+        times_s.append(
+            (_time_s(graph, members, backward=False), _time_s(graph, members, backward=True))
         )
     ends = tuple(name for operator in operators for name in operator.outputs if name[:3] == "end")
     return imported_profile(
-        Graph(tuple(operators), tuple(tensors), tuple(parameters), (), ends), tuple(costs)
+        Graph(tuple(operators), tuple(tensors), tuple(parameters), (), ends), times_s
     )
 
 
-def imported_profile(graph: Graph, costs: tuple[OperatorCost, ...]) -> Profile:
-    """A profile of a foreign graph: of one sample, on a device that nothing is known of."""
-    versions: Mapping[str, str] = {}
+def imported_profile(
+    graph: Graph, times_s: Iterable[tuple[float, float]], stash_bytes: Sequence[int] = ()
+) -> Profile:
+    """A profile of a foreign graph: of one sample, on a device that nothing is known of.
+
+    Args:
+        times_s: forward and backward time of each operator, in s.
+        stash_bytes: what each keeps for its backward pass; without, it keeps its outputs.
+    """
+    tensors, parameters = tensors_by_name(graph), parameters_by_name(graph)
+    costs = (
+        OperatorCost(
+            name=operator.name,
+            forward_s=forward_s,
+            backward_s=backward_s,
+            output_bytes=sum(tensors[name].bytes for name in operator.outputs),
+            parameter_bytes=sum(parameters[name].bytes for name in operator.parameters),
+            flops=0,
+            bytes_moved=0,
+            stash_tensors=() if stash_bytes else operator.outputs,
+            stash_private_bytes=stash_bytes[v] if stash_bytes else 0,
+        )
+        for v, (operator, (forward_s, backward_s)) in enumerate(
+            zip(graph.operators, times_s, strict=True)
+        )
+    )
     return Profile(
         graph=graph,
-        operators=costs,
+        operators=tuple(costs),
         views=(),
         model_path=None,
         model_hash=None,
@@ -315,7 +329,7 @@ def imported_profile(graph: Graph, costs: tuple[OperatorCost, ...]) -> Profile:
         repetitions=0,
         spread=0.0,
         whole_step=None,
-        versions=dict(versions),
+        versions={},
     )
 
 

@@ -36,7 +36,7 @@ from planner.artefacts.graph import (
     producers,
     tensors_by_name,
 )
-from planner.artefacts.profile import OperatorCost, Profile
+from planner.artefacts.profile import Profile
 from planner.support.errors import FileError
 from planner.support.outputs import FileKind, head_of
 from planner.support.printable import printable
@@ -259,21 +259,9 @@ def to_profile(text: GraphText, path: Path) -> Profile:
         inputs=tuple(node.name for node in inputs),
         outputs=_sinks(inner, feeds),
     )
-    costs = tuple(
-        OperatorCost(
-            name=node.name,
-            forward_s=node.forward_ms / 1000.0,
-            backward_s=node.backward_ms / 1000.0,
-            output_bytes=_whole(node.activation_bytes),
-            parameter_bytes=_whole(node.parameter_bytes),
-            flops=0,
-            bytes_moved=0,
-            stash_tensors=(node.name,),
-            stash_private_bytes=0,
-        )
-        for node in inner
+    return imported_profile(
+        graph, ((node.forward_ms / 1000.0, node.backward_ms / 1000.0) for node in inner)
     )
-    return imported_profile(graph, costs)
 
 
 def _in_order(
@@ -435,7 +423,7 @@ def annotate(text: str, stages: Mapping[str, int]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def is_written_here(path: Path) -> bool:
+def _is_written_here(path: Path) -> bool:
     """Whether a file is a graph.txt as `to_text` writes it: with at least three digits behind every
     point, which PipeDream's profiler does not write for activations.
     """
@@ -446,7 +434,7 @@ def is_written_here(path: Path) -> bool:
         return False
 
 
-GRAPH_FILE = FileKind("a graph.txt", is_written_here)
+GRAPH_FILE = FileKind("a graph.txt", _is_written_here)
 
 _COLOURS = ("#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#76b7b2", "#edc948", "#b07aa1", "#9c755f")
 

@@ -13,14 +13,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from planner.artefacts.formats.dnn_partitioning import Bytes, imported_profile
-from planner.artefacts.formats.strict import STRICT, read_strict
 from planner.artefacts.graph import MAX_BYTES, Graph, Operator, Parameter, Tensor
-from planner.artefacts.profile import MAX_SECONDS, OperatorCost, Profile
+from planner.artefacts.profile import MAX_SECONDS, Profile
+from planner.artefacts.strict import read_strict
 from planner.support.errors import FileError
 
 FORM = "a Piper graph (JSON)"
@@ -46,8 +46,6 @@ class Tmpc:
         sync_backward_bytes: the same per id of a layer that it feeds.
     """
 
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
-
     id: Annotated[str, Field(min_length=1)]
     time_s: Annotated[Seconds, Field(alias="timePerSample")]
     parameter_bytes: Annotated[Bytes, Field(alias="parameterSize")]
@@ -70,8 +68,6 @@ class PiperNode:
         name: for people.
     """
 
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
-
     id: int
     tmpcs: Annotated[
         dict[Annotated[str, Field(pattern=r"^[1-9][0-9]{0,4}$")], tuple[Tmpc, ...]],
@@ -92,8 +88,6 @@ class PiperEdge:
         dest: id of the layer that reads it.
         bytes: of one sample, one way.
     """
-
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     source: Annotated[int, Field(alias="sourceId")]
     dest: Annotated[int, Field(alias="destId")]
@@ -116,8 +110,6 @@ class PiperGraph:
         ValueError: if ids repeat or are unknown, the graph has a cycle, or a configuration does
             not synchronise exactly the layer's edges; all of it.
     """
-
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     num_devices: Annotated[int, Field(alias="maxDevices", ge=1, le=100_000)]
     memory_bytes: Annotated[float, Field(alias="maxMemoryPerDevice", gt=0, le=MAX_BYTES)]
@@ -224,10 +216,10 @@ def piper_profile(graph: PiperGraph) -> Profile:
     for edge in graph.edges:
         sizes[edge.source].setdefault(edge.bytes, []).append(edge.dest)
     names = _unique(graph)
-    operators, costs = [], []
+    operators, times_s, stash_bytes = [], [], []
     tensors, parameters, read = [], [], {node.id: list[str]() for node in graph.nodes}
     for node in _sorted(graph):
-        tmpc = one_device(node)
+        tmpc = _one_device(node)
         made = []
         # Readers that get different bytes get different tensors.
         for x, (size, readers) in enumerate(sorted(sizes[node.id].items()) or [(0.0, [])]):
@@ -237,33 +229,19 @@ def piper_profile(graph: PiperGraph) -> Profile:
                 read[reader].append(made[-1])
         held = round(tmpc.parameter_bytes)
         parameters.append(Parameter(f"parameter{node.id}", (held,), "uint8", True))
-        name = names[at[node.id]]
-        operators.append(
-            Operator(name, "layer", tuple(read[node.id]), tuple(made), (f"parameter{node.id}",))
-        )
-        costs.append(
-            OperatorCost(
-                name=name,
-                forward_s=tmpc.time_s / 3,
-                backward_s=tmpc.time_s * 2 / 3,
-                output_bytes=sum(tensor.bytes for tensor in tensors[-len(made) :]),
-                parameter_bytes=held,
-                flops=0,
-                bytes_moved=0,
-                stash_tensors=(),
-                stash_private_bytes=round(tmpc.memory_a_bytes),
-            )
-        )
+        name, inputs = names[at[node.id]], tuple(read[node.id])
+        operators.append(Operator(name, "layer", inputs, tuple(made), (f"parameter{node.id}",)))
+        times_s.append((tmpc.time_s / 3, tmpc.time_s * 2 / 3))
+        stash_bytes.append(round(tmpc.memory_a_bytes))
     unread = {tensor.name for tensor in tensors} - {
         name for names in read.values() for name in names
     }
     ends = tuple(tensor.name for tensor in tensors if tensor.name in unread)
-    return imported_profile(
-        Graph(tuple(operators), tuple(tensors), tuple(parameters), (), ends), tuple(costs)
-    )
+    made_graph = Graph(tuple(operators), tuple(tensors), tuple(parameters), (), ends)
+    return imported_profile(made_graph, times_s, stash_bytes)
 
 
-def one_device(node: PiperNode) -> Tmpc:
+def _one_device(node: PiperNode) -> Tmpc:
     """The configuration of a layer on one device: vanilla, or the first in the file.
 
     Raises:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.artefacts.topology import Device, DeviceType, Host, Link, Topology, too_many
+from planner.clusters.links import both_ways
 from planner.clusters.yaml.schema import yaml_of
 from planner.support.errors import FileError, shown
 
@@ -153,7 +154,7 @@ def to_topology(dimensions: Sequence[NetworkDimension], name: str, kind: DeviceT
             pairs = SHAPES[dimension.shape]([ends[i] for i in group], middle)
             switches += [middle] if dimension.shape == "Switch" else []
             figures = dimension.bandwidth_bytes_per_s, dimension.latency_s, f"dim{depth}"
-            links += [Link(p, q, *figures) for a, b in pairs for p, q in ((a, b), (b, a))]
+            links += [link for a, b in pairs for link in both_ways(a, b, *figures)]
         stride *= dimension.count
     if not direct:
         links += _router_links(ends, links)
@@ -187,9 +188,9 @@ def _router_links(routers: Sequence[str], links: Sequence[Link]) -> list[Link]:
         if link.source in leaving:
             leaving[link.source] += link.bandwidth_bytes_per_s
     return [
-        Link(p, q, leaving[router], 0.0, "router")
+        link
         for i, router in enumerate(routers)
-        for p, q in ((f"npu{i}", router), (router, f"npu{i}"))
+        for link in both_ways(f"npu{i}", router, leaving[router], 0.0, "router")
     ]
 
 

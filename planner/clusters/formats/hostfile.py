@@ -22,14 +22,15 @@ from planner.artefacts.topology import (
     too_many,
     wrong_name,
 )
+from planner.clusters.links import both_ways
 from planner.support.errors import FileError
 
 FORM = "a DeepSpeed hostfile"
 # More slots than a number of nine digits are no number of devices.
 _LINE = re.compile(r"(\S+)\s+slots=([0-9]{1,9})")
-# From device to device, and from host to host: half on either side. From memory: PCIe and TCP over
-# Ethernet.
-INSIDE_LATENCY_S, BETWEEN_LATENCY_S = 10e-6, 25e-6
+# Half of the latency from device to device, and from host to host, because it takes two links. From
+# memory: PCIe and TCP over Ethernet.
+INSIDE_LATENCY_S, BETWEEN_LATENCY_S = 10e-6 / 2, 25e-6 / 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +107,11 @@ def to_topology(
     inside = inside_bytes_per_s or between_bytes_per_s
     if inside is not None:
         for device in devices:
-            links += _both(device.name, device.host, inside, INSIDE_LATENCY_S, "inside")
+            links += both_ways(device.name, device.host, inside, INSIDE_LATENCY_S, "inside")
     joined = len(slots) > 1
     if joined and between_bytes_per_s is not None:
-        for one in slots:
-            links += _both(one.host, "network", between_bytes_per_s, BETWEEN_LATENCY_S, "network")
+        between = between_bytes_per_s, BETWEEN_LATENCY_S, "network"
+        links += [link for one in slots for link in both_ways(one.host, "network", *between)]
     kinds = {kind.name: kind for kind in types.values()}
     return Topology(
         name=name,
@@ -138,8 +139,3 @@ def _check_rates(
     ]
     if wrong:
         raise FileError("\n".join(wrong))
-
-
-def _both(a: str, b: str, bytes_per_s: float, latency_s: float, name: str) -> list[Link]:
-    """Both directions of a link, with half of the latency of two such links."""
-    return [Link(*ends, bytes_per_s, latency_s / 2, name) for ends in ((a, b), (b, a))]

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from planner.artefacts.topology import Device, DeviceType, Host, Link, Topology
+from planner.clusters.links import both_ways, components
 from planner.support.errors import FileError
 
 FORM = "the output of nvidia-smi topo -m"
@@ -200,7 +201,7 @@ def _contradictions(matrix: Matrix, path: Path) -> Iterator[str]:
 Figure = TypeVar("Figure")
 
 
-def figure_of(table: Mapping[str, Figure], kind: DeviceType, what: str, path: Path) -> Figure:
+def _figure_of(table: Mapping[str, Figure], kind: DeviceType, what: str, path: Path) -> Figure:
     """The entry of a table for a device type, by the first letters of its name.
 
     Raises:
@@ -227,14 +228,11 @@ def _nvlinks(
         for j, cell in enumerate(row)
         if cell.startswith("NV")
     }
-    groups = _components(len(matrix.names), counts)
     links: list[Link] = []
     switches: list[str] = []
-    for group in groups:
+    for group in components(counts):
         own = {pair: n for pair, n in counts.items() if pair[0] in group}
-        if not own:
-            continue
-        chips = {i: figure_of(NVLINK, types[i], "NVLink", path) for i in group}
+        chips = {i: _figure_of(NVLINK, types[i], "NVLink", path) for i in group}
         total = {i: sum(n for (a, _), n in own.items() if a == i) for i in group}
         if all(total[i] <= chips[i][0] for i in group):
             for (i, j), n in own.items():
@@ -246,18 +244,8 @@ def _nvlinks(
         switches.append(switch)
         for i in group:
             rate = max(n for (a, _), n in own.items() if a == i) * chips[i][1]
-            for ends in ((matrix.names[i].lower(), switch), (switch, matrix.names[i].lower())):
-                links.append(Link(*ends, rate, NVLINK_LATENCY_S, "nvlink"))
+            links += both_ways(matrix.names[i].lower(), switch, rate, NVLINK_LATENCY_S, "nvlink")
     return links, switches
-
-
-def _components(count: int, joined: Mapping[tuple[int, int], object]) -> list[list[int]]:
-    """Groups of indices that pairs join, ascending."""
-    group = list(range(count))
-    for i, j in joined:
-        old, new = sorted((group[i], group[j]), reverse=True)
-        group = [new if one == old else one for one in group]
-    return [[i for i in range(count) if group[i] == g] for g in sorted(set(group))]
 
 
 def _pcie_tree(
@@ -267,7 +255,7 @@ def _pcie_tree(
     groups to far ones, up to the host; a group of one level holds whole groups of the level before.
     """
     count = len(matrix.names)
-    rates = [figure_of(PCIE, kind, "PCIe", path) for kind in types]
+    rates = [_figure_of(PCIE, kind, "PCIe", path) for kind in types]
     # The node of each group: first the GPUs themselves.
     nodes = {frozenset([i]): name.lower() for i, name in enumerate(matrix.names)}
     gpus = set(nodes.values())
@@ -278,8 +266,7 @@ def _pcie_tree(
         for member in members:
             rate = share * max(rates[i] for i in member)
             latency_s = PCIE_LATENCY_S if nodes[member] in gpus else 0.0
-            for ends in ((nodes[member], above), (above, nodes[member])):
-                links.append(Link(*ends, rate, latency_s, kind))
+            links.extend(both_ways(nodes[member], above, rate, latency_s, kind))
 
     for depth, stands_for in enumerate(STANDS_FOR):
         number = 0
@@ -308,8 +295,8 @@ def _groups(matrix: Matrix, depth: int, path: Path) -> list[frozenset[int]]:
     """
     count = len(matrix.names)
     near = set(LEVELS[: depth + 1])
-    pairs = {(i, j): 1 for i in range(count) for j in range(count) if _passes(matrix, i, j) in near}
-    groups = [frozenset(group) for group in _components(count, pairs)]
+    pairs = [(i, j) for i in range(count) for j in range(count) if _passes(matrix, i, j) in near]
+    groups = [frozenset(group) for group in components(pairs)]
     for group in groups:
         for i, j in combinations(sorted(group), 2):
             cell = matrix.cells[i][j]

@@ -30,6 +30,7 @@ from planner.artefacts.topology import (
     Topology,
     problems,
 )
+from planner.clusters.links import components
 from planner.clusters.probing.link_fit import (
     LARGE_SPREAD,
     TOLERANCE,
@@ -263,7 +264,7 @@ class _Builder:
         sees all of them alike.
         """
         groups = []
-        for group in _components(fastest):
+        for group in components(fastest):
             others = [k for k in range(len(parts)) if k not in group]
             inner = {(i, j) for i, j in pairs if i in group and j in group}
             members = [parts[i] for i in group]
@@ -316,16 +317,6 @@ class _Builder:
 
 def _renumbered(pairs: set[Pair], group: list[int]) -> set[Pair]:
     return {(group.index(i), group.index(j)) for i, j in pairs}
-
-
-def _components(pairs: set[Pair]) -> list[list[int]]:
-    """The connected components of the pairs, each ascending."""
-    components: list[set[int]] = []
-    for i, j in sorted(pairs):
-        touched = [one for one in components if i in one or j in one]
-        components = [one for one in components if one not in touched]
-        components.append({i, j}.union(*touched))
-    return sorted(sorted(one) for one in components)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from planner.artefacts.topology import (
     too_many,
     wrong_name,
 )
+from planner.clusters.links import both_ways
 from planner.clusters.yaml.schema import (
     BodySchema,
     DeviceSchema,
@@ -106,18 +107,33 @@ def extended(base: Topology, body: BodySchema, types: Mapping[str, DeviceType]) 
     """A topology with the changes of a body, made as in a file that extends it.
 
     Args:
-        base: keeps its name and its notes; it is no hierarchy of levels any more.
-        body: sound; it names only hosts, devices and links of the base.
+        base: keeps its name and its notes, and is still a hierarchy of levels where neither single
+            links nor the types of some devices are changed.
+        body: sound; it names only hosts, devices, links and levels of the base.
         types: device types that devices may become, besides those of the base.
     """
     context = BodyContext(types, frozenset(), lambda place, name: None, None, [])
     draft = _Draft("", context)
     draft.extend(base)
     draft.add(body)
+    levels = _changed_levels(body, base.levels, "", context)
+    for level in (one for one in levels if one not in base.levels):
+        # A level's latency is that between two of its members, which are two of its links apart.
+        link = LinkSchema.model_construct(
+            name=level.name, bandwidth=level.bandwidth_bytes_per_s, latency=level.latency_s / 2
+        )
+        draft.change_kind("", link)
     assert not context.wrong, context.wrong
     made = draft.topology()
     kinds = made.device_types if body.devices else base.device_types
-    return replace(made, name=base.name, notes=base.notes, device_types=kinds)
+    regular = not body.links and len(kinds) == 1
+    return replace(
+        made,
+        name=base.name,
+        notes=base.notes,
+        device_types=kinds,
+        levels=tuple(levels) if regular else (),
+    )
 
 
 def vertex_names(topology: Topology) -> Iterator[str]:
@@ -382,7 +398,7 @@ class _Draft:
 
     def _add_links(self, place: str, given: LinkSchema) -> None:
         if given.between is None and given.source is None:
-            self._change_kind(place, given)
+            self.change_kind(place, given)
             return
         both = given.between is not None
         a, b = given.between or (given.source or "", given.target or "")
@@ -431,7 +447,7 @@ class _Draft:
             self.complain(place, f"unknown device, host or switch {name!r}")
         return ends
 
-    def _change_kind(self, place: str, given: LinkSchema) -> None:
+    def change_kind(self, place: str, given: LinkSchema) -> None:
         """Changes the links of a name that are there already."""
         known = sorted({link.name for link in self.links.values() if link.name})
         if not given.name:
@@ -498,7 +514,7 @@ def _changed_levels(
     levels, old = [*before], {level.name: i for i, level in enumerate(before)}
     for i, given in enumerate(body.levels):
         known = levels[old[given.name]] if given.name in old else None
-        level = changed_level(given, known, context.num_devices)
+        level = _changed_level(given, known, context.num_devices)
         if level is None:
             missing = (n for n in ("count", "bandwidth", "latency") if getattr(given, n) is None)
             context.wrong.extend(f"{where}levels[{i}].{name}: missing" for name in missing)
@@ -551,7 +567,7 @@ def too_many_levels(levels: Sequence[Level]) -> str | None:
     return too_many(members[-1], 1 + sum(members[:-1]), 2 * sum(members))
 
 
-def changed_level(given: LevelSchema, old: Level | None, num_devices: int | None) -> Level | None:
+def _changed_level(given: LevelSchema, old: Level | None, num_devices: int | None) -> Level | None:
     """The old level with the fields that are given, or a new level; None where a new one misses a
     field.
 
@@ -599,10 +615,8 @@ def from_levels(levels: tuple[Level, ...], kind: DeviceType, host: Host) -> Topo
         level = levels[depth]
         for i in range(level.count):
             member = grow(depth - 1, f"{prefix}.{i}")
-            for a, b in ((member, vertex), (vertex, member)):
-                links.append(
-                    Link(a, b, level.bandwidth_bytes_per_s, level.latency_s / 2, level.name)
-                )
+            figures = level.bandwidth_bytes_per_s, level.latency_s / 2, level.name
+            links.extend(both_ways(member, vertex, *figures))
         return vertex
 
     grow(len(levels) - 1, "")

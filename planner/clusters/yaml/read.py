@@ -10,7 +10,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from planner.artefacts.files import complaint, shipped
+from planner.artefacts.files import shipped
+from planner.artefacts.strict import file_error
 from planner.artefacts.topology import DeviceType, Topology, is_connected, problems
 from planner.clusters.routes import routes, unlike_pairs
 from planner.clusters.yaml.build import BodyContext, build
@@ -36,7 +37,7 @@ def device_table() -> dict[str, DeviceType]:
     try:
         table = DeviceTableSchema.model_validate(_fields(path, DEVICES_FORMAT))
     except ValidationError as error:
-        raise complaint(path, error) from None
+        raise file_error(path, error) from None
     return {name: one.named(name) for name, one in table.device_types.items()}
 
 

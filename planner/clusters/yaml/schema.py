@@ -20,7 +20,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode
 
-from planner.artefacts.files import complaint
+from planner.artefacts.strict import file_error
 from planner.artefacts.topology import DeviceType
 from planner.support import units
 from planner.support.errors import FileError, UnitError, shown
@@ -274,7 +274,7 @@ def checked_topology(plain: Mapping[str, Any], path: Path) -> tuple[TopologySche
     try:
         return TopologySchema.model_validate(plain), []
     except ValidationError as error:
-        wrong, said_of_all = error.errors(), complaint(path, error)
+        wrong, said_of_all = error.errors(), file_error(path, error)
     mended = deepcopy(dict(plain))
     for one in wrong:
         _mend(mended, one["loc"], one["type"])

@@ -11,22 +11,20 @@ from contextlib import contextmanager, nullcontext
 from statistics import median
 from typing import TYPE_CHECKING
 
-from planner.artefacts.graph import Graph, Operator, main_dtype, parameters_by_name, tensors_by_name
-from planner.artefacts.profile import OperatorCost, Profile, Source
+from planner.artefacts.graph import main_dtype
+from planner.artefacts.profile import Profile, Source
 from planner.model.load import Model
 from planner.model.modes import is_batch_norm, is_dropout, trains
 from planner.profilers.backward import BackwardEstimates, estimates, shipped_ratios
 from planner.profilers.devices import check_measuring, device_type, versions
 from planner.profilers.onnx_runtime.runs import PROVIDERS, TRUNCATED_S, TimedRuns, place_of, run
-from planner.profilers.origin import model_fields
+from planner.profilers.origin import TimedOperator, profile_fields
 from planner.profilers.trust import interval
 from planner.support.errors import OptionError
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
-
-    from planner.profilers.facts import Facts
 
 LARGE_DIFFERENCE = 0.15
 """A larger difference between the sum of the kernels and a run in one piece is reported."""
@@ -92,15 +90,19 @@ def measure_onnxruntime(
             graph, device=provider, threads=threads if on_cpu else None, seed=seed
         )
     estimated = estimates(graph, known, shipped_ratios(on_cpu))
+    timed = [
+        TimedOperator(
+            fact.stash,
+            fact.flops,
+            fact.bytes_moved,
+            forward_s=median(samples),
+            backward_s=ratio * median(samples),
+            interval=_interval(samples),
+        )
+        for fact, samples, ratio in zip(known, runs.samples, estimated.ratios, strict=True)
+    ]
     return Profile(
-        graph=graph,
-        operators=tuple(
-            _cost(graph, *parts)
-            for parts in zip(graph.operators, known, runs.samples, estimated.ratios, strict=True)
-        ),
-        views=tuple(view for fact in known for view in fact.stash.views),
-        gradient_views=tuple(view for fact in known for view in fact.gradient_views),
-        **model_fields(model, model_path),
+        **profile_fields(model, model_path, graph, timed, known),
         dtype=main_dtype(graph),
         device_type=device_type(provider),
         source=Source.MEASURED,
@@ -117,26 +119,6 @@ def measure_onnxruntime(
             *unknown,
         ),
         loss_costs=loss_costs,
-    )
-
-
-def _cost(
-    graph: Graph, operator: Operator, fact: "Facts", samples: tuple[float, ...], ratio: float
-) -> OperatorCost:
-    """The costs of one operator; `ratio` is backward over forward time."""
-    tensors, parameters = tensors_by_name(graph), parameters_by_name(graph)
-    forward_s = median(samples)
-    return OperatorCost(
-        name=operator.name,
-        forward_s=round(forward_s, 9),
-        backward_s=round(ratio * forward_s, 9),
-        output_bytes=sum(tensors[name].bytes for name in operator.outputs),
-        parameter_bytes=sum(parameters[name].bytes for name in operator.parameters),
-        flops=fact.flops,
-        bytes_moved=fact.bytes_moved,
-        stash_tensors=fact.stash.tensors,
-        stash_private_bytes=fact.stash.private_bytes,
-        interval=_interval(samples),
     )
 
 

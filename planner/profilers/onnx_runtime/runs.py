@@ -15,6 +15,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -30,6 +31,7 @@ from planner.model.folding import operator_type
 from planner.model.load import Model, Node
 from planner.model.scopes import ALWAYS, OWN_DOMAIN
 from planner.support.errors import OperatorError, OptionError
+from planner.support.repeat import repeat
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession, IOBinding, SessionOptions
@@ -104,17 +106,23 @@ def run(
         options.profile_file_prefix = str(Path(folder) / "events")
         watched = _session(model, made, options, device)
         bindings = [_binding(one, held, model.graph, device) for one in (plain, watched)]
-        whole_s = []
-        # In turn, so that a machine that is busy for a while slows both.
-        for done in range(WARM_UPS + repetitions):
+        all_runs, done = WARM_UPS + repetitions, count(1)
+
+        def whole_s() -> float:
+            """The time of a run without the profiler; one with it follows. In turn, so that a
+            machine that is busy for a while slows both.
+            """
             start = perf_counter()
             plain.run_with_iobinding(bindings[0])
-            whole_s.append(perf_counter() - start)
+            time_s = perf_counter() - start
             watched.run_with_iobinding(bindings[1])
-            progress(done + 1, WARM_UPS + repetitions)
+            progress(next(done), all_runs)
+            return time_s
+
+        times_s = repeat(whole_s, least=repetitions, warm_ups=WARM_UPS)
         events = json.loads(Path(watched.end_profiling()).read_text())
-    kernels = _kernels(events, len(owners), len(whole_s))[WARM_UPS:]
-    return _runs(owners, kernels, len(model.graph.operators), whole_s[WARM_UPS:])
+    kernels = _kernels(events, len(owners), all_runs)[WARM_UPS:]
+    return _runs(owners, kernels, len(model.graph.operators), times_s)
 
 
 # ---- the model

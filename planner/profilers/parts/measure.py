@@ -12,21 +12,16 @@ import hashlib
 import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-from planner.artefacts.graph import Graph, main_dtype, parameters_by_name, tensors_by_name
-from planner.artefacts.profile import Part, PartTime, Profile, Source, is_computed
+from planner.artefacts.graph import Graph, parameters_by_name, tensors_by_name
+from planner.artefacts.profile import OperatorCost, Part, PartTime, Profile, Source, is_computed
 from planner.artefacts.sharding import local_shape, reads, rule_of
 from planner.model.load import Model
-from planner.profilers.cache import Cache, MeasuredClass, cache_for, processor
+from planner.profilers.cache import MeasuredClass
 from planner.profilers.classes import Surroundings, class_name, surroundings
-from planner.profilers.devices import autocast_dtype, device_type, gpu_names
-from planner.profilers.measured import ModelTimer, layout
+from planner.profilers.devices import device_type, gpu_names
+from planner.profilers.measured import ModelTimer, layout, session
 from planner.profilers.trust import Conditions, busy
-from planner.support.errors import OperatorError
-
-if TYPE_CHECKING:
-    from planner.profilers.facts import Facts
 
 Wanted = Mapping[int, Collection[Part]]
 """Parts by index of the operator."""
@@ -98,40 +93,28 @@ def measure_parts(
         OperatorError: if an operator has no conversion.
         LaunchError: if an operator cannot run by the rule of its part.
     """
-    import torch
-
+    from planner.profilers.facts import facts_if_shapes_are_known
     from planner.profilers.timing import quiet
 
     device = device_for(profile.device_type)
     if device is None or profile.source is not Source.MEASURED:
         raise ValueError("expected a profile that was measured on a device of this machine")
-    shorter = autocast_dtype(model.graph, profile.dtype)
-    machine = processor() if device == "cpu" else torch.cuda.get_device_name(device)
-    threads = profile.threads
-    main = shorter or main_dtype(model.graph)
-    store = cache_for(machine, threads, main, torch.__version__) if cached else Cache(None)
-    timer = ModelTimer(model, device, shorter, seed, (repetitions, budget_s), store)
-    with quiet(threads):
+    here = session(model.graph, device, profile.threads, profile.dtype, cached=cached)
+    timer = ModelTimer(model, here, repetitions, budget_s, seed)
+    with quiet(here.threads):
         timer.hold()
-        run = _Run(timer, _around(model, shorter))
+        facts = facts_if_shapes_are_known(model, here.autocast)
+        run = _Run(timer, surroundings(model.graph, facts))
         costs = list(profile.operators)
-        total = sum(map(len, wanted.values()))
-        done = 0
-        for v in sorted(wanted):
-            for part in wanted[v]:
-                forward, backward = run.shares(v, part)
-                known = [one for one in costs[v].parts if one.part != part]
-                time = PartTime(*part, forward=forward, backward=backward)
-                parts = tuple(sorted((*known, time), key=lambda one: one.part))
-                costs[v] = replace(costs[v], parts=parts)
-                done += 1
-                progress(done, total)
-    conditions = Conditions(threads, timer.watch.wall_s, timer.watch.cpu_s, too_big=False)
+        todo = [(v, part) for v in sorted(wanted) for part in wanted[v]]
+        for done, (v, part) in enumerate(todo, 1):
+            costs[v] = _with_part(costs[v], part, run.shares(v, part))
+            progress(done, len(todo))
+    conditions = Conditions(here.threads, timer.watch.wall_s, timer.watch.cpu_s, too_big=False)
     # What the profile says of its own whole step is not of today.
     signs = busy(replace(profile, whole_step=None), conditions)
     if not signs:
-        for name, one in run.new.items():
-            store.put(name, one)
+        here.cache.put_all(run.new)
     return MeasuredParts(
         profile=replace(profile, operators=tuple(costs)),
         num_timed=run.num_timed,
@@ -140,19 +123,11 @@ def measure_parts(
     )
 
 
-def _around(model: Model, dtype: str | None) -> tuple[Surroundings, ...]:
-    """The surroundings of every operator, with the strides of arriving gradients if those are
-    known.
-    """
-    from planner.profilers.facts import facts
-
-    around = surroundings(model.graph)
-    try:
-        known: tuple[Facts, ...] = facts(model, dtype)
-    except OperatorError:  # the shapes of one depend on numbers
-        return around
-    return tuple(
-        replace(one, arriving=fact.arriving) for one, fact in zip(around, known, strict=True)
+def _with_part(cost: OperatorCost, part: Part, shares: tuple[float, float]) -> OperatorCost:
+    """The costs of an operator with the time of a part, in place of an older one."""
+    others = [one for one in cost.parts if one.part != part]
+    return replace(
+        cost, parts=tuple(sorted((*others, PartTime(*part, *shares)), key=lambda one: one.part))
     )
 
 
@@ -180,7 +155,7 @@ class _Run:
         whole = class_name(timer.model, v, layouts, self.around[v])
         name = part_name(whole, timer.model.graph, v, part)
         if name not in self.known:
-            all_, own = timer.cache.get(whole), timer.cache.get(name)
+            all_, own = timer.here.cache.get(whole), timer.here.cache.get(name)
             if all_ is None or own is None:
                 all_, own = self._timed(v, part, (whole, name))
             self.known[name] = _shares(all_, own)
@@ -195,10 +170,10 @@ class _Run:
             names: of the class of the operator and of that of the part.
         """
         from planner.profilers.parts.unit import local_strides, local_values, part_unit
-        from planner.profilers.unit import unit
+        from planner.profilers.runnable import unit
 
         timer, around = self.timer, self.around[v]
-        graph, device = timer.model.graph, timer.device
+        graph, device = timer.model.graph, timer.here.device
         whole, _ = timer.timed(
             v, unit(timer.model, v, device, timer.held), timer.alive, around
         )  # fmt: skip

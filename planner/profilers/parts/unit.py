@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from planner.artefacts.profile import Part
 from planner.artefacts.sharding import Spec, blocks_of, dim_of, reads, rule_of, tiles
 from planner.model.load import Model
-from planner.operators import input_names, output_names, parameters, to_torch
+from planner.operators import parameters, to_torch
 from planner.operators.parts.calls import (
     NoCommunication,
     divide,
@@ -20,7 +20,7 @@ from planner.operators.parts.calls import (
     take_means,
     values_of,
 )
-from planner.profilers.unit import Unit
+from planner.profilers.runnable import Unit, unit_of
 
 
 def part_unit(
@@ -57,14 +57,7 @@ def part_unit(
     take_means(made, own, rule, mesh)
     module.graph.lint()
     module.recompile()
-    return Unit(
-        forward=module.forward,
-        inputs=input_names(graph, [operator]),
-        outputs=output_names(graph, [operator]),
-        parameters=held,
-        weights={name: value for name, value in held.items() if value.requires_grad},
-        constants=tuple(module.buffers()),
-    )
+    return unit_of(module, graph, operator, held)
 
 
 def local_values(

@@ -11,10 +11,11 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from planner.artefacts.files import parsed_json, plan_from_plain, to_plain
+from planner.artefacts.files import plan_from_plain, to_plain
 from planner.artefacts.graph import MAX_BYTES
 from planner.artefacts.plan import Plan
 from planner.artefacts.profile import MAX_SECONDS
+from planner.artefacts.strict import parsed_json
 from planner.schedules.actions import AllReduce, Direction, parse
 from planner.simulator.timeline import Event, Timeline, Transfer
 from planner.simulator.traces.write import COMPUTE, SUMS, TRACE_FORMAT, TRANSFER

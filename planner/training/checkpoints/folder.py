@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from planner.artefacts.files import artefact_bytes, parsed_json, read_artefact
+from planner.artefacts.files import artefact_bytes, read_artefact
+from planner.artefacts.strict import parsed_json
 from planner.support.errors import FileError
 from planner.support.reading import read_text
 from planner.support.writing import file_error

@@ -1,4 +1,5 @@
-"""The tensors that autograd keeps for one operator, seen through its saved-tensor hooks.
+"""`Unit`: one operator of a model as a torch function that can run alone; and `observe`: its stash,
+the tensors that autograd keeps for it, seen through autograd's hooks.
 
 A saved tensor is recognised by its storage: that of an input or an output has a name, that of a
 parameter is on the device anyway, and every other one is private to the operator. Each input gets
@@ -12,11 +13,87 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
+from torch.fx import GraphModule
 
+from planner.artefacts.graph import Graph
 from planner.artefacts.profile import View
-from planner.profilers.unit import Unit
+from planner.model.load import Model
+from planner.operators import input_names, output_names, parameters, to_torch
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One operator that can run alone.
+
+    Attributes:
+        forward: the code that torch.fx generated. It is not the module's `__call__`, whose hooks
+            cost time that the operator does not take inside a whole model.
+        inputs: names of the tensors that `forward` takes.
+        outputs: names of the tensors that it returns.
+        parameters: the graph's parameters that `forward` reads itself, by name.
+        weights: the trained ones among the parameters, by name.
+        constants: all other values that it reads, and the parameters that are not trained.
+    """
+
+    forward: Callable[..., tuple[Tensor, ...]]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    parameters: Mapping[str, Tensor]
+    weights: Mapping[str, Tensor]
+    constants: tuple[Tensor, ...]
+
+    def leaves(self, values: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        """Its inputs, detached from the operators before; autograd follows the same ones."""
+        inputs = (values[name] for name in self.inputs)
+        return tuple(v.detach().requires_grad_(v.requires_grad) for v in inputs)
+
+
+def unit(
+    model: Model, operator: int, device: str, values: Mapping[str, Tensor] | None = None
+) -> Unit:
+    """One operator of the model.
+
+    Args:
+        model: the model.
+        operator: index of the operator.
+        device: "cpu", "cuda" or "cuda:N".
+        values: parameters by name, on the device, the operator's among them; None reads them.
+
+    Raises:
+        OperatorError: if it has no conversion.
+    """
+    names = model.graph.operators[operator].parameters
+    held = parameters(model, names, device) if values is None else {n: values[n] for n in names}
+    module = to_torch(model, [operator], values=held, device=device)
+    return unit_of(module, model.graph, operator, held)
+
+
+def unit_of(
+    module: GraphModule,
+    graph: Graph,
+    operator: int,
+    held: Mapping[str, Tensor],
+    forward: Callable[..., tuple[Tensor, ...]] | None = None,
+) -> Unit:
+    """One operator, as a module that was made of it.
+
+    Args:
+        held: the graph's parameters that the module reads, by name.
+        forward: another function than the module's.
+    """
+    return Unit(
+        forward=forward or module.forward,
+        inputs=input_names(graph, [operator]),
+        outputs=output_names(graph, [operator]),
+        parameters=held,
+        weights={name: value for name, value in held.items() if value.requires_grad},
+        constants=tuple(module.buffers()),
+    )
+
+
+# ---- the stash
 
 
 @dataclass(frozen=True, slots=True)
