@@ -52,7 +52,7 @@ def lines_for(model, operator, rules, size):
 
 def sound(rule):
     """Whether a rule may be composed: windows cut each dimension along one axis."""
-    if not any("@halo" in words for words in rule.local):
+    if not any("@halo" in axis.marks for axis in rule.axes):
         return True
     cut = [part for part in rule.inputs[0] if part.startswith("S")]
     return len(cut) == len(set(cut))

@@ -6,15 +6,15 @@ Summands of a tensor are drawn by another seed than the tensor.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from planner.artefacts.sharding import blocks_of, dim_of
+from planner.artefacts.sharding import AxisRule, blocks_of, dim_of
 from planner.operators.binding import Call
-from planner.operators.parts.attributes import localized
+from planner.operators.parts.attributes import divided
 from planner.profilers.rules.template import (
     IN_PLACE_OF_INFINITY,
     Shape,
@@ -168,6 +168,13 @@ class Trial:
 
     # ---- on parts
 
+    def localized(self, local: Sequence[str]) -> Call | None:
+        """The call with local attributes; None where one cannot be divided."""
+        try:
+            return replace(self.call, kwargs=divided(self.call.kwargs, local, self.parts))
+        except ValueError:
+            return None
+
     def part(self, i: int, spec: str, rank: int) -> Tensor:
         """The part of a value that a rank has."""
         value = self.values[i]
@@ -188,7 +195,7 @@ class Trial:
 
     def made_by(self, given: Given, local: Sequence[str], rank: int) -> list[Tensor] | None:
         """What a rank makes of its parts, with local attributes; None where it cannot."""
-        call = localized(self.call, local, self.parts)
+        call = self.localized(local)
         if call is None:
             return None
         return self.run(call, [self.part(i, spec, rank) for i, spec in enumerate(given)])
@@ -216,15 +223,16 @@ class Trial:
             parts.append(part)
         return tuple(parts)
 
-    def makes(self, given: Given, local: Sequence[str], made: Sequence[str]) -> bool:
+    def makes(self, rule: AxisRule) -> bool:
         """Whether each rank makes its parts of the outputs: cut, whole, or summands."""
         ranks = []
         for rank in range(self.parts):
-            own = self.made_by(given, local, rank)
+            own = self.made_by(rule.inputs, rule.local, rank)
             if own is None:
                 return False
             ranks.append(own)
-        for part, whole, parts in zip(made, self.whole, zip(*ranks, strict=True), strict=True):
+        every = zip(*ranks, strict=True)
+        for part, whole, parts in zip(rule.outputs, self.whole, every, strict=True):
             if dim_of(part) is None:
                 if joined(parts, whole) != part:
                     return False
