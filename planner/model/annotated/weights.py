@@ -19,8 +19,8 @@ from onnx import GraphProto, ModelProto, TensorProto
 
 from planner.model.expansion.inlining import subgraphs
 from planner.model.load import Model
-from planner.model.metadata import metadata_of
 from planner.model.weights import INLINE, ModelFile, is_inline, is_stored, place_of, put
+from planner.model.wire import metadata_of
 from planner.support.errors import FileError
 from planner.support.reading import check_mapped
 
