@@ -12,9 +12,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from planner.artefacts.sharding import AxisRule, blocks_of, dim_of
+from planner.artefacts.sharding import AxisRule, dim_of
 from planner.operators.binding import Call
 from planner.operators.parts.attributes import divided
+from planner.operators.parts.slices import part_of
 from planner.profilers.rules.template import (
     IN_PLACE_OF_INFINITY,
     Shape,
@@ -182,7 +183,7 @@ class Trial:
             return value
         if spec == "P":
             return self._summands(i)[rank]
-        return cut(value, self.parts, spec)[rank]
+        return part_of(value, self.parts, spec, rank)
 
     def _summands(self, i: int) -> list[Tensor]:
         value = self.values[i]
@@ -236,18 +237,11 @@ class Trial:
             if dim_of(part) is None:
                 if joined(parts, whole) != part:
                     return False
-            elif not all(map(_alike, parts, cut(whole, self.parts, part))):
+            elif not all(
+                _alike(one, part_of(whole, self.parts, part, k)) for k, one in enumerate(parts)
+            ):
                 return False
         return True
-
-
-def cut(value: Tensor, parts: int, spec: str) -> list[Tensor]:
-    """The parts of a value along a dimension, of each of its blocks."""
-    dim, blocks = dim_of(spec) or 0, blocks_of(spec)
-    if blocks == 1:
-        return list(value.chunk(parts, dim))
-    shares = [block.chunk(parts, dim) for block in value.chunk(blocks, dim)]
-    return [torch.cat([share[rank] for share in shares], dim) for rank in range(parts)]
 
 
 def joined(parts: Sequence[Tensor], whole: Tensor) -> str | None:
