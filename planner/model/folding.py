@@ -26,19 +26,18 @@ from onnx import NodeProto, TensorProto, TypeProto, helper, numpy_helper
 from onnx.defs import OpSchema
 from onnx.shape_inference import InferenceError, infer_node_outputs
 
-from planner.model.canonical import domain_of, own_domain
-from planner.model.definitions import (
-    FOREIGN,
-    FUSED,
+from planner.artefacts.operator_types import facts, imported
+from planner.model.output_types import CustomNode, ShapeFunction
+from planner.model.protos import domain_of, operator_type, opsets
+from planner.model.schemas import (
     REFUSED_DOMAINS,
     REGISTER,
     attributes_of,
+    check_nodes,
     definition,
-    modules_of,
     without_activation,
 )
-from planner.model.foreign import ForeignNode
-from planner.model.formals import check_nodes
+from planner.model.scopes import module_names
 from planner.model.values import (
     Values,
     dtype_of,
@@ -48,6 +47,7 @@ from planner.model.values import (
     tensor_type,
 )
 from planner.support.errors import ModelError, OperatorError
+from planner.support.printable import few
 from planner.support.units import format_bytes
 
 if TYPE_CHECKING:
@@ -63,38 +63,12 @@ integers."""
 MAX_SETTLED_BYTES = 2 * 2**30
 """Of the outputs of a node that no input of the model leads to, where its inputs are smaller."""
 _COSTLY = re.compile(".*(MatMul|Conv|Gemm|Einsum|Attention|LSTM|GRU|RNN).*")
-# Operators whose outputs' sizes depend on the content of their inputs, and are no larger than these
-# but for their rank.
-_NO_LARGER = frozenset({"Compress", "NonMaxSuppression", "NonZero", "StringSplit", "Unique"})
 MAX_INFERENCE_ELEMENTS = 1024  # of a constant whose value is given to shape inference
 # What ONNX's inference raises, in C++ for a part, of a node that does not fit its inputs.
 _REFUSED = (
     InferenceError, onnx.checker.ValidationError, ArithmeticError, LookupError, RuntimeError,
     TypeError, ValueError,
 )  # fmt: skip
-RANDOM_OPERATORS = frozenset({
-    "Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
-    "RandomUniformLike",
-})  # fmt: skip
-
-SHAPE_KEEPING_OPERATORS = frozenset({"GroupNormalization", "MeanVarianceNormalization"})
-"""Operators for which ONNX 1.23 infers no shape: their output is like their first input."""
-
-
-def operator_type(node: NodeProto) -> str:
-    """The operator type, with its domain in front if that is not ONNX's own."""
-    domain = domain_of(node)
-    return f"{domain}.{node.op_type}" if domain else node.op_type
-
-
-def some(names: Sequence[str], most: int = 3) -> str:
-    """A few of the names for a message.
-
-    >>> some(["a", "b", "c", "d", "e"])
-    'a, b, c and 2 more'
-    """
-    rest = len(names) - most
-    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def schemas(nodes: Iterable[NodeProto], opsets: Mapping[str, int]) -> dict[str, OpSchema]:
@@ -110,7 +84,7 @@ def schemas(nodes: Iterable[NodeProto], opsets: Mapping[str, int]) -> dict[str, 
     problems = [
         _unknown(users[kind], opsets.get(domain_of(users[kind][0])))
         for kind, schema in known.items()
-        if (schema is None and kind not in FOREIGN and kind not in FUSED)
+        if (schema is None and not facts(kind).shapes and not facts(kind).fused)
         or domain_of(users[kind][0]) not in opsets
     ]
     if problems:
@@ -120,20 +94,20 @@ def schemas(nodes: Iterable[NodeProto], opsets: Mapping[str, int]) -> dict[str, 
 
 def _unknown(users: Sequence[NodeProto], version: int | None) -> str:
     """The problem that nobody defines an operator."""
-    domain, modules = domain_of(users[0]), modules_of(users)
-    where = f" (in {some(modules)})" if modules else ""
+    domain, modules = domain_of(users[0]), module_names(users)
+    where = f" (in {few(modules)})" if modules else ""
     mend = "export the model with ONNX's own operators"
     if domain:
         mend = REFUSED_DOMAINS.get(domain, f"{mend}, or give it a function with {REGISTER}")
     if domain and version is None:
         return (
             f"opset_import: expected a version of the domain {domain!r}, whose operators"
-            f" {some([one.name for one in users])} are{where}, got none; export the model again"
+            f" {few([one.name for one in users])} are{where}, got none; export the model again"
         )
     return (
         f"{operator_type(users[0])} version {version or 'unknown'} is no operator that"
         f" ONNX {onnx.__version__} or the planner defines, used by"
-        f" {some([one.name for one in users])}{where}; {mend}"
+        f" {few([one.name for one in users])}{where}; {mend}"
     )
 
 
@@ -161,7 +135,7 @@ class Pass:
         values: Values,
         trained: Collection[str],
     ) -> None:
-        self.opsets = {own_domain(o.domain): o.version for o in model.opset_import}
+        self.opsets = opsets(model)
         self.opset_imports = list(model.opset_import)
         self.ir_version = model.ir_version
         self.schemas: dict[str, OpSchema] = {}
@@ -204,7 +178,7 @@ class Pass:
 
     def keep(self, node: NodeProto) -> None:
         """Lets a node stay, unless its outputs have a static shape only once they are known."""
-        settled = node.op_type not in RANDOM_OPERATORS and all(
+        settled = not facts(operator_type(node)).random and all(
             not name or name in self.constants or name in self._settled for name in node.input
         )
         try:
@@ -349,9 +323,7 @@ class Pass:
         """The outputs of a node whose inputs are constants or among `more`; empty if they are
         large or random, or their computation fails.
         """
-        if node.op_type in RANDOM_OPERATORS:
-            return []
-        if not self.is_small(node, more):
+        if facts(operator_type(node)).random or not self.is_small(node, more):
             return []
         inputs = {n: more[n] if n in more else self.values[n] for n in node.input if n}
         try:
@@ -378,7 +350,7 @@ class Pass:
         types = self.guess(node, more)
         known = all(name in types for name in node.output if name)
         small = all(size_bytes(type_) <= MAX_FOLDED_BYTES for type_ in types.values())
-        return small and (known or node.op_type in _NO_LARGER)
+        return small and (known or facts(operator_type(node)).data_sized)
 
     def _charge(self, node: NodeProto, computed_bytes: int) -> None:
         """Counts what is computed.
@@ -483,12 +455,14 @@ class Pass:
         """ONNX's inference, given constants, those of `more` and, if `floats`, float initializers,
         all of them only where they are small.
         """
-        if operator_type(node) in SHAPE_KEEPING_OPERATORS:
-            return {node.output[0]: self.types[node.input[0]]}
         kind = operator_type(node)
-        if kind in FOREIGN:
-            return self.foreign(node, kind)
-        node = without_activation(node, kind) if kind in FUSED else node
+        known = facts(kind)
+        if known.keeps_shape:
+            return {node.output[0]: self.types[node.input[0]]}
+        if known.shapes is not None:
+            shapes = imported(known.shapes, "planner.model.output_types")
+            return self.custom(node, kind, shapes)
+        node = without_activation(node, *known.fused) if known.fused else node
         if kind == "STFT" and not any(one.name == "onesided" for one in node.attribute):
             node = _one_sided(node)
         names = [name for name in dict.fromkeys(node.input) if name]
@@ -510,10 +484,10 @@ class Pass:
             ir_version=self.ir_version,
         )
 
-    def foreign(self, node: NodeProto, kind: str) -> dict[str, TypeProto]:
+    def custom(self, node: NodeProto, kind: str, shapes: ShapeFunction) -> dict[str, TypeProto]:
         """The types of the outputs of an operator that ONNX does not define."""
         types = [self.types[name] if name else None for name in node.input]
-        given = ForeignNode(
+        given = CustomNode(
             type=kind,
             version=self.opsets[domain_of(node)],
             inputs=tuple(t and (dtype_of(t), shape_of(t)) for t in types),
@@ -522,7 +496,7 @@ class Pass:
             outputs=tuple(name in self.read for name in node.output),
         )
         try:
-            made = [*FOREIGN[kind].shapes(given)]
+            made = [*shapes(given)]
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
             raise OperatorError(f"its inputs and attributes do not fit: {error}") from error
         return {

@@ -20,27 +20,25 @@ from onnx import GraphProto, ModelProto, NodeProto, TypeProto
 
 from planner.artefacts import losses
 from planner.artefacts.graph import ITEM_BYTES, Graph, LossChoice, Operator, Parameter, Tensor
+from planner.artefacts.operator_types import facts
 from planner.artefacts.options import LossOptions
 from planner.artefacts.profile import BatchNorm
 from planner.model import trainable
 from planner.model.binding import bind
 from planner.model.canonical import (
     content_hash,
-    domain_of,
-    own_domain,
-    true_inputs,
     unique_names,
 )
 from planner.model.constants import Uses
-from planner.model.definitions import attributes_of
 from planner.model.expansion.expand import fold
 from planner.model.expansion.inlining import inlined
 from planner.model.expansion.nested import names_read_by
-from planner.model.folding import operator_type
 from planner.model.modes import evaluation_notes, is_batch_norm, trains
 from planner.model.origins import Origin, OriginKind
+from planner.model.protos import domain_of, operator_type, opsets, true_inputs
 from planner.model.record import Checked, ModuleRecord, read_record
 from planner.model.repair import Repaired, Ties, repaired
+from planner.model.schemas import attributes_of
 from planner.model.scopes import (
     ALWAYS,
     MODE_MARK,
@@ -88,6 +86,11 @@ class Node:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     attributes: Mapping[str, object]
+
+    @property
+    def kind(self) -> str:
+        """The operator type with its domain in front, if that is not ONNX's own."""
+        return f"{self.domain}.{self.type}" if self.domain else self.type
 
 
 @dataclass(frozen=True, eq=False)
@@ -383,13 +386,13 @@ def _live(nodes: Sequence[NodeProto], graph: GraphProto) -> list[NodeProto]:
 
 
 def _nodes(kept: Iterable[NodeProto], proto: ModelProto) -> tuple[Node, ...]:
-    opsets = {own_domain(o.domain): o.version for o in proto.opset_import}
+    versions = opsets(proto)
     return tuple(
         Node(
             name=node.name,
             type=node.op_type,
             domain=domain_of(node),
-            version=opsets[domain_of(node)],
+            version=versions[domain_of(node)],
             inputs=tuple(node.input),
             outputs=tuple(node.output),
             attributes={**attributes_of(node), **_marks(node)},
@@ -547,11 +550,11 @@ class _Dataflow:
         """Whether a constant configures the operator, as an attribute would.
 
         So does an integer or boolean of at most 64 elements, a float of rank 0, and every input at
-        a position in `STATIC_INPUTS`.
+        a position in `OperatorType.settings`.
         """
         shape = shape_of(self.types[node.input[position]])
         if node.input[position] in self.floats:
-            return not shape or position in trainable.STATIC_INPUTS.get(operator_type(node), ())
+            return not shape or position in facts(operator_type(node)).settings
         return prod(shape) <= MAX_STATIC_ELEMENTS
 
     def described(self, name: str) -> tuple[tuple[int, ...], str]:

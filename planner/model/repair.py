@@ -19,16 +19,14 @@ from dataclasses import dataclass, field
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from planner.model.canonical import true_inputs
+from planner.artefacts.operator_types import facts
 from planner.model.constants import Candidate, Uses, why_constant
-from planner.model.folding import some
-from planner.model.origins import BIASES, Origin, OriginKind, Origins, Read, flat, reads
+from planner.model.origins import Origin, OriginKind, Origins, Read, flat, reads
+from planner.model.protos import FLOATS, nodes_of, subgraphs, true_inputs
 from planner.model.values import Values
 from planner.support.errors import ModelError
+from planner.support.printable import few
 
-_FLOATS = frozenset({
-    TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16,
-})  # fmt: skip
 _SAMPLED = 16  # rows of two matrices that are compared
 _STATISTICS = {3: "running_mean", 4: "running_var"}
 _REPEATING = ("expand", "repeat", "embedding", "index", "broadcast_to")
@@ -138,7 +136,7 @@ class _Repair:
         self.names = {*self.tensors, *inputs, *(node.name for node in self.nodes)}
         self.names.update(name for node in self.nodes for name in node.output)
         self.origins = Origins(self.nodes, inputs, self.tensors)
-        floats = {name for name, tensor in self.tensors.items() if tensor.data_type in _FLOATS}
+        floats = {name for name, tensor in self.tensors.items() if tensor.data_type in FLOATS}
         self.readers = reads(self.nodes, floats, self.origins)
         kinds = {n.name: s.kind for n, s in zip(self.nodes, self.origins.scopes, strict=True)}
         self.uses = Uses(self.nodes, kinds)
@@ -174,11 +172,11 @@ class _Repair:
                 continue
             new = [self.split(name, origin, group) for origin, group in groups.items()]
             nodes = [self.nodes[read.node].name for read in found]
-            merged.append(f"{name} (as {some([n for n in new if n != name])}; by {some(nodes)})")
+            merged.append(f"{name} (as {few([n for n in new if n != name])}; by {few(nodes)})")
         if merged:
             self.warnings.append(
                 f"initializers that stand for several tensors of the module, because the exporter"
-                f" merged equal values: {some(merged)}; each tensor is trained by itself, unless"
+                f" merged equal values: {few(merged)}; each tensor is trained by itself, unless"
                 f" --tie NAME keeps it one; {AVOIDING}"
             )
 
@@ -260,15 +258,16 @@ class _Repair:
             if known is None:
                 zeros = np.zeros(size, helper.tensor_dtype_to_np_dtype(kind))
                 self.add(numpy_helper.from_array(zeros, name), "zeros")
-            own, position = self.own(i), BIASES[node.op_type]
+            own, position = self.own(i), facts(node.op_type).bias
+            assert position is not None, "it has an origin"
             own.input.extend([""] * (position + 1 - len(own.input)))
             own.input[position] = name
             self.readers.setdefault(name, []).append(Read(i, position, origin))
             lost.setdefault(name, []).append(node.name)
         if lost:
-            listed = [f"{name} ({some(nodes)})" for name, nodes in lost.items()]
+            listed = [f"{name} ({few(nodes)})" for name, nodes in lost.items()]
             self.warnings.append(
-                f"biases that are zero and that the exporter left out: {some(listed)}; they are put"
+                f"biases that are zero and that the exporter left out: {few(listed)}; they are put"
                 f" back and trained; {AVOIDING}"
             )
 
@@ -309,13 +308,13 @@ class _Repair:
                 (tied if self.join(base, copy) else apart).append(f"{copy} of {base}")
         if tied:
             self.warnings.append(
-                f"copies of tied parameters that the exporter made: {some(tied)}; they are one"
+                f"copies of tied parameters that the exporter made: {few(tied)}; they are one"
                 f" parameter, unless --untie NAME parts them; {AVOIDING}"
             )
         if apart:
             self.warnings.append(
                 f"tied parameters that the exporter computed into several initializers:"
-                f" {some(apart)}; these are trained apart; {AVOIDING}"
+                f" {few(apart)}; these are trained apart; {AVOIDING}"
             )
 
     def join(self, base: str, copy: str) -> bool:
@@ -381,7 +380,7 @@ class _Repair:
         if repeated:
             self.warnings.append(
                 f"parameters that the exporter repeated for each of {self.batch} samples:"
-                f" {some(repeated)}; one row is trained for all; {AVOIDING}"
+                f" {few(repeated)}; one row is trained for all; {AVOIDING}"
             )
 
     def expand(self, name: str, row: np.ndarray, dims: Sequence[int]) -> None:
@@ -463,11 +462,9 @@ class _Repair:
 
 def _read_inside(node: NodeProto) -> Iterator[str]:
     """The names that the graphs in a node read."""
-    for attribute in node.attribute:
-        for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-            for inner in graph.node:
-                yield from inner.input
-                yield from _read_inside(inner)
+    for graph in subgraphs(node):
+        for inner in nodes_of(graph.node):
+            yield from inner.input
 
 
 def _common(origins: Sequence[Origin | None]) -> Origin | None:

@@ -10,9 +10,10 @@ from onnx import ModelProto, NodeProto, TypeProto
 from planner.model.expansion.control_flow import CONTROL_FLOW
 from planner.model.expansion.nested import Expander
 from planner.model.expansion.sequences import SEQUENCE_OPERATORS
-from planner.model.folding import Pass, some
+from planner.model.folding import Pass
 from planner.model.values import Values
 from planner.support.errors import ModelError
+from planner.support.printable import few
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def fold(
     expander.run(model.graph)
     missing = [one.name for one in model.graph.output if one.name not in tensors.types]
     if missing:
-        raise ModelError(f"expected the model's outputs to be tensors, got: {some(missing)}")
+        raise ModelError(f"expected the model's outputs to be tensors, got: {few(missing)}")
     nodes = tensors.remaining()
     names = {node.name for node in nodes}
     origins = {name: origin for name, origin in expander.origins.items() if name in names}

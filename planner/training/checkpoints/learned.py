@@ -8,6 +8,7 @@ from onnx import GraphProto, ModelProto, TensorProto, helper, numpy_helper
 from torch import Tensor
 
 from planner.model.load import content_hash, proto_of
+from planner.model.protos import FLOATS
 from planner.model.record import read_record
 from planner.model.repair import Repaired, Ties, repaired
 from planner.model.values import Values, tensor_type
@@ -15,10 +16,6 @@ from planner.model.weights import ModelFile, is_stored
 from planner.support.errors import FileError, ModelError
 from planner.training.checkpoints.files import whole_tensors
 from planner.training.checkpoints.folder import PARAMETERS, STATISTICS, Checkpoint
-
-_FLOATS = frozenset({
-    TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16,
-})  # fmt: skip
 
 
 class LearnedModel:
@@ -140,7 +137,7 @@ class LearnedModel:
             yield from (one.initializer for one in both if one.initializer is not None)
             return
         for tensor in self._initializers.values():
-            if tensor.data_type in _FLOATS and tensor.dims:
+            if tensor.data_type in FLOATS and tensor.dims:
                 yield tensor.name
 
 
