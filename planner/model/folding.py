@@ -183,6 +183,8 @@ class Pass:
         )
         try:
             types = self.static_outputs(node)
+        # Inference may fail for want of a value that no input leads to: then the node is computed,
+        # and only if that fails, too, is it an error of the model.
         except ModelError:
             if not settled or not self.compute(node):
                 raise
@@ -215,16 +217,14 @@ class Pass:
         """Whether the outputs that are read are constants now; no input of the model leads to
         the node.
         """
+        names = [name for name in node.output if name in self.read]
+        if any(self.demand(name, node.name, last=node) is None for name in names):
+            return False
         self.kept.append(node)
         self._settled.update(node.output)
-        names = [name for name in node.output if name in self.read]
-        known = all(self.demand(name, node.name) is not None for name in names)
-        if not known:
-            self.kept.pop()
-            self._settled.difference_update(node.output)
-        return known
+        return True
 
-    def demand(self, name: str, user: str) -> np.ndarray | None:
+    def demand(self, name: str, user: str, last: NodeProto | None = None) -> np.ndarray | None:
         """The value of a tensor that the structure of the graph depends on, a constant from here
         on; None if it depends on the model's inputs, on what the user wants trained, or on random
         numbers, or if it is large.
@@ -232,18 +232,15 @@ class Pass:
         Args:
             name: of the tensor.
             user: name of the node whose structure it is.
+            last: a node behind those that stay, which no input of the model leads to.
         """
         if name in self.constants:
             return self.values[name]
-        if name not in self._settled:
+        if name not in self._settled and (last is None or name not in last.output):
             return None
-        needed, cone = {name}, []
-        for node in reversed(self.kept):
-            if not needed.isdisjoint(node.output):
-                cone.append(node)
-                needed.update(one for one in node.input if one)
+        cone, needed = self._cone(name, [*self.kept, *([] if last is None else [last])])
         results: dict[str, np.ndarray] = {}
-        for node in reversed(cone):
+        for node in cone:
             made = self.evaluated(node, results)
             if not made:
                 return None
@@ -254,6 +251,16 @@ class Pass:
         if name in results:
             self.add_constant(name, results[name])
         return self.values[name]
+
+    @staticmethod
+    def _cone(name: str, nodes: Sequence[NodeProto]) -> tuple[list[NodeProto], set[str]]:
+        """The nodes that a tensor follows from, in their order, and all names that they read."""
+        needed, cone = {name}, []
+        for node in reversed(nodes):
+            if not needed.isdisjoint(node.output):
+                cone.append(node)
+                needed.update(one for one in node.input if one)
+        return cone[::-1], needed
 
     def name_output(self, node: NodeProto, position: int, name: str, type_: TypeProto) -> None:
         """Names an output, which had no name, of a node that stays."""
@@ -332,18 +339,16 @@ class Pass:
             return []
         arrays = [np.asarray(one) for one in results if isinstance(one, np.ndarray | np.generic)]
         self._charge(node, sum(array.nbytes for array in arrays))
-        small = all(array.nbytes <= MAX_FOLDED_BYTES for array in arrays)
-        numbers = all(array.dtype.kind not in "OSU" for array in arrays)
-        return arrays if small and numbers and len(arrays) == len(results) else []
+        fitting = len(arrays) == len(results) and all(map(_is_constant, arrays))
+        return arrays if fitting else []
 
     def is_small(self, node: NodeProto, more: Mapping[str, np.ndarray]) -> bool:
         """Whether a node is surely computed in little memory and time, before it is; arguments as
         of `evaluated`.
         """
-        if _COSTLY.fullmatch(node.op_type):
-            products = prod(prod(shape_of(self.types[name])) for name in node.input if name)
-            if products > MAX_PRODUCTS:
-                return False
+        sizes = (prod(shape_of(self.types[name])) for name in node.input if name)
+        if _COSTLY.fullmatch(node.op_type) and prod(sizes) > MAX_PRODUCTS:
+            return False
         if node.op_type == "Range":  # whose shape ONNX does not infer in all types
             given = [more[name] if name in more else self.values[name] for name in node.input]
             return _range_bytes(*given) <= MAX_FOLDED_BYTES
@@ -411,21 +416,25 @@ class Pass:
                 "length in its constants"
             ) from None
         for name in names:
-            if name not in types or not _is_static(types[name]):
-                got = self.text(types[name]) if name in types else "nothing"
-                raise ModelError(
-                    f"{node.name}: expected a static shape for {name!r}, which "
-                    f"{operator_type(node)} makes of {self.described(node.input)}, got {got}; "
-                    "its shape depends on data, so the model cannot be planned"
-                )
-            if min(shape_of(types[name]), default=0) < 0:
-                raise ModelError(
-                    f"{node.name}: {operator_type(node)} makes {name!r} {self.text(types[name])} of"
-                    f" {self.described(node.input)}; expected sizes of at least 0: its input is too"
-                    " small, or its attributes are wrong"
-                )
+            self._check_static(node, name, types)
         self.check_reshape(node, types)
         return {name: types[name] for name in names}
+
+    def _check_static(self, node: NodeProto, name: str, types: Mapping[str, TypeProto]) -> None:
+        """Refuses an output without a static shape, or with negative sizes."""
+        if name not in types or not _is_static(types[name]):
+            got = self.text(types[name]) if name in types else "nothing"
+            raise ModelError(
+                f"{node.name}: expected a static shape for {name!r}, which "
+                f"{operator_type(node)} makes of {self.described(node.input)}, got {got}; "
+                "its shape depends on data, so the model cannot be planned"
+            )
+        if min(shape_of(types[name]), default=0) < 0:
+            raise ModelError(
+                f"{node.name}: {operator_type(node)} makes {name!r} {self.text(types[name])} of"
+                f" {self.described(node.input)}; expected sizes of at least 0: its input is too"
+                " small, or its attributes are wrong"
+            )
 
     def demand_integers(self, node: NodeProto) -> None:
         """Makes constants of the small inputs without gradient that no input of the model leads to:
@@ -466,23 +475,30 @@ class Pass:
         if kind == "STFT" and not any(one.name == "onesided" for one in node.attribute):
             node = _one_sided(node)
         names = [name for name in dict.fromkeys(node.input) if name]
-        data = {
-            name: numpy_helper.from_array(more[name] if name in more else self.values[name], name)
-            for name in names
-            if (name in more or name in self.constants or (floats and name in self.values))
-            and prod(shape_of(self.types[name])) <= MAX_INFERENCE_ELEMENTS
-            and self.types[name].tensor_type.elem_type != TensorProto.STRING
-        }
         schema = self.schemas.get(kind) or _schema(node, self.opsets)
         assert schema is not None, "all operators were looked up before"
         return infer_node_outputs(
             schema,
             node,
             {name: self.types[name] for name in names},
-            data,
+            self._data(names, floats, more),
             opset_imports=self.opset_imports,
             ir_version=self.ir_version,
         )
+
+    def _data(
+        self, names: Iterable[str], floats: bool, more: Mapping[str, np.ndarray]
+    ) -> dict[str, TensorProto]:
+        """The values that inference gets; arguments as of `inferred`."""
+        data = {}
+        for name in names:
+            known = name in more or name in self.constants or (floats and name in self.values)
+            type_ = self.types[name]
+            small = prod(shape_of(type_)) <= MAX_INFERENCE_ELEMENTS
+            if known and small and type_.tensor_type.elem_type != TensorProto.STRING:
+                value = more[name] if name in more else self.values[name]
+                data[name] = numpy_helper.from_array(value, name)
+        return data
 
     def custom(self, node: NodeProto, kind: str, shapes: ShapeFunction) -> dict[str, TypeProto]:
         """The types of the outputs of an operator that ONNX does not define."""
@@ -518,6 +534,11 @@ class Pass:
             return "a tensor of unknown rank"
         return str([dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?"
                     for dim in type_.tensor_type.shape.dim]).replace("'", "")  # fmt: skip
+
+
+def _is_constant(array: np.ndarray) -> bool:
+    """Whether a result may be held: it is small, and no text."""
+    return array.nbytes <= MAX_FOLDED_BYTES and array.dtype.kind not in "OSU"
 
 
 def _one_sided(node: NodeProto) -> NodeProto:

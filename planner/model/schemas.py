@@ -169,6 +169,10 @@ def _misfits(node: NodeProto, formals: _Formals) -> Iterator[str]:
     absent = [i for i in formals.required if i < len(node.input) and not node.input[i]]
     if absent:
         yield f"expected input {absent[0]}, got none"
+    yield from _misfitting_attributes(node, formals)
+
+
+def _misfitting_attributes(node: NodeProto, formals: _Formals) -> Iterator[str]:
     given = [one.name for one in node.attribute]
     for one in node.attribute:
         kind, expected = one.type, formals.attributes.get(one.name)

@@ -118,20 +118,52 @@ def call(
     if schema is None and not node.domain and facts(node.type).shapes is None:
         raise OperatorError(f"ONNX has no {node.type} in version {node.version}")
     if order := facts(node.kind).names.split():
-        assert schema is not None, "it is one of ONNX's"
-        reads = {formal: Read(names[0]) for formal, names in _formal_inputs(schema, node)}
-        given = _attributes(schema, node, order) | reads
-        return Call(function, tuple(given[name] for name in order), {})
+        return Call(function, _in_order(schema, node, order), {})
     parameters = _parameters(function)
     if parameters is None:
         _known(node, ())
         return Call(function, tuple(Read(name) for name in node.inputs), {})
     if len(node.outputs) > 1 and "num_outputs" not in parameters:
         raise OperatorError(f"only the first of its {len(node.outputs)} outputs is supported")
-    kwargs = _attributes(schema, node, parameters)
-    inputs = _own_inputs(parameters, node) if schema is None else _formal_inputs(schema, node)
-    args: tuple[object, ...] = ()
+    args, named = _inputs(schema, node, parameters, known)
+    asked = _asked(node, parameters, context)
+    kwargs = _attributes(schema, node, parameters) | named | asked
+    absent = _absent_inputs(parameters) if schema is None else ()
+    for name in _required(parameters):
+        if name not in kwargs and name not in absent:
+            raise OperatorError(f"{name!r} is missing")
+        kwargs.setdefault(name, None)
+    return Call(function, args, kwargs)
+
+
+def _in_order(schema: defs.OpSchema | None, node: Node, order: Sequence[str]) -> tuple[object, ...]:
+    """Inputs, which are tensors, and attributes by place."""
+    assert schema is not None, "the operator is one of ONNX's"
+    reads = {formal: Read(names[0]) for formal, names in _formal_inputs(schema, node)}
+    given = _attributes(schema, node, order) | reads
+    return tuple(given[name] for name in order)
+
+
+def _asked(node: Node, parameters: Parameters, context: Mapping[str, object]) -> dict[str, object]:
+    """The arguments that the node itself answers, as far as the function has them."""
+    known = {
+        "version": node.version,
+        "num_outputs": len(node.outputs),
+        "read_outputs": tuple(map(bool, node.outputs)),
+        "node": node.name,
+        **context,
+    }
+    return {name: value for name, value in known.items() if name in parameters}
+
+
+def _inputs(
+    schema: defs.OpSchema | None, node: Node, parameters: Parameters, known: Known
+) -> tuple[tuple[Read, ...], dict[str, object]]:
+    """The inputs as arguments: all by place of a function that takes any number, else by name."""
     takes_all = any(p.kind is p.VAR_POSITIONAL for p in parameters.values())
+    inputs = _own_inputs(parameters, node) if schema is None else _formal_inputs(schema, node)
+    args: tuple[Read, ...] = ()
+    kwargs = {}
     for formal, names in inputs:
         if takes_all:
             args = tuple(Read(name) for name in names)
@@ -139,21 +171,7 @@ def call(
             kwargs[formal] = _value(known, formal, names[0], parameters[formal].annotation)
         else:
             raise OperatorError(f"input {formal!r} is not supported")
-    context = {
-        "version": node.version,
-        "num_outputs": len(node.outputs),
-        "read_outputs": tuple(map(bool, node.outputs)),
-        "node": node.name,
-        **context,
-    }
-    kwargs.update((name, value) for name, value in context.items() if name in parameters)
-    absent = _absent_inputs(parameters) if schema is None else ()
-    for name in _required(parameters):
-        if name not in kwargs:
-            if name not in absent:
-                raise OperatorError(f"{name!r} is missing")
-            kwargs[name] = None
-    return Call(function, args, kwargs)
+    return args, kwargs
 
 
 def _required(parameters: Parameters) -> Iterator[str]:
