@@ -181,7 +181,7 @@ def test_compiled_code_in_any_folder_and_what_it_imports_name_the_cache():
     assert names >= {
         "solvers/antichain/kernels.py",
         "solvers/piper/kernels.py",
-        "schedules/rules_kernels.py",
+        "schedules/event_loop.py",
         "solvers/graphs/downsets.py",
         "costs/closed_form.py",  # its functions are compiled into the antichain kernel
         "support/jit.py",

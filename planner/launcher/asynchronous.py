@@ -276,10 +276,11 @@ class Flow:
         """
         batch, self._batch = self._batch, Batch({}, {})
         with self.weights.forward(action.microbatch // self._num_replicas):
-            inputs = {**batch.inputs, **tensors}
+            here = batch.on(self._groups.torch_device)
+            inputs = {**here.inputs, **tensors}
             totals = self._totals.of_microbatch(batch)
             outputs, (loss, counted) = stage.forward(
-                action.microbatch, inputs, batch.targets, totals
+                action.microbatch, inputs, here.targets, totals
             )
         step, _ = self.place(action.microbatch)
         self._losses[step] = self._losses.get(step, 0.0) + loss / self.strategy.num_microbatches

@@ -1,7 +1,7 @@
 """A microbatch's data from outside the model: graph inputs and the targets of losses."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -18,7 +18,8 @@ def torch_dtype(tensor: graphs.Tensor) -> torch.dtype:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The data of one microbatch that a process needs, on its device.
+    """The data of one microbatch that a process needs. It waits in the memory of the host, and each
+    pass that reads it has it `on` the device.
 
     Attributes:
         inputs: graph inputs, by name.
@@ -30,6 +31,16 @@ class Batch:
     inputs: Mapping[str, Tensor]
     targets: Mapping[str, Tensor]
     counted: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def on(self, device: str) -> "Batch":
+        """The same with inputs and targets on a device, where a pass may need them."""
+        if device == "cpu":
+            return self
+        inputs, targets = (
+            {name: tensor.to(device) for name, tensor in tensors.items()}
+            for tensors in (self.inputs, self.targets)
+        )
+        return replace(self, inputs=inputs, targets=targets)
 
 
 @dataclass(frozen=True, slots=True)

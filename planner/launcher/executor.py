@@ -179,16 +179,17 @@ class TrainingStep:
         optimizer: makes the step.
         totals: that the losses are divided by.
         size: of steps.
-        together: adds up numbers over all ranks.
+        groups: the other devices.
     """
 
     def __init__(
         self, index: int, data: StepBatches, optimizer: OptimizerStep, totals: LossTotals,
-        size: StepSize, together: Callable[[Sequence[float]], list[float]],
+        size: StepSize, groups: Groups,
     ) -> None:  # fmt: skip
         self._index, self._data, self._optimizer = index, data, optimizer
         self._totals_of, self._size = totals, size
-        self._together, self._totals = together, dict[str, float]()
+        self._together, self._device = groups.add_up, groups.torch_device
+        self._totals = dict[str, float]()
         counts = totals.own([*data.by_microbatch.values()])
         self.sums = StepSums(data.num_microbatches or 0, counts, float(REQUEST.is_made))
         self.loss, self._count = 0.0, 0.0
@@ -215,7 +216,7 @@ class TrainingStep:
 
     def forward(self, action: Compute, stage: StageModule, tensors: Tensors) -> Tensors:
         """As `Work.forward`."""
-        batch = self._data.by_microbatch[action.microbatch]
+        batch = self._data.by_microbatch[action.microbatch].on(self._device)
         inputs = {**batch.inputs, **tensors}
         outputs, one = stage.forward(action.microbatch, inputs, batch.targets, self._totals)
         self.loss += one.loss

@@ -24,7 +24,7 @@ class GradientBuckets:
     Every parameter's gradient is a view into its buffer, so that microbatches accumulate in place
     and an all-reduce needs no copy. Buckets are summed one after the other over the devices that
     have them, in the order of the action list, as the simulator has it
-    (`schedules/rules_kernels.py`). A sum starts when the backward before it has made all gradients
+    (`schedules/event_loop.py`). A sum starts when the backward before it has made all gradients
     of the bucket, or when the device comes to its action.
 
     Args:

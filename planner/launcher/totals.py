@@ -155,7 +155,7 @@ def loss_totals(job: TrainingJob, part: DevicePart) -> LossTotals:
             if loss.counts_targets:
                 counters[loss.output.name] = _counter(loss.output.name)
         for one in divided:
-            counters[one.name] = _DenominatorCounter(job.model, one, job.device)
+            counters[one.name] = _DenominatorCounter(job.model, one)
         if place.mesh.index == 0:
             reported |= {one.output.name for one in losses} | {one.name for one in divided}
     return LossTotals(job, counters, reported)
@@ -172,16 +172,15 @@ class _DenominatorCounter:
 
     Args:
         denominator: of an operator of the model.
-        device: of the data.
     """
 
-    def __init__(self, model: Model, denominator: Denominator, device: str) -> None:
+    def __init__(self, model: Model, denominator: Denominator) -> None:
         self._denominator, summed = denominator, denominator.summed
-        self._module = to_torch(model, makers(summed, model.graph), device=device)
+        self._module = to_torch(model, makers(summed, model.graph))
         self._read = cast(tuple[str, ...], self._module.input_names)
         self._made = cast(tuple[str, ...], self._module.output_names)
         held = [name for name in summed if name not in {*self._made, *model.graph.inputs}]
-        self._constants = parameters(model, held, device)
+        self._constants = parameters(model, held, "cpu")
 
     @torch.no_grad()
     def __call__(self, batches: Sequence[Batch]) -> Tensor:

@@ -394,7 +394,7 @@ class Search:
             large = all(len(one.problem.profile.operators) > FEW_OPERATORS for one in some)
             asking = [partial(self._first_answers, one, left_s) for one in some]
             if large and any(len(one.problem.topology.devices) > 1 for one in some):
-                import_module("planner.schedules.rules_kernels")  # once, not in both processes
+                import_module("planner.schedules.event_loop")  # once, not in both processes
             for case, answered in zip(some, beside(asking, large), strict=True):
                 if answered is None:
                     raise KeyboardInterrupt

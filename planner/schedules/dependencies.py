@@ -1,42 +1,13 @@
-"""What the actions of lists have to do with each other, as the compiled rules (`rules_kernels.py`)
+"""What the actions of lists have to do with each other, as the compiled rules (`event_loop.py`)
 need it: which send meets which receive, and which counter each action waits for or changes.
 """
-
-from typing import NamedTuple
 
 import numpy as np
 
 from planner.schedules.actions import ActionKind, Code, Direction, waiting_for_sends
-from planner.schedules.tasks import Cuts, Tasks
+from planner.schedules.tasks import Cuts, Dependencies, Tasks
 from planner.support.arrays import Floats, Ints
 from planner.support.memo import remembered
-
-
-class Dependencies(NamedTuple):
-    """Which actions of some lists belong together; n actions, P ordered pairs of devices.
-
-    Attributes:
-        counter: (n,) of a computation, the counter that it waits for; of a receive, that of the
-            computation that needs it; of a send, that of the computation that begins only when the
-            transfer is over, -1 where there is none; of an all-reduce, its own; -1 of a step.
-        num_computations: counters of computations; behind them come those of the all-reduces.
-        pair: (n,) of sends and receives, the ordered pair of devices.
-        source: (P,) of a pair, the position of the device that sends.
-        target: (P,) of a pair, the position of the device that receives.
-        first: (P + 1,) where the transfers of a pair begin.
-        send: (T,) the sends of the transfers, by pair, in the order of their lists.
-        receive: (T,) the receive that each of them meets. Sends and receives of a pair from the
-            first on that differ are in no transfer.
-    """
-
-    counter: Ints
-    num_computations: int
-    pair: Ints
-    source: Ints
-    target: Ints
-    first: Ints
-    send: Ints
-    receive: Ints
 
 
 def tasks(
@@ -61,10 +32,7 @@ def tasks(
         none = np.zeros(0, dtype=np.int64)
         cuts = Cuts(np.zeros(len(code.start), dtype=np.int64), none, np.zeros(0), none)
     counters = np.concatenate([np.zeros(known.num_computations, dtype=np.int64), members])
-    return Tasks(
-        code.start, code.kind, known.counter, known.pair, duration_s, size_bytes, counters,
-        known.source, known.target, known.first, known.send, known.receive, *cuts,
-    )  # fmt: skip
+    return Tasks(code.start, code.kind, known, duration_s, size_bytes, counters, cuts)
 
 
 @remembered(kept=2)

@@ -20,9 +20,9 @@ from planner.schedules.actions import (
     decode,
     text,
 )
-from planner.schedules.dependencies import Dependencies, dependencies, tasks
+from planner.schedules.dependencies import dependencies, tasks
 from planner.schedules.rules import run
-from planner.schedules.tasks import ContentionGroups, Paths, RunResult
+from planner.schedules.tasks import ContentionGroups, Dependencies, Paths, RunResult
 from planner.support.arrays import Ints
 
 

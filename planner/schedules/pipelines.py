@@ -10,6 +10,7 @@ parts of everything. A stage of replicas on one device each is one row. Between 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import NamedTuple
 
 import numpy as np
@@ -323,6 +324,12 @@ def _pieces(
     )
 
 
+class _When(IntEnum):
+    """Around one computation."""
+
+    RECEIVE, COMPUTE, SEND, STEP = range(4)
+
+
 def pattern(shape: ListShape) -> ListPattern:
     """Forwards, backwards and transfers of a replica. Its all-reduces and the step come at the end,
     or, under an asynchronous schedule, behind each backward and its sends.
@@ -330,46 +337,42 @@ def pattern(shape: ListShape) -> ListPattern:
     order = list(SCHEDULES[shape.schedule](shape.num_microbatches, shape.warmup))
     back = np.array([direction is Direction.BACKWARD for direction, _ in order], dtype=bool)
     turn = np.array([k for _, k in order], dtype=np.int64)
-    places = np.arange(len(order))
-    # Receives are posted one action of their kind ahead; the first backward has only forwards
-    # before it.
-    posted = np.empty(len(order), dtype=np.int64)
-    for backward in (False, True):
-        same = np.flatnonzero(back == backward)
-        posted[same[1:]] = same[:-1]
-        posted[same[:1]] = np.maximum(same[:1] - 1, 0)
-    # (place, 0 before its action, 2 after it or 3 behind that, computation, position), and the kind
-    # of the action.
-    keys = [np.stack([places, np.ones_like(places), places, np.zeros_like(places)])]
-    before = {True: 0, False: len(shape.entering)}
-    nothing = len(shape.entering) + len(shape.leaving) + shape.num_sums
-    parts = [(ActionKind.COMPUTE, places, nothing)]
-    for kind, at, phase in ((ActionKind.RECEIVE, posted, 0), (ActionKind.SEND, places, 2)):
-        for backward in (False, True):
-            own = np.flatnonzero(back == backward)
-            entering = (kind is ActionKind.RECEIVE) != backward
-            for j, moves in enumerate(shape.entering if entering else shape.leaving):
-                if moves[backward]:
-                    place = at[own], np.full_like(own, phase), own, np.full_like(own, j)
-                    keys.append(np.stack(place))
-                    parts.append((kind, own, before[entering] + j))
+    places, num_in = np.arange(len(order)), len(shape.entering)
+    num_moved = num_in + len(shape.leaving)
+    no_slot = num_moved + shape.num_sums
     ending = [ActionKind.ALL_REDUCE] * shape.num_sums + [ActionKind.STEP]
-    if shape.schedule.is_asynchronous:
-        own = np.flatnonzero(back)
-        for j, kind in enumerate(ending):
-            keys.append(np.stack([own, np.full_like(own, 3), own, np.full_like(own, j)]))
-            parts.append((kind, own, nothing - shape.num_sums + j))
-        ending = []
-    sizes = [len(own) for _, own, _ in parts]
-    of = np.concatenate([own for _, own, _ in parts])
-    place_of, phase_of, computation, j_of = np.concatenate(keys, axis=1)
-    by_place = np.lexsort((j_of, computation, phase_of, place_of))
-    kinds: Ints = np.repeat([kind for kind, *_ in parts], sizes)[by_place]
-    slots: Ints = np.repeat([slot for *_, slot in parts], sizes)[by_place]
+    last_slots = num_moved + np.arange(len(ending))
+    blocks: list[Ints] = []
+
+    def add(kind: ActionKind, when: _When, at: Ints, own: Ints, position: int, slot: int) -> None:
+        """Actions of one kind around the computations `own`, at the places of others."""
+        blocks.append(np.stack(np.broadcast_arrays(at, when, own, position, kind, slot)))
+
+    add(ActionKind.COMPUTE, _When.COMPUTE, places, places, 0, no_slot)
+    for backward in (False, True):
+        own = np.flatnonzero(back == backward)
+        # Receives are posted one computation of their kind ahead; the first backward has only
+        # forwards before it.
+        ahead = np.concatenate([np.maximum(own[:1] - 1, 0), own[:-1]])
+        enters, leaves = (shape.entering, 0), (shape.leaving, num_in)
+        (received, first_in), (sent, first_out) = (leaves, enters) if backward else (enters, leaves)
+        for j, moves in enumerate(received):
+            if moves[backward]:
+                add(ActionKind.RECEIVE, _When.RECEIVE, ahead, own, j, first_in + j)
+        for j, moves in enumerate(sent):
+            if moves[backward]:
+                add(ActionKind.SEND, _When.SEND, own, own, j, first_out + j)
+        if backward and shape.schedule.is_asynchronous:
+            for j, kind in enumerate(ending):
+                add(kind, _When.STEP, own, own, j, int(last_slots[j]))
+            ending, last_slots = [], last_slots[:0]
+    place, when, of, position, kinds, slots = np.concatenate(blocks, axis=1)
+    rank = np.lexsort((position, of, when, place))
+    kinds, of, slots = kinds[rank], of[rank], slots[rank]
     zeros = np.zeros(len(ending), dtype=np.int64)
     return ListPattern(
         np.concatenate([kinds, ending]).astype(np.int8),
-        np.concatenate([back[of][by_place] & (kinds <= ActionKind.RECEIVE), zeros.astype(bool)]),
-        np.concatenate([turn[of][by_place], zeros]),
-        np.concatenate([slots, nothing - shape.num_sums + np.arange(len(ending))]),
+        np.concatenate([back[of] & (kinds <= ActionKind.RECEIVE), zeros.astype(bool)]),
+        np.concatenate([turn[of], zeros]),
+        np.concatenate([slots, last_slots]),
     )

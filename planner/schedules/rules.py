@@ -1,4 +1,4 @@
-"""The rules of action lists, for lists of any kind (`rules_kernels.py` says them)."""
+"""The rules of action lists, for lists of any kind (`event_loop.py` says them)."""
 
 from itertools import pairwise
 
@@ -18,7 +18,7 @@ def run(tasks: Tasks, paths: Paths, contention: ContentionGroups) -> RunResult:
     """
     if not np.isin(tasks.kind, _MEETINGS).any() and (contention.group < 0).all():
         return _one_after_the_other(tasks)
-    from planner.schedules import rules_kernels as kernels
+    from planner.schedules import event_loop as kernels
 
     return kernels.run(tasks, paths, contention)
 
@@ -29,5 +29,5 @@ def _one_after_the_other(tasks: Tasks) -> RunResult:
     for begin, end in pairwise(tasks.start.tolist()):
         end_s[begin:end] = np.cumsum(tasks.duration_s[begin:end])
         start_s[begin + 1 : end] = end_s[begin : end - 1]
-    none, never = np.zeros(len(tasks.source), np.int64), np.zeros(len(tasks.kind))
+    none, never = np.zeros(len(tasks.known.source), np.int64), np.zeros(len(tasks.kind))
     return RunResult(True, tasks.start[1:], none, none, none, start_s, end_s, never, never)

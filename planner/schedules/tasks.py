@@ -1,4 +1,4 @@
-"""Input and output of the compiled rules of action lists (`rules_kernels.py`). This file imports
+"""Input and output of the compiled rules of action lists (`event_loop.py`). This file imports
 nothing that changes often, because all kernels are compiled anew when it does.
 """
 
@@ -7,48 +7,70 @@ from typing import NamedTuple
 from planner.support.arrays import Floats, Ints, Kinds
 
 
+class Dependencies(NamedTuple):
+    """Which actions of some lists belong together; n actions, P ordered pairs of devices.
+
+    Attributes:
+        counter: (n,) of a computation, the counter that it waits for; of a receive, that of the
+            computation that needs it; of a send, that of the computation that begins only when the
+            transfer is over, -1 where there is none; of an all-reduce, its own; -1 of a step.
+        num_computations: counters of computations; behind them come those of the all-reduces.
+        pair: (n,) of sends and receives, the ordered pair of devices.
+        source: (P,) of a pair, the position of the device that sends.
+        target: (P,) of a pair, the position of the device that receives.
+        first: (P + 1,) where the transfers of a pair begin.
+        send: (T,) the sends of the transfers, by pair, in the order of their lists.
+        receive: (T,) the receive that each of them meets. Sends and receives of a pair from the
+            first on that differ are in no transfer.
+    """
+
+    counter: Ints
+    num_computations: int
+    pair: Ints
+    source: Ints
+    target: Ints
+    first: Ints
+    send: Ints
+    receive: Ints
+
+
+class Cuts(NamedTuple):
+    """Moments within computations; C cuts on D devices.
+
+    Attributes:
+        first: (D + 1,) where the cuts of each device begin, and the last ones end.
+        at: (C,) of a cut, the computation that it is in; ascending within a device.
+        after_s: (C,) how long after the start of the computation it is, if no other device
+            computes; ascending within a computation, and at most its duration.
+        of: (C,) the all-reduce of the same device whose gradients are there from then on.
+    """
+
+    first: Ints
+    at: Ints
+    after_s: Floats
+    of: Ints
+
+
 class Tasks(NamedTuple):
     """What devices do; D devices, n actions, P ordered pairs of devices, T transfers.
 
     Attributes:
         start: (D + 1,) where the list of each device begins, and the last one ends.
         kind: (n,) of each action.
-        counter, pair, source, target, first, send, receive: as in `Dependencies`.
+        known: what the actions have to do with each other.
         duration_s: (n,) for which each action occupies its device.
         size_bytes: (n,) of receives.
         counters: the value that each counter begins with.
-        first_cut: (D + 1,) where the cuts of each device begin, and the last ones end.
-        cut_at: (C,) of a cut, the computation that it is in; ascending within a device.
-        cut_s: (C,) how long after the start of the computation it is, if no other device computes;
-            ascending within a computation, and at most its duration.
-        cut_of: (C,) the all-reduce of the same device whose gradients are there from then on.
+        cuts: within computations.
     """
 
     start: Ints
     kind: Kinds
-    counter: Ints
-    pair: Ints
+    known: Dependencies
     duration_s: Floats
     size_bytes: Floats
     counters: Ints
-    source: Ints
-    target: Ints
-    first: Ints
-    send: Ints
-    receive: Ints
-    first_cut: Ints
-    cut_at: Ints
-    cut_s: Floats
-    cut_of: Ints
-
-
-class Cuts(NamedTuple):
-    """Moments within computations; fields as in `Tasks`."""
-
-    first_cut: Ints
-    cut_at: Ints
-    cut_s: Floats
-    cut_of: Ints
+    cuts: Cuts
 
 
 class Paths(NamedTuple):

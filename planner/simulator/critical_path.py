@@ -26,7 +26,8 @@ import numpy as np
 
 from planner.artefacts.topology import Topology
 from planner.schedules.actions import Action, ActionKind, decode
-from planner.schedules.dependencies import Dependencies, dependencies
+from planner.schedules.dependencies import dependencies
+from planner.schedules.tasks import Dependencies
 from planner.simulator.network import Network, exclusive_links, network
 from planner.simulator.timeline import Times, occupied, transfers
 from planner.support.arrays import Bools, Ints

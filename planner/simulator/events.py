@@ -1,6 +1,6 @@
 """Times action lists (`schedules/actions.py`) on devices and links, by discrete events.
 
-The rules are those of `schedules/rules_kernels.py`, which runs the lists. Each device runs its list
+The rules are those of `schedules/event_loop.py`, which runs the lists. Each device runs its list
 in order. Computations and steps occupy it. Sends and receives occupy it only for the time that
 posting them takes. A computation or step on a device of a contention group
 (`ActionCosts.contention`) is slower the more devices of the group compute at the time. A transfer
@@ -80,8 +80,8 @@ def run(program: Program, costs: ActionCosts, topology: Topology) -> Times:
         iteration_s=float(max(result.end_s.max(initial=0.0), result.posted_s.max(initial=0.0))),
         post_s=result.post_s,
         posted_s=result.posted_s,
-        cut_at=cuts.cut_at,
-        cut_of=cuts.cut_of,
+        cut_at=cuts.at,
+        cut_of=cuts.of,
     )
 
 

@@ -1,4 +1,4 @@
-"""The routes between devices as the compiled rules (`schedules/rules_kernels.py`) need them."""
+"""The routes between devices as the compiled rules (`schedules/event_loop.py`) need them."""
 
 from typing import NamedTuple
 

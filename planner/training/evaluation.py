@@ -159,7 +159,7 @@ class Evaluator:
 
     def forward(self, action: Compute, stage: StageModule, tensors: Tensors) -> Tensors:
         """As `Work.forward`, in evaluation; judges the outputs."""
-        batch = self._batches[action.microbatch]
+        batch = self._batches[action.microbatch].on(self._job.device)
         if action.stage == max(self._part.stages):
             del self._batches[action.microbatch]
         inputs = self._part.places[action.stage].inputs(batch.inputs)

@@ -401,7 +401,7 @@ class Trainer:
         else:
             work = TrainingStep(
                 self.next_step, data, self.optimizer_step, self.totals, self.size,
-                self.groups.add_up,
+                self.groups,
             )  # fmt: skip
             record = self.executor.run(self._actions, work, step=self.next_step, watch=watch)
             record.loss, record.is_whole = work.loss, work.is_whole

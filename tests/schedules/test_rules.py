@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.schedules import rules, rules_kernels
+from planner.schedules import event_loop, rules
 from planner.schedules.dependencies import dependencies, tasks
 from planner.schedules.dry_run import _free_paths
 from planner.schedules.tasks import ContentionGroups
@@ -23,7 +23,7 @@ def job_of(lists, duration_s):
 def test_lists_that_never_meet_are_timed_as_the_compiled_rules_time_them(duration_s):
     job, paths = job_of(LISTS, duration_s), _free_paths(0)
     alone = ContentionGroups(np.full(3, -1), np.zeros((0, 1)))
-    got, expected = rules.run(job, paths, alone), rules_kernels.run(job, paths, alone)
+    got, expected = rules.run(job, paths, alone), event_loop.run(job, paths, alone)
     for name, one, other in zip(got._fields, got, expected, strict=True):
         np.testing.assert_array_equal(one, other, err_msg=name)
 
@@ -35,7 +35,7 @@ def test_lists_that_meet_are_run_by_the_compiled_rules(lists, monkeypatch):
     job = tasks(code, known, np.array([2]), nothing, nothing)
     alone = ContentionGroups(np.full(2, -1), np.zeros((0, 1)))
     assert rules.run(job, _free_paths(len(known.source)), alone).ended
-    monkeypatch.setattr(rules_kernels, "run", lambda *given: given)
+    monkeypatch.setattr(event_loop, "run", lambda *given: given)
     assert rules.run(job, None, alone) == (job, None, alone)
 
 

@@ -1,6 +1,6 @@
 """Trainings whose targets count in part, by several plans, and the same by a plain PyTorch loop.
 
-    torchrun --nproc-per-node 2 tests/support/counted_runs.py FOLDER
+    torchrun --nproc-per-node N tests/support/counted_runs.py FOLDER
 
 FOLDER/launches.json has the options of each training by name, as `split_launches` has them.
 """
@@ -133,6 +133,10 @@ def write(path, model, kind, schedule=ScheduleName.ONE_F_ONE_B, *, recompute=Fal
         "pipeline": lambda: [
             whole(tuple(names[:3]), ((0,),), min(2, count)),
             whole(tuple(names[3:]), ((1,),), 1),
+        ],
+        "unequal": lambda: [  # two replicas in front, of two microbatches and of one
+            whole(tuple(names[:3]), ((0,), (1,)), 1),
+            whole(tuple(names[3:]), ((2,),), 1),
         ],
         "replicas": lambda: [whole(tuple(names), ((0,), (1,)), 1)],
     }.get(kind, lambda: [whole(tuple(names), ((0, 1),), 1, sharding=_lies(model, kind))])()

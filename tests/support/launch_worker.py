@@ -338,7 +338,7 @@ def run_case(case, folder, rank):
         count = case.num_microbatches if number is None else number
         here = {m: one for m, one in batches.items() if m < count or not reads}
         step = StepBatches(count if reads else None, here)
-        work = TrainingStep(i, step, capture, totals, size, groups.add_up)
+        work = TrainingStep(i, step, capture, totals, size, groups)
         record = executor.run(lists.lists[groups.device], work, step=i)
         assert work.is_whole == (count == case.num_microbatches)
         check_overlap(case, record.events)

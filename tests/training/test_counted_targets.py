@@ -53,7 +53,7 @@ SAID = "all targets of {!r} are -100, which is ignored"
 def made(tmp_path_factory):
     """A folder with the models by size, and the parameters that they begin with."""
     folder = tmp_path_factory.mktemp("counted")
-    models = {batch: model_of(folder, batch) for batch in (3, 6, 12)}
+    models = {batch: model_of(folder, batch) for batch in (3, 4, 6, 12)}
     for batch, (model, _) in models.items():
         write(folder / f"one{batch}.json", model, "one")
     return folder, models
@@ -104,6 +104,16 @@ def check(folder, name, told, expected):
 @pytest.mark.parametrize("name", RUNS)
 def test_two_devices_train_as_a_plain_loop_over_whole_batches(made, together, expected, name):
     check(made[0], name, together[name], expected)
+
+
+def test_replicas_of_different_numbers_of_microbatches(made, expected, tmp_path):
+    folder, models = made
+    write(tmp_path / "unequal.json", models[4][0], "unequal")
+    model = str(folder / "net4.onnx")
+    how = {**LAUNCH, "strategy": "unequal.json", "model": model, "keep": "kept"}
+    (tmp_path / "launches.json").write_text(json.dumps({"one": how}))
+    forked(ROOT / "tests/support/counted_runs.py", 3, tmp_path)
+    check(tmp_path, "kept", json.loads((tmp_path / "told.json").read_text())["one"], expected)
 
 
 @pytest.mark.parametrize("name", ALONE)

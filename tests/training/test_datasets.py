@@ -43,7 +43,7 @@ def feed(made):
 
     def make(name, mine=(0, 1, 2, 3), needs=ALL, **changes):
         where, data = given_data(f"{HERE}:{name}", "--data", SEED)
-        reader = BatchReader(model.graph, model_losses(model.graph), needs, "cpu")
+        reader = BatchReader(model.graph, model_losses(model.graph), needs)
         layout = replace(LAYOUT, **changes)
         return Asked(dataset_feed(where, data, layout, mine, reader), mine, layout)
 

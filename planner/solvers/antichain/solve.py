@@ -365,26 +365,34 @@ def _search(
 
 
 def _training(problem: Problem, count: int) -> kernels.SearchOptions:
-    asynchronous, objective = problem.training.schedule.is_asynchronous, problem.training.objective
-    steady = asynchronous and objective is not Objective.LATENCY
-    even = {
-        Objective.ITERATION: float(problem.num_microbatches),
-        Objective.BOTTLENECK: 1.0,
-        Objective.LATENCY: 0.0,
-    }
+    asynchronous, rounds = problem.training.schedule.is_asynchronous, problem.num_microbatches
+    # objective = total * round trip + slowest period + back * slowest backward + exposed * end, of
+    # the labels of `closed_form.extend`; `trip`: whether the round trip is needed at all.
+    match problem.training.objective, asynchronous:
+        case Objective.ITERATION, False:
+            total, trip, back, exposed, even = 1.0, True, 1.0, 1.0, float(rounds)
+        case Objective.ITERATION, True:
+            total, trip, back, exposed, even = 0.0, True, 0.0, 0.0, float(rounds)
+        case Objective.BOTTLENECK, False:
+            total, trip, back, exposed, even = 0.0, False, 1.0, 0.0, 1.0
+        case Objective.BOTTLENECK, True:
+            total, trip, back, exposed, even = 0.0, False, 0.0, 0.0, 1.0
+        case _:
+            total, trip, back, exposed, even = 1.0, True, 1.0, 0.0, 0.0
+    objective = problem.training.objective
     return kernels.SearchOptions(
         num_devices=count,
-        num_microbatches=problem.num_microbatches,
+        num_microbatches=rounds,
         moments=problem.training.optimizer.num_moments,
-        total=0.0 if steady or objective is Objective.BOTTLENECK else 1.0,
-        trip=objective is not Objective.BOTTLENECK,
-        back=0.0 if steady else 1.0,
-        exposed=1.0 if objective is Objective.ITERATION and not steady else 0.0,
-        even=even[objective],
+        total=total,
+        trip=trip,
+        back=back,
+        exposed=exposed,
+        even=even,
         may_keep=problem.training.recompute is not Recompute.FULL,
         may_recompute=problem.training.recompute is not Recompute.NONE,
         phases=problem.training.schedule is ScheduleName.GPIPE and objective is Objective.ITERATION,
-        steady=steady,
+        steady=asynchronous and objective is not Objective.LATENCY,
         stashing=asynchronous,
     )
 

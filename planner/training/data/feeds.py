@@ -56,7 +56,7 @@ def reader_of(job: TrainingJob, part: DevicePart) -> BatchReader:
     """Reads the data that a device needs: the inputs of the graph that its stages read or count
     denominators in, and the targets of the losses that they compute.
     """
-    return BatchReader(job.model.graph, job.losses, _needs(job, part), job.device)
+    return BatchReader(job.model.graph, job.losses, _needs(job, part))
 
 
 def _needs(job: TrainingJob, part: DevicePart) -> NeededData:
@@ -109,7 +109,7 @@ def _synthetic(job: TrainingJob, needs: NeededData, seed: int) -> Callable[[int,
 
     @cache
     def of(microbatch: int) -> Batch:
-        how: dict[str, Any] = {"seed": seed, "microbatch": microbatch, "device": job.device}
+        how: dict[str, Any] = {"seed": seed, "microbatch": microbatch}
         every = synthetic.inputs(job.model, **how) if needs.inputs else {}
         targets = {
             loss.output.name: synthetic.target(loss, **how)

@@ -66,15 +66,12 @@ class BatchReader:
         graph: the model's.
         losses: that are trained.
         needs: of this device.
-        device: that the data is moved to.
     """
 
-    def __init__(
-        self, graph: Graph, losses: Sequence[Loss], needs: NeededData, device: str
-    ) -> None:
+    def __init__(self, graph: Graph, losses: Sequence[Loss], needs: NeededData) -> None:
         self._inputs = {name: tensors_by_name(graph)[name] for name in graph.inputs}
         self._losses = {loss.output.name: loss for loss in losses if loss.has_target}
-        self._needs, self._device = needs, device
+        self._needs = needs
         self.reads = bool(needs.inputs or needs.targets)
         self.wanted = {name: (one.shape, torch_dtype(one)) for name, one in self._inputs.items()}
 
@@ -240,10 +237,7 @@ class BatchReader:
             name: _checked_target(where, named.targets.get(name), self._losses[name])
             for name in sorted(self._needs.targets)
         }
-        return Batch(self._moved(inputs), self._moved(targets))
-
-    def _moved(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name: tensor.to(self._device) for name, tensor in tensors.items()}
+        return Batch(inputs, targets)
 
 
 def _checked_target(where: str, value: object, loss: Loss) -> Tensor:

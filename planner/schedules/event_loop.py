@@ -36,8 +36,8 @@ How long a transfer takes depends on its links:
 
 How long a computation or a step takes depends on its contention group, if its device is in one: the
 devices of a group slow each other while they compute. With n of them computing, the work of one
-second takes slowdown[n] seconds. So what is left of their computations is foreseen anew when one of
-them begins or ends. All-reduces, postings, and waiting take none of the others' time.
+second takes slowdown[n] seconds. So what is left of their computations is scheduled anew when one
+of them begins or ends. All-reduces, postings, and waiting take none of the others' time.
 
 No time depends on the order in which the events of one moment are taken: counters wait for zero
 only, and queues, rates and groups are looked at when nothing else happens at the moment.
@@ -75,7 +75,7 @@ def _record(**fields: str) -> "np.dtype[np.void]":
 # at: the action that the device runs or waits for; end: the end of its list.
 # waits: the counter that the device waits for, -1 where it waits for none.
 # posting: whether the device is posting the send or receive that it is at.
-# group: the device's, -1 where it computes at one speed; mate: the next device of the group, -1 for
+# group: the device's, -1 where it computes at one speed; next_in_group: its next device, -1 for
 # none. computing: whether it runs a computation or step in a group, of which `left` s of work were
 # left until the next cut or its end at the time since_s, and which takes `slow` times as long as
 # alone; 0 until that is known.
@@ -83,13 +83,13 @@ def _record(**fields: str) -> "np.dtype[np.void]":
 # stream: the all-reduce at which the device's stream stands; the end of the list behind the last.
 # summing: how far that is.
 DEVICE = _record(
-    i8="at end waits posting group mate computing cut end_cut stream summing",
+    i8="at end waits posting group next_in_group computing cut end_cut stream summing",
     f8="slow left since_s",
 )
 
-# first: a device of the group; busy: how many of its devices compute; stirred: whether that has
+# first: a device of the group; busy: how many of its devices compute; changed: whether that has
 # changed at this moment.
-GROUP = _record(i8="first busy stirred")
+GROUP = _record(i8="first busy changed")
 
 # source, target: positions of the devices.
 # next, end: the transfer that is next or under way, and the end of the pair's transfers.
@@ -97,11 +97,11 @@ GROUP = _record(i8="first busy stirred")
 # state: of the transfer `next`.
 # place, end_place: the pair's `places`. hop, end_hop: its `hops`, none without shared links.
 # rate: bytes/s of a transfer that moves over shared links; left: its bytes at the time since_s.
-# touched: whether the rate may have to change.
-# search: the last search for coupled transfers that reached this one; filled: the last that gave it
-# a rate.
+# stale: whether the rate may have to change.
+# search: the last search for connected transfers that reached this one; filled: the last that gave
+# it a rate.
 PAIR = _record(
-    i8="source target next end sent posted state place end_place hop end_hop touched search filled",
+    i8="source target next end sent posted state place end_place hop end_hop stale search filled",
     f8="latency_s bytes_per_s rate left since_s",
 )
 
@@ -120,76 +120,89 @@ LINK = _record(i8="load head search open", f8="bytes_per_s room")
 # over the same link, -1 at the ends.
 HOP = _record(i8="link pair before after")
 
-# now_s: the time; searches: how many there were; events, ready, fresh, freed, touched, stirred: how
-# many entries the lists of `State` have.
-CLOCK = _record(f8="now_s", i8="searches events ready fresh freed touched stirred")
+# now_s: the time; searches: how many there were; events, ready, newly_ready,
+# newly_done, stale, changed: how many entries the heap and the lists of `Pending` have.
+CLOCK = _record(f8="now_s", i8="searches events ready newly_ready newly_done stale changed")
+
+
+class Events(NamedTuple):
+    """Events to come, as a binary heap.
+
+    Attributes:
+        time_s: (2 D + P,) their times.
+        who: (2 D + P,) whose they are: a device, D + a pair, or D + P + a stream's device.
+        at: (2 D + P,) the position of each one's event in the heap, -1 without one.
+    """
+
+    time_s: Floats
+    who: Ints
+    at: Ints
+
+
+class Pending(NamedTuple):
+    """Lists of what is to be looked at; `CLOCK` has their lengths.
+
+    Attributes:
+        ready: (D,) devices that go on at once.
+        newly_ready: (P,) pairs whose transfer got ready for its gates at this moment.
+        newly_done: (P,) pairs whose transfer left its gates at this moment.
+        stale: (P,) pairs whose transfer began to move, or lost company, at this moment.
+        changed: (H,) groups of which a device began or ended a computation at this moment.
+    """
+
+    ready: Ints
+    newly_ready: Ints
+    newly_done: Ints
+    stale: Ints
+    changed: Ints
+
+
+class Trace(NamedTuple):
+    """(n,) times of the actions, as in `RunResult`."""
+
+    start_s: Floats
+    end_s: Floats
+    post_s: Floats
+    posted_s: Floats
 
 
 class State(NamedTuple):
     """What is run, and where everything stands; letters as in `Tasks` and `Paths`.
 
     Attributes:
-        kind, counter, pair, duration_s, size_bytes, send, receive, cut_at, cut_s, cut_of: as in
-            `Tasks`.
+        tasks: what is run.
+        slowdown: as in `ContentionGroups`.
         counters: (C,) as they stand.
         devices: (D,) `DEVICE`.
         groups: (H,) `GROUP`.
-        slowdown: as in `ContentionGroups`.
         pairs: (P,) `PAIR`.
         gates: `GATE`.
         places: `PLACE`, pair after pair.
         links: (L,) `LINK`.
         hops: `HOP`, pair after pair.
         clock: (1,) `CLOCK`.
-        event_s: (2 D + P,) times of the events to come, as a binary heap.
-        event_of: (2 D + P,) whose they are: a device, D + a pair, or D + P + a stream's device.
-        event_at: (2 D + P,) the position of each one's event in the heap, -1 without one.
-        ready: (D,) devices that go on at once.
-        fresh: (P,) pairs whose transfer got ready for its gates at this moment.
-        freed: (P,) pairs whose transfer left its gates at this moment.
-        touched: (P,) pairs whose transfer began to move, or lost company, at this moment.
-        coupled: (P,) pairs whose transfers share links, as the last search found them.
+        connected: (P,) pairs whose transfers share links, as the last search found them.
         reached: (L,) the links that they are on.
-        stirred: (H,) groups of which a device began or ended a computation at this moment.
-        come: (n,) whether the gradients of each all-reduce are there.
-        start_s, end_s, post_s, posted_s: as in `RunResult`.
+        are_ready: (n,) whether the gradients of each all-reduce are there.
     """
 
-    kind: Kinds
-    counter: Ints
-    pair: Ints
-    duration_s: Floats
-    size_bytes: Floats
-    send: Ints
-    receive: Ints
-    cut_at: Ints
-    cut_s: Floats
-    cut_of: Ints
+    tasks: Tasks
+    slowdown: Floats
     counters: Ints
     devices: Records
     groups: Records
-    slowdown: Floats
     pairs: Records
     gates: Records
     places: Records
     links: Records
     hops: Records
     clock: Records
-    event_s: Floats
-    event_of: Ints
-    event_at: Ints
-    ready: Ints
-    fresh: Ints
-    freed: Ints
-    touched: Ints
-    coupled: Ints
+    connected: Ints
     reached: Ints
-    stirred: Ints
-    come: Kinds
-    start_s: Floats
-    end_s: Floats
-    post_s: Floats
-    posted_s: Floats
+    are_ready: Kinds
+    events: Events
+    pending: Pending
+    times: Trace
 
 
 @njit
@@ -208,12 +221,13 @@ def run(tasks: Tasks, paths: Paths, contention: ContentionGroups) -> RunResult:
         at[device] = state.devices[device].at
         ended = ended and at[device] == tasks.start[device + 1]
     for p in range(len(state.pairs)):
-        pair, first = state.pairs[p], tasks.first[p]
+        pair, first = state.pairs[p], tasks.known.first[p]
         done[p], sent[p], posted[p] = pair.next - first, pair.sent - first, pair.posted - first
         ended = ended and done[p] == sent[p] == posted[p]
     return RunResult(
-        ended, at, done, sent, posted, state.start_s, state.end_s, state.post_s, state.posted_s
-    )
+        ended, at, done, sent, posted, state.times.start_s, state.times.end_s,
+        state.times.post_s, state.times.posted_s,
+    )  # fmt: skip
 
 
 # Loops over single fields here, because numba takes seconds to compile those over whole columns.
@@ -221,7 +235,7 @@ def run(tasks: Tasks, paths: Paths, contention: ContentionGroups) -> RunResult:
 def beginning(tasks: Tasks, paths: Paths, contention: ContentionGroups) -> State:
     """Everything before the first event."""
     num_devices, num_actions = len(tasks.start) - 1, len(tasks.kind)
-    num_pairs, num_links = len(tasks.source), len(paths.link_bytes_per_s)
+    num_pairs, num_links = len(tasks.known.source), len(paths.link_bytes_per_s)
     num_groups = len(contention.slowdown)
     devices, pairs = np.zeros(num_devices, DEVICE), np.zeros(num_pairs, PAIR)
     gates, places = np.zeros(paths.num_gates, GATE), np.zeros(len(paths.place_gate), PLACE)
@@ -230,7 +244,7 @@ def beginning(tasks: Tasks, paths: Paths, contention: ContentionGroups) -> State
         device = devices[d]
         device.at, device.end, device.waits = tasks.start[d], tasks.start[d + 1], -1
         device.group = contention.group[d]
-        device.cut, device.end_cut = tasks.first_cut[d], tasks.first_cut[d + 1]
+        device.cut, device.end_cut = tasks.cuts.first[d], tasks.cuts.first[d + 1]
         device.stream = next_sum(tasks.kind, device.at, device.end)
     groups = np.zeros(num_groups, GROUP)
     for group in range(num_groups):
@@ -238,13 +252,13 @@ def beginning(tasks: Tasks, paths: Paths, contention: ContentionGroups) -> State
     if num_groups:
         for d in range(num_devices - 1, -1, -1):
             if devices[d].group >= 0:
-                devices[d].mate = groups[devices[d].group].first
+                devices[d].next_in_group = groups[devices[d].group].first
                 groups[devices[d].group].first = d
     for p in range(num_pairs):
         pair = pairs[p]
-        pair.source, pair.target = tasks.source[p], tasks.target[p]
-        pair.next = pair.sent = pair.posted = tasks.first[p]
-        pair.end = tasks.first[p + 1]
+        pair.source, pair.target = tasks.known.source[p], tasks.known.target[p]
+        pair.next = pair.sent = pair.posted = tasks.known.first[p]
+        pair.end = tasks.known.first[p + 1]
         pair.latency_s, pair.bytes_per_s = paths.latency_s[p], paths.bytes_per_s[p]
         pair.place, pair.end_place = paths.first_place[p], paths.first_place[p + 1]
         pair.hop, pair.end_hop = paths.first_hop[p], paths.first_hop[p + 1]
@@ -264,15 +278,20 @@ def beginning(tasks: Tasks, paths: Paths, contention: ContentionGroups) -> State
     for who in range(num_events):
         event_at[who] = -1
     return State(
-        tasks.kind, tasks.counter, tasks.pair, tasks.duration_s, tasks.size_bytes, tasks.send,
-        tasks.receive, tasks.cut_at, tasks.cut_s, tasks.cut_of, counters, devices, groups,
-        contention.slowdown, pairs, gates, places, links, hops, np.zeros(1, CLOCK),
-        np.zeros(num_events), np.zeros(num_events, np.int64), event_at,
-        np.zeros(num_devices, np.int64), np.zeros(num_pairs, np.int64),
-        np.zeros(num_pairs, np.int64), np.zeros(num_pairs, np.int64),
-        np.zeros(num_pairs, np.int64), np.zeros(num_links, np.int64),
-        np.zeros(num_groups, np.int64), np.zeros(num_actions, np.int8),
-        np.zeros(num_actions), np.zeros(num_actions), np.zeros(num_actions), np.zeros(num_actions),
+        tasks=tasks, slowdown=contention.slowdown, counters=counters, devices=devices,
+        groups=groups, pairs=pairs, gates=gates, places=places, links=links, hops=hops,
+        clock=np.zeros(1, CLOCK), connected=np.zeros(num_pairs, np.int64),
+        reached=np.zeros(num_links, np.int64), are_ready=np.zeros(num_actions, np.int8),
+        events=Events(np.zeros(num_events), np.zeros(num_events, np.int64), event_at),
+        pending=Pending(
+            ready=np.zeros(num_devices, np.int64), newly_ready=np.zeros(num_pairs, np.int64),
+            newly_done=np.zeros(num_pairs, np.int64), stale=np.zeros(num_pairs, np.int64),
+            changed=np.zeros(num_groups, np.int64),
+        ),
+        times=Trace(
+            np.zeros(num_actions), np.zeros(num_actions), np.zeros(num_actions),
+            np.zeros(num_actions),
+        ),
     )  # fmt: skip
 
 
@@ -285,17 +304,17 @@ def take_events(state: State) -> None:
     while True:
         while clock.ready:
             clock.ready -= 1
-            advance(state, state.ready[clock.ready])
-        if not clock.events or state.event_s[0] > clock.now_s:
+            advance(state, state.pending.ready[clock.ready])
+        if not clock.events or state.events.time_s[0] > clock.now_s:
             # Nothing else happens at this moment, unless new speeds, rates or turns lead to it.
-            if clock.stirred:
-                pace(state)
+            if clock.changed:
+                update_speeds(state)
                 continue
-            if clock.touched:
-                share(state)
+            if clock.stale:
+                update_rates(state)
                 continue
-            if clock.fresh or clock.freed:
-                admit(state)
+            if clock.newly_ready or clock.newly_done:
+                start_queued(state)
                 continue
             if not clock.events:
                 break
@@ -317,24 +336,24 @@ def advance(state: State, device: int) -> None:
     here, now_s = state.devices[device], state.clock[0].now_s
     while here.at < here.end:
         i = here.at
-        kind = state.kind[i]
+        kind = state.tasks.kind[i]
         if kind in (SEND, RECEIVE):
             if not here.posting:
-                state.post_s[i] = now_s
-                if state.duration_s[i] > 0.0:
+                state.times.post_s[i] = now_s
+                if state.tasks.duration_s[i] > 0.0:
                     here.posting = 1
-                    foresee(state, device, now_s + state.duration_s[i])
+                    schedule_event(state, device, now_s + state.tasks.duration_s[i])
                     break
             here.posting = 0
             post(state, i)
             here.at += 1
-        elif kind == COMPUTE and state.counters[state.counter[i]]:
-            here.waits = state.counter[i]
+        elif kind == COMPUTE and state.counters[state.tasks.known.counter[i]]:
+            here.waits = state.tasks.known.counter[i]
             break
         elif kind == ALL_REDUCE:
             if here.stream <= i:
-                here.waits = state.counter[i]
-                come(state, device, i)
+                here.waits = state.tasks.known.counter[i]
+                gradients_ready(state, device, i)
                 break
             here.at += 1
         else:
@@ -346,13 +365,13 @@ def advance(state: State, device: int) -> None:
 def occupy(state: State, device: int, i: int) -> None:
     """Begins a computation or step."""
     here, now_s = state.devices[device], state.clock[0].now_s
-    state.start_s[i] = now_s
+    state.times.start_s[i] = now_s
     if here.group >= 0:
         here.computing, here.slow, here.left = 1, 0.0, next_cut_s(state, device)
-        stir(state, here.group, 1)
+        mark_changed(state, here.group, 1)
     else:
-        state.end_s[i] = now_s + state.duration_s[i]
-        foresee(state, device, now_s + next_cut_s(state, device))
+        state.times.end_s[i] = now_s + state.tasks.duration_s[i]
+        schedule_event(state, device, now_s + next_cut_s(state, device))
 
 
 @inlined
@@ -361,9 +380,9 @@ def next_cut_s(state: State, device: int) -> float:
     behind the last.
     """
     here = state.devices[device]
-    if here.cut < here.end_cut and state.cut_at[here.cut] == here.at:
-        return float(state.cut_s[here.cut])
-    return float(state.duration_s[here.at])
+    if here.cut < here.end_cut and state.tasks.cuts.at[here.cut] == here.at:
+        return float(state.tasks.cuts.after_s[here.cut])
+    return float(state.tasks.duration_s[here.at])
 
 
 @inlined
@@ -372,13 +391,13 @@ def finish(state: State, device: int) -> None:
     action is at a cut.
     """
     here = state.devices[device]
-    if not here.posting and here.cut < here.end_cut and state.cut_at[here.cut] == here.at:
+    if not here.posting and here.cut < here.end_cut and state.tasks.cuts.at[here.cut] == here.at:
         pass_cut(state, device)
         return
     if here.computing:
         here.computing = 0
-        state.end_s[here.at] = state.clock[0].now_s
-        stir(state, here.group, -1)
+        state.times.end_s[here.at] = state.clock[0].now_s
+        mark_changed(state, here.group, -1)
     if not here.posting:
         here.at += 1
     wake(state, device)
@@ -390,18 +409,18 @@ def pass_cut(state: State, device: int) -> None:
     here, now_s, cut = state.devices[device], state.clock[0].now_s, state.devices[device].cut
     here.cut += 1
     if here.computing:
-        here.left, here.since_s = next_cut_s(state, device) - state.cut_s[cut], now_s
-        foresee(state, device, now_s + here.left * here.slow)
+        here.left, here.since_s = next_cut_s(state, device) - state.tasks.cuts.after_s[cut], now_s
+        schedule_event(state, device, now_s + here.left * here.slow)
     else:
-        foresee(state, device, state.start_s[here.at] + next_cut_s(state, device))
-    come(state, device, state.cut_of[cut])
+        schedule_event(state, device, state.times.start_s[here.at] + next_cut_s(state, device))
+    gradients_ready(state, device, state.tasks.cuts.of[cut])
 
 
 @inlined
 def wake(state: State, device: int) -> None:
     """A device goes on at once."""
     clock = state.clock[0]
-    state.ready[clock.ready] = device
+    state.pending.ready[clock.ready] = device
     clock.ready += 1
 
 
@@ -417,28 +436,28 @@ def next_sum(kind: Kinds, at: int, end: int) -> int:
 
 
 @inlined
-def come(state: State, device: int, i: int) -> None:
+def gradients_ready(state: State, device: int, i: int) -> None:
     """The gradients of an all-reduce are there on a device."""
-    if not state.come[i]:
-        state.come[i] = 1
-        state.post_s[i] = state.clock[0].now_s
-        enter(state, device)
+    if not state.are_ready[i]:
+        state.are_ready[i] = 1
+        state.times.post_s[i] = state.clock[0].now_s
+        join_all_reduce(state, device)
 
 
 @inlined
-def enter(state: State, device: int) -> None:
+def join_all_reduce(state: State, device: int) -> None:
     """Enters the all-reduce at which the stream of a device stands, if its gradients are there; the
     last member begins it for all.
     """
     here = state.devices[device]
-    if here.summing == OUTSIDE and here.stream < here.end and state.come[here.stream]:
+    if here.summing == OUTSIDE and here.stream < here.end and state.are_ready[here.stream]:
         here.summing = ENTERED
-        counter = state.counter[here.stream]
+        counter = state.tasks.known.counter[here.stream]
         state.counters[counter] -= 1
         if not state.counters[counter]:
             for member in range(len(state.devices)):
                 one = state.devices[member]
-                if one.summing == ENTERED and state.counter[one.stream] == counter:
+                if one.summing == ENTERED and state.tasks.known.counter[one.stream] == counter:
                     begin_sum(state, member)
 
 
@@ -447,64 +466,64 @@ def begin_sum(state: State, device: int) -> None:
     """Begins the all-reduce at which the stream of a device stands."""
     here, now_s = state.devices[device], state.clock[0].now_s
     here.summing = SUMMING
-    state.start_s[here.stream] = now_s
-    state.end_s[here.stream] = now_s + state.duration_s[here.stream]
+    state.times.start_s[here.stream] = now_s
+    state.times.end_s[here.stream] = now_s + state.tasks.duration_s[here.stream]
     stream = len(state.devices) + len(state.pairs) + device
-    foresee(state, stream, state.end_s[here.stream])
+    schedule_event(state, stream, state.times.end_s[here.stream])
 
 
 @inlined
 def end_sum(state: State, device: int) -> None:
     """The all-reduce of a device's stream has ended."""
     here = state.devices[device]
-    counter = state.counter[here.stream]
+    counter = state.tasks.known.counter[here.stream]
     here.summing = OUTSIDE
-    here.stream = next_sum(state.kind, here.stream + 1, here.end)
+    here.stream = next_sum(state.tasks.kind, here.stream + 1, here.end)
     if here.waits == counter:
         here.waits = -1
         wake(state, device)
-    enter(state, device)
+    join_all_reduce(state, device)
 
 
 # ------------------------------------------------------------------------- contention groups
 
 
 @inlined
-def stir(state: State, index: int, more: int) -> None:
+def mark_changed(state: State, index: int, more: int) -> None:
     """One more or less device of a group computes from now on."""
     clock, group = state.clock[0], state.groups[index]
     group.busy += more
-    if not group.stirred:
-        group.stirred = 1
-        state.stirred[clock.stirred] = index
-        clock.stirred += 1
+    if not group.changed:
+        group.changed = 1
+        state.pending.changed[clock.changed] = index
+        clock.changed += 1
 
 
 @inlined
-def pace(state: State) -> None:
-    """At the end of a moment: foresees the computations of all groups that were stirred."""
+def update_speeds(state: State) -> None:
+    """At the end of a moment: new ends of the computations of all groups that changed."""
     clock = state.clock[0]
-    for turn in range(clock.stirred):
-        group = state.groups[state.stirred[turn]]
-        group.stirred = 0
-        slow, device = state.slowdown[state.stirred[turn], group.busy], group.first
+    for turn in range(clock.changed):
+        group = state.groups[state.pending.changed[turn]]
+        group.changed = 0
+        slow, device = state.slowdown[state.pending.changed[turn], group.busy], group.first
         while device >= 0:
             if state.devices[device].computing:
-                change_pace(state, device, slow)
-            device = state.devices[device].mate
-    clock.stirred = 0
+                change_speed(state, device, slow)
+            device = state.devices[device].next_in_group
+    clock.changed = 0
 
 
 @inlined
-def change_pace(state: State, device: int, slow: float) -> None:
-    """From now on, a computation takes `slow` times as long as alone; foresees its end."""
+def change_speed(state: State, device: int, slow: float) -> None:
+    """From now on, a computation takes `slow` times as long as alone; schedules its end."""
     here, now_s = state.devices[device], state.clock[0].now_s
     if slow != here.slow:
         if here.slow > 0.0:
             left = here.left - (now_s - here.since_s) / here.slow
             here.left = left if left > 0.0 else 0.0
         here.since_s, here.slow = now_s, slow
-        reschedule(state, device, now_s + here.left * slow)
+        reschedule_event(state, device, now_s + here.left * slow)
 
 
 # --------------------------------------------------------------------------------- transfers
@@ -513,15 +532,15 @@ def change_pace(state: State, device: int, slow: float) -> None:
 @inlined
 def post(state: State, i: int) -> None:
     """A send or receive is there for its other end to meet."""
-    pair, counter = state.pairs[state.pair[i]], state.counter[i]
-    state.posted_s[i] = state.clock[0].now_s
+    pair, counter = state.pairs[state.tasks.known.pair[i]], state.tasks.known.counter[i]
+    state.times.posted_s[i] = state.clock[0].now_s
     if counter >= 0:
         state.counters[counter] += 1
-    if state.kind[i] == SEND:
+    if state.tasks.kind[i] == SEND:
         pair.sent += 1
     else:
         pair.posted += 1
-    match(state, state.pair[i])
+    match(state, state.tasks.known.pair[i])
 
 
 @inlined
@@ -535,7 +554,7 @@ def match(state: State, p: int) -> None:
     if posted and pair.state == IDLE and pair.next < pair.end:
         if pair.place < pair.end_place:
             pair.state = QUEUED
-            get_ready(state, p)
+            mark_ready(state, p)
         else:
             begin(state, p)
 
@@ -544,15 +563,15 @@ def match(state: State, p: int) -> None:
 def begin(state: State, p: int) -> None:
     """Begins the next transfer of a pair."""
     pair, now_s = state.pairs[p], state.clock[0].now_s
-    receive = state.receive[pair.next]
-    state.start_s[receive] = now_s
+    receive = state.tasks.known.receive[pair.next]
+    state.times.start_s[receive] = now_s
     end_s = now_s + pair.latency_s
     if pair.hop < pair.end_hop:
         pair.state = LATENCY
     else:
         pair.state = MOVING
-        end_s += state.size_bytes[receive] / pair.bytes_per_s
-    foresee(state, len(state.devices) + p, end_s)
+        end_s += state.tasks.size_bytes[receive] / pair.bytes_per_s
+    schedule_event(state, len(state.devices) + p, end_s)
 
 
 @inlined
@@ -568,15 +587,15 @@ def proceed(state: State, p: int) -> None:
 def arrive(state: State, p: int) -> None:
     """A transfer ends: whoever waits for it, or for its links, goes on."""
     pair = state.pairs[p]
-    send, receive = state.send[pair.next], state.receive[pair.next]
-    state.end_s[receive] = state.clock[0].now_s
+    send, receive = state.tasks.known.send[pair.next], state.tasks.known.receive[pair.next]
+    state.times.end_s[receive] = state.clock[0].now_s
     pair.state = IDLE
     pair.next += 1
     leave_links(state, p)
     leave_gates(state, p)
-    lower(state, state.counter[receive], pair.target)
-    if state.counter[send] >= 0:
-        lower(state, state.counter[send], pair.source)
+    lower(state, state.tasks.known.counter[receive], pair.target)
+    if state.tasks.known.counter[send] >= 0:
+        lower(state, state.tasks.known.counter[send], pair.source)
     match(state, p)
 
 
@@ -593,25 +612,25 @@ def lower(state: State, counter: int, device: int) -> None:
 
 
 @inlined
-def get_ready(state: State, p: int) -> None:
+def mark_ready(state: State, p: int) -> None:
     """Puts a pair among those that got ready at this moment, which ascend."""
-    fresh, clock = state.fresh, state.clock[0]
-    at = clock.fresh
+    fresh, clock = state.pending.newly_ready, state.clock[0]
+    at = clock.newly_ready
     while at and fresh[at - 1] > p:
         fresh[at] = fresh[at - 1]
         at -= 1
     fresh[at] = p
-    clock.fresh += 1
+    clock.newly_ready += 1
 
 
 @inlined
-def admit(state: State) -> None:
+def start_queued(state: State) -> None:
     """At the end of a moment: the transfers that got ready join the queues of their gates, and
     those that are the first in all of their queues begin.
     """
     gates, places, clock = state.gates, state.places, state.clock[0]
-    fresh = state.fresh
-    for turn in range(clock.fresh):
+    fresh = state.pending.newly_ready
+    for turn in range(clock.newly_ready):
         p = fresh[turn]
         for place in range(state.pairs[p].place, state.pairs[p].end_place):
             gate = gates[places[place].gate]
@@ -622,13 +641,17 @@ def admit(state: State) -> None:
                 places[gate.tail].behind = place
             gate.tail = place
     # Only at the gates of these pairs can another transfer be the first now.
-    for turn in range(clock.freed + clock.fresh):
-        p = state.freed[turn] if turn < clock.freed else fresh[turn - clock.freed]
+    for turn in range(clock.newly_done + clock.newly_ready):
+        p = (
+            state.pending.newly_done[turn]
+            if turn < clock.newly_done
+            else fresh[turn - clock.newly_done]
+        )
         for place in range(state.pairs[p].place, state.pairs[p].end_place):
             head = gates[places[place].gate].head
             if head >= 0:
                 take_turn(state, places[head].pair)
-    clock.fresh = clock.freed = 0
+    clock.newly_ready = clock.newly_done = 0
 
 
 @inlined
@@ -649,8 +672,8 @@ def leave_gates(state: State, p: int) -> None:
     for place in range(pair.place, pair.end_place):
         state.gates[state.places[place].gate].head = state.places[place].behind
     if pair.place < pair.end_place:
-        state.freed[clock.freed] = p
-        clock.freed += 1
+        state.pending.newly_done[clock.newly_done] = p
+        clock.newly_done += 1
 
 
 # ------------------------------------------------------------------------------ shared links
@@ -662,7 +685,7 @@ def take_links(state: State, p: int) -> None:
     pair, hops, links = state.pairs[p], state.hops, state.links
     pair.state = MOVING
     pair.rate, pair.since_s = 0.0, state.clock[0].now_s
-    pair.left = state.size_bytes[state.receive[pair.next]]
+    pair.left = state.tasks.size_bytes[state.tasks.known.receive[pair.next]]
     for h in range(pair.hop, pair.end_hop):
         link = links[hops[h].link]
         link.load += 1
@@ -670,7 +693,7 @@ def take_links(state: State, p: int) -> None:
         if link.head >= 0:
             hops[link.head].before = h
         link.head = h
-    touch(state, p)
+    mark_stale(state, p)
 
 
 @inlined
@@ -688,52 +711,52 @@ def leave_links(state: State, p: int) -> None:
             hops[after].before = before
         # One of those that are left on the link will do: the others are found from it.
         if link.head >= 0:
-            touch(state, hops[link.head].pair)
+            mark_stale(state, hops[link.head].pair)
 
 
 @inlined
-def touch(state: State, p: int) -> None:
+def mark_stale(state: State, p: int) -> None:
     """The rate of a transfer may change. Where it ends at the same moment, another one on each of
-    its links is touched instead.
+    its links is marked instead.
     """
     clock = state.clock[0]
-    if not state.pairs[p].touched:
-        state.pairs[p].touched = 1
-        state.touched[clock.touched] = p
-        clock.touched += 1
+    if not state.pairs[p].stale:
+        state.pairs[p].stale = 1
+        state.pending.stale[clock.stale] = p
+        clock.stale += 1
 
 
 @inlined
-def share(state: State) -> None:
-    """At the end of a moment: new rates for all transfers that were touched, and for all that share
-    links with them, directly or through others.
+def update_rates(state: State) -> None:
+    """At the end of a moment: new rates for all transfers whose rate is stale, and for all that
+    share links with them, directly or through others.
     """
     pairs, clock = state.pairs, state.clock[0]
     earlier = clock.searches
-    for t in range(clock.touched):
-        p = state.touched[t]
-        pairs[p].touched = 0
-        # A search for another one of the touched may have reached it: then it has its rate.
+    for t in range(clock.stale):
+        p = state.pending.stale[t]
+        pairs[p].stale = 0
+        # A search for another one of them may have reached it: then it has its rate.
         if pairs[p].state == MOVING and pairs[p].search <= earlier:
             clock.searches += 1
-            num_pairs, num_links = couple(state, p, clock.searches)
-            fill(state, num_pairs, num_links, clock.searches)
-    clock.touched = 0
+            num_pairs, num_links = connected_transfers(state, p, clock.searches)
+            max_min_rates(state, num_pairs, num_links, clock.searches)
+    clock.stale = 0
 
 
 @inlined
-def couple(state: State, p: int, search: int) -> tuple[int, int]:
+def connected_transfers(state: State, p: int, search: int) -> tuple[int, int]:
     """Finds the transfers that share links with one, directly or through others, and the links that
-    they are on; they are left in `coupled` and `reached`.
+    they are on; they are left in `connected` and `reached`.
 
     Returns:
         how many transfers and how many links there are.
     """
     pairs, hops, links = state.pairs, state.hops, state.links
     num_pairs, num_links, looked = 1, 0, 0
-    state.coupled[0], pairs[p].search = p, search
+    state.connected[0], pairs[p].search = p, search
     while looked < num_pairs:
-        pair = pairs[state.coupled[looked]]
+        pair = pairs[state.connected[looked]]
         looked += 1
         for h in range(pair.hop, pair.end_hop):
             link = links[hops[h].link]
@@ -746,15 +769,15 @@ def couple(state: State, p: int, search: int) -> tuple[int, int]:
             while other >= 0:
                 if pairs[hops[other].pair].search != search:
                     pairs[hops[other].pair].search = search
-                    state.coupled[num_pairs] = hops[other].pair
+                    state.connected[num_pairs] = hops[other].pair
                     num_pairs += 1
                 other = hops[other].after
     return num_pairs, num_links
 
 
 @inlined
-def fill(state: State, num_pairs: int, num_links: int, search: int) -> None:
-    """Max-min fair rates of coupled transfers, by progressive filling: the link with the smallest
+def max_min_rates(state: State, num_pairs: int, num_links: int, search: int) -> None:
+    """Max-min fair rates of connected transfers, by progressive filling: the link with the smallest
     share per transfer gives that share to all its transfers, which then take it from their other
     links, and so on.
     """
@@ -783,41 +806,41 @@ def fill(state: State, num_pairs: int, num_links: int, search: int) -> None:
 
 @inlined
 def change_rate(state: State, p: int, rate: float) -> None:
-    """Gives a transfer a rate from now on, and foresees its end."""
+    """Gives a transfer a rate from now on, and schedules its end."""
     pair, now_s = state.pairs[p], state.clock[0].now_s
     if rate != pair.rate:
         left = pair.left - pair.rate * (now_s - pair.since_s)
         pair.left = left if left > 0.0 else 0.0
         pair.since_s, pair.rate = now_s, rate
-        reschedule(state, len(state.devices) + p, now_s + pair.left / rate)
+        reschedule_event(state, len(state.devices) + p, now_s + pair.left / rate)
 
 
 # ------------------------------------------------------------------------------------ events
 
 
 @inlined
-def foresee(state: State, who: int, time_s: float) -> None:
+def schedule_event(state: State, who: int, time_s: float) -> None:
     """Puts the event of a device or transfer that has none into the heap."""
     clock = state.clock[0]
     clock.events += 1
-    rise(state, clock.events - 1, who, time_s)
+    sift_up(state, clock.events - 1, who, time_s)
 
 
 @inlined
-def reschedule(state: State, who: int, time_s: float) -> None:
+def reschedule_event(state: State, who: int, time_s: float) -> None:
     """Moves the event of a device or transfer, or puts it into the heap if it has none."""
     clock = state.clock[0]
-    if state.event_at[who] < 0:
+    if state.events.at[who] < 0:
         clock.events += 1
-        state.event_at[who] = clock.events - 1
-    rise(state, state.event_at[who], who, time_s)
-    sink(state, state.event_at[who])
+        state.events.at[who] = clock.events - 1
+    sift_up(state, state.events.at[who], who, time_s)
+    sift_down(state, state.events.at[who])
 
 
 @inlined
-def rise(state: State, at: int, who: int, time_s: float) -> None:
+def sift_up(state: State, at: int, who: int, time_s: float) -> None:
     """Puts an event at a position of the heap, or further up while those above are later."""
-    event_s, event_of, event_at = state.event_s, state.event_of, state.event_at
+    event_s, event_of, event_at = state.events.time_s, state.events.who, state.events.at
     while at and event_s[(at - 1) >> 1] > time_s:
         above = (at - 1) >> 1
         event_s[at], event_of[at] = event_s[above], event_of[above]
@@ -829,7 +852,7 @@ def rise(state: State, at: int, who: int, time_s: float) -> None:
 @inlined
 def next_event(state: State) -> int:
     """Takes the first event out of the heap, at its time; the device or transfer that it is of."""
-    event_s, event_of, event_at = state.event_s, state.event_of, state.event_at
+    event_s, event_of, event_at = state.events.time_s, state.events.who, state.events.at
     clock, who = state.clock[0], int(event_of[0])
     clock.now_s = event_s[0]
     clock.events -= 1
@@ -837,14 +860,14 @@ def next_event(state: State) -> int:
     if clock.events:
         event_s[0], event_of[0] = event_s[clock.events], event_of[clock.events]
         event_at[event_of[0]] = 0
-        sink(state, 0)
+        sift_down(state, 0)
     return who
 
 
 @inlined
-def sink(state: State, at: int) -> None:
+def sift_down(state: State, at: int) -> None:
     """Moves an event of the heap down while one below it is earlier."""
-    event_s, event_of, event_at = state.event_s, state.event_of, state.event_at
+    event_s, event_of, event_at = state.events.time_s, state.events.who, state.events.at
     time_s, who, size = event_s[at], event_of[at], state.clock[0].events
     while 2 * at + 1 < size:
         below = 2 * at + 1
