@@ -22,7 +22,7 @@ from planner.artefacts.calibration import CalibrationFile
 from planner.artefacts.graph import LEFT_OUT_AS_DEFAULT
 from planner.artefacts.plan import Plan
 from planner.artefacts.profile import Profile, ProfileSet, SplitRule
-from planner.artefacts.sharding import AT_REST, Sharding, rule_lines, rule_of
+from planner.artefacts.sharding import AT_REST, Sharding, rule_of
 from planner.artefacts.strategy import Stage, not_runnable
 from planner.support.errors import FileError, shown
 from planner.support.memo import remembered
@@ -130,7 +130,7 @@ def _fields_of(stage: Stage) -> dict[str, Any]:
     }
     if stage.sharding is not None:
         fields["mesh"] = stage.sharding.mesh
-        fields["rules"] = {name: rule_lines(one) for name, one in stage.sharding.rules.items()}
+        fields["rules"] = {name: one.lines for name, one in stage.sharding.rules.items()}
         for name in AT_REST:
             fields[name] = dict(getattr(stage.sharding, name))
         for name in ("gradients", "states"):  # of ZeRO alone

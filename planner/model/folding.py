@@ -60,7 +60,7 @@ the largest language models take a fifth of it."""
 MAX_PRODUCTS = 10**10
 """Of the numbers of elements of a costly operator's inputs: onnx.reference has no fast products of
 integers."""
-MAX_SETTLED_BYTES = 2 * 2**30
+MAX_INDEPENDENT_BYTES = 2 * 2**30
 """Of the outputs of a node that no input of the model leads to, where its inputs are smaller."""
 _COSTLY = re.compile(".*(MatMul|Conv|Gemm|Einsum|Attention|LSTM|GRU|RNN).*")
 MAX_INFERENCE_ELEMENTS = 1024  # of a constant whose value is given to shape inference
@@ -124,8 +124,8 @@ class Pass:
         types: of all tensors so far; static.
         kept: the nodes that stay, so far.
         constants: names that later nodes may be folded with.
-        decisive: initializers on which the structure of the graph depends, and the node whose
-            structure it is.
+        shape_determining: initializers on which the structure of the graph depends, and the node
+            whose structure it is.
     """
 
     def __init__(
@@ -145,9 +145,10 @@ class Pass:
         self.types = dict(inputs)
         self.kept: list[NodeProto] = []
         self.constants: set[str] = set()
-        self.decisive: dict[str, str] = {}
+        self.shape_determining: dict[str, str] = {}
         self._computed_bytes = 0
-        self._settled: set[str] = set()  # no constants, but no input of the model leads to them
+        # No constants, but no input of the model leads to them.
+        self._independent: set[str] = set()
         for tensor in model.graph.initializer:
             self.hold(tensor, tensor.name)
 
@@ -169,7 +170,7 @@ class Pass:
         if name in self.trained:
             return
         constant = not (is_float(type_) and len(tensor.dims))
-        (self.constants if constant else self._settled).add(name)
+        (self.constants if constant else self._independent).add(name)
 
     def visit(self, node: NodeProto) -> None:
         """Folds a node, or lets it stay."""
@@ -178,24 +179,24 @@ class Pass:
 
     def keep(self, node: NodeProto) -> None:
         """Lets a node stay, unless its outputs have a static shape only once they are known."""
-        settled = not facts(operator_type(node)).random and all(
-            not name or name in self.constants or name in self._settled for name in node.input
+        independent = not facts(operator_type(node)).random and all(
+            not name or name in self.constants or name in self._independent for name in node.input
         )
         try:
             types = self.static_outputs(node)
         # Inference may fail for want of a value that no input leads to: then the node is computed,
         # and only if that fails, too, is it an error of the model.
         except ModelError:
-            if not settled or not self.compute(node):
+            if not independent or not self.compute(node):
                 raise
             return
-        if settled:
-            self._check_settled(node, types)
-            self._settled.update(node.output)
+        if independent:
+            self._check_independent(node, types)
+            self._independent.update(node.output)
         self.types |= types
         self.kept.append(node)
 
-    def _check_settled(self, node: NodeProto, types: Mapping[str, TypeProto]) -> None:
+    def _check_independent(self, node: NodeProto, types: Mapping[str, TypeProto]) -> None:
         """Refuses a large constant that comes of small ones, which every step would make anew.
 
         Args:
@@ -206,11 +207,11 @@ class Pass:
         """
         made = sum(size_bytes(type_) for type_ in types.values())
         given = sum(size_bytes(self.types[name]) for name in set(node.input) if name)
-        if made > max(MAX_SETTLED_BYTES, given):
+        if made > max(MAX_INDEPENDENT_BYTES, given):
             raise ModelError(
-                f"{node.name}: expected constants of at most {format_bytes(MAX_SETTLED_BYTES)}, got"
-                f" {format_bytes(made)} from {operator_type(node)}; the model may hold a wrong size"
-                " in its constants"
+                f"{node.name}: expected constants of at most {format_bytes(MAX_INDEPENDENT_BYTES)},"
+                f" got {format_bytes(made)} from {operator_type(node)}; the model may hold a wrong"
+                " size in its constants"
             )
 
     def compute(self, node: NodeProto) -> bool:
@@ -218,13 +219,15 @@ class Pass:
         the node.
         """
         names = [name for name in node.output if name in self.read]
-        if any(self.demand(name, node.name, last=node) is None for name in names):
+        if any(self.evaluate_now(name, node.name, last=node) is None for name in names):
             return False
         self.kept.append(node)
-        self._settled.update(node.output)
+        self._independent.update(node.output)
         return True
 
-    def demand(self, name: str, user: str, last: NodeProto | None = None) -> np.ndarray | None:
+    def evaluate_now(
+        self, name: str, user: str, last: NodeProto | None = None
+    ) -> np.ndarray | None:
         """The value of a tensor that the structure of the graph depends on, a constant from here
         on; None if it depends on the model's inputs, on what the user wants trained, or on random
         numbers, or if it is large.
@@ -236,7 +239,7 @@ class Pass:
         """
         if name in self.constants:
             return self.values[name]
-        if name not in self._settled and (last is None or name not in last.output):
+        if name not in self._independent and (last is None or name not in last.output):
             return None
         cone, needed = self._cone(name, [*self.kept, *([] if last is None else [last])])
         results: dict[str, np.ndarray] = {}
@@ -247,7 +250,7 @@ class Pass:
             results |= zip(node.output, made, strict=False)
         for source in sorted(needed):
             if source in self.values and source not in self.constants:
-                self.decisive.setdefault(source, user)
+                self.shape_determining.setdefault(source, user)
         if name in results:
             self.add_constant(name, results[name])
         return self.values[name]
@@ -266,8 +269,8 @@ class Pass:
         """Names an output, which had no name, of a node that stays."""
         node.output[position] = name
         self.types[name] = type_
-        if all(one in self.constants or one in self._settled for one in node.input):
-            self._settled.add(name)
+        if all(one in self.constants or one in self._independent for one in node.input):
+            self._independent.add(name)
 
     def remaining(self) -> tuple[NodeProto, ...]:
         """The nodes that stay, without outputs that became constants after all."""
@@ -402,7 +405,7 @@ class Pass:
             types = self.inferred(node, floats=False)
             # Scales of Resize and such are float initializers, which are no constants otherwise.
             if not all(name in types and _is_static(types[name]) for name in names):
-                self.demand_integers(node)
+                self.evaluate_integers(node)
                 types = self.inferred(node, floats=True)
         except OperatorError as error:
             raise OperatorError(
@@ -436,15 +439,15 @@ class Pass:
                 " small, or its attributes are wrong"
             )
 
-    def demand_integers(self, node: NodeProto) -> None:
+    def evaluate_integers(self, node: NodeProto) -> None:
         """Makes constants of the small inputs without gradient that no input of the model leads to:
         shapes, axes and repeats that were computed of floats.
         """
         for name in dict.fromkeys(node.input):
-            type_ = self.types[name] if name in self._settled else None
+            type_ = self.types[name] if name in self._independent else None
             if type_ is None or is_float(type_) or prod(shape_of(type_)) > MAX_INFERENCE_ELEMENTS:
                 continue
-            self.demand(name, node.name)
+            self.evaluate_now(name, node.name)
 
     def check_reshape(self, node: NodeProto, types: Mapping[str, TypeProto]) -> None:
         """Counts the elements, as ONNX's inference does not where the shape is a constant."""

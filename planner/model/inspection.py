@@ -6,13 +6,13 @@ no shapes.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
 import onnx
-from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
+from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 from onnx.defs import SchemaError
 
 from planner.artefacts.graph import ITEM_BYTES, parameters_by_name, tensors_by_name
@@ -22,15 +22,13 @@ from planner.model.constants import Uses
 from planner.model.expansion.control_flow import CONTROL_FLOW
 from planner.model.expansion.sequences import SEQUENCE_OPERATORS
 from planner.model.flops import flops_of
-from planner.model.load import Model, load, proto_of
-from planner.model.modules import modules_of
+from planner.model.load import Model, ReadOptions, model_of, modules_of
 from planner.model.protos import domain_of, operator_type, opsets, true_inputs
-from planner.model.record import ModuleRecord, read_record
-from planner.model.repair import Repaired, Ties, repaired
+from planner.model.record import ModuleRecord
+from planner.model.repair import repaired
 from planner.model.scopes import scope_of
+from planner.model.source import Source, open_source
 from planner.model.trainable import Choice, Evidence, doubts
-from planner.model.values import Values
-from planner.model.weights import ModelFile
 from planner.support.errors import ModelError
 from planner.support.printable import few
 
@@ -176,42 +174,31 @@ class _Operator:
 
 
 def inspect(
-    path: Path,
-    supported: Collection[str],
-    *,
-    batch: int | None = None,
-    dimensions: Mapping[str, int] = {},
-    tie: Collection[str] = (),
-    untie: Collection[str] = (),
+    path: Path, supported: Collection[str], options: ReadOptions = ReadOptions()
 ) -> Inspection:
     """What an ONNX file holds. Weights are not read.
 
     Args:
         path: of the file.
         supported: the operator types that plans can have.
-        batch: see `load`.
-        dimensions: see `load`.
-        tie: see `load`.
-        untie: see `load`.
+        options: how it is read, with or without sizes.
 
     Raises:
         FileError: if the file is missing or no ONNX model.
     """
-    file = ModelFile(path)
-    proto = proto_of(file)
-    unbound = ""
+    source = open_source(path)
+    proto, dimensions, unbound = source.proto, options.dimensions, ""
     try:
-        model = load(path, batch=batch, dimensions=dimensions, tie=tie, untie=untie, known_hash="")
+        model = model_of(source, options, known_hash="")
         known = _with_shapes(model)
         dimensions = model.dimensions
     except ModelError as error:
         unbound = str(error).replace(f"{path}: ", "")
-        known = _without_shapes(file, proto, Ties.of(tie, untie))
-    record = read_record(proto)
+        known = _without_shapes(repaired(source, options.ties))
     return Inspection(
         path=path,
         exporter=f"{proto.producer_name} {proto.producer_version}".strip(),
-        module=_module(proto, record),
+        module=_module(proto, source.record),
         opsets=opsets(proto),
         inputs=tuple(map(_value, true_inputs(proto.graph))),
         outputs=tuple(map(_value, proto.graph.output)),
@@ -246,13 +233,10 @@ def _with_shapes(model: Model) -> _Structure:
     )
 
 
-def _without_shapes(file: ModelFile, proto: ModelProto, ties: Ties) -> _Structure:
+def _without_shapes(source: Source) -> _Structure:
     """The structure alone: every tensor counts as a float."""
-    values = Values(proto.graph.initializer, file)
-    record = read_record(proto)
-    module = repaired(proto, values, ties, record is not None)
-    nodes = module.proto.graph.node
-    choices = trainable.choices(_evidence(module, nodes, record, values), (), ())
+    nodes = source.proto.graph.node
+    choices = trainable.choices(_evidence(source), (), ())
     return _Structure(
         nodes=tuple(
             _Operator(n.name, operator_type(n), scope_of(n).module or "", tuple(n.input))
@@ -261,9 +245,12 @@ def _without_shapes(file: ModelFile, proto: ModelProto, ties: Ties) -> _Structur
         ),
         flops=(),
         choices=choices,
-        shapes=_held(module.proto.graph.initializer),
-        sources=module.sources,
-        warnings=(*module.warnings, *doubts(choices, record, module.named, module.origins)),
+        shapes=_held(source.proto.graph.initializer),
+        sources=source.sources,
+        warnings=(
+            *source.warnings,
+            *doubts(choices, source.record, source.named, source.origins),
+        ),
     )
 
 
@@ -271,22 +258,21 @@ def _held(tensors: Iterable[TensorProto]) -> dict[str, tuple[tuple[int, ...], st
     return {tensor.name: (tuple(tensor.dims), _dtype(tensor.data_type)) for tensor in tensors}
 
 
-def _evidence(
-    module: Repaired, nodes: Sequence[NodeProto], record: ModuleRecord | None, values: Values
-) -> Evidence:
-    tensors = module.proto.graph.initializer
+def _evidence(source: Source) -> Evidence:
+    graph = source.proto.graph
+    nodes, tensors = graph.node, graph.initializer
     floats = {tensor.name for tensor in tensors if _dtype(tensor.data_type).find("float") >= 0}
     integers = {tensor.name for tensor in tensors} - floats
     names = {name for node in nodes for name in (*node.input, *node.output)} - integers
-    loss = module.proto.graph.output[0].name
+    loss = graph.output[0].name
     return Evidence(
         shapes={t.name: tuple(t.dims) for t in tensors if t.name in floats},
         reaching=trainable.reaching(nodes, loss, names),
         loss=loss,
         uses=Uses(nodes, {node.name: scope_of(node).kind for node in nodes}),
-        origins=module.origins,
-        record=record,
-        values=values,
+        origins=source.origins,
+        record=source.record,
+        values=source.values,
     )
 
 

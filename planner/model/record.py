@@ -11,7 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from planner.model.metadata import metadata_of
+from planner.model.wire import metadata_of
 from planner.support.errors import ModelError
 from planner.support.outputs import FileKind
 

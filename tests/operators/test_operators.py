@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from planner.artefacts.graph import ITEM_BYTES, Graph, Operator, Parameter, Tensor
 from planner.artefacts.operator_types import OPERATOR_TYPES, function_of, imported, supported
-from planner.model.load import Model, Node, load
+from planner.model.load import Model, Node, ReadOptions, load
 from planner.model.values import Values
 from planner.model.weights import ModelFile
 from planner.operators import check, input_names, output_names, parameters, to_torch
@@ -552,7 +552,9 @@ def test_an_even_neighbourhood_of_lrn_has_its_larger_half_behind():
 def compare(name, folder):
     """Largest difference of the logits, relative to the largest logit; then the gradients."""
     path = cached(name, folder)
-    model = load(path, batch=2, dimensions={"seq": 16} if name in ("gpt2", "bert") else {})
+    model = load(
+        path, ReadOptions(batch=2, dimensions={"seq": 16} if name in ("gpt2", "bert") else {})
+    )
     module = to_torch(model)
     random, feeds = np.random.default_rng(0), {}
     for tensor in model.graph.tensors[: len(model.graph.inputs)]:

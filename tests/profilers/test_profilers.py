@@ -14,7 +14,7 @@ import torch
 from planner.artefacts.graph import LossChoice, tensors_by_name
 from planner.artefacts.losses import losses
 from planner.artefacts.profile import Source, View, WholeStep, stash_bytes
-from planner.model.load import load
+from planner.model.load import ReadOptions, load
 from planner.operators import input_names, parameters, synthetic, to_torch
 from planner.profilers.cache import cache_for
 from planner.profilers.classes import TensorLayout, class_name, contiguous, surroundings
@@ -40,7 +40,7 @@ def read(folder, text, weights=None, **options):
         proto.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
     path = folder / "model.onnx"
     path.write_bytes(proto.SerializeToString())
-    return load(path, **options)
+    return load(path, ReadOptions(**options))
 
 
 @pytest.fixture(autouse=True)
@@ -318,7 +318,7 @@ def test_a_transposed_weight_that_comes_from_elsewhere_is_stashed(tmp_path):
 
 @pytest.mark.parametrize("name", ["squeezenet", pytest.param("shufflenet", marks=pytest.mark.slow)])
 def test_the_stash_of_any_range_of_a_real_network_is_exact(name, tmp_path):
-    model = load(cached(name, tmp_path), batch=1)
+    model = load(cached(name, tmp_path), ReadOptions(batch=1))
     assert_exact(model, profiled(model), num_ranges=2)
 
 
@@ -327,7 +327,7 @@ def test_the_stash_of_any_range_of_a_real_network_is_exact(name, tmp_path):
 def test_the_stash_of_random_stages_of_every_model_is_exact(name, tmp_path, monkeypatch):
     monkeypatch.setattr("planner.profilers.measured.free_bytes", lambda device: 0)  # saves time
     sizes = {"seq": 32} if name in ("gpt2", "bert") else {}
-    model = load(cached(name, tmp_path), batch=2, dimensions=sizes)
+    model = load(cached(name, tmp_path), ReadOptions(batch=2, dimensions=sizes))
     assert_exact(model, profiled(model, cached=False), num_ranges=8)
 
 
@@ -691,7 +691,7 @@ def test_warnings_say_how_times_drift_and_whether_others_had_the_cores(tmp_path)
 
 @pytest.mark.slow
 def test_a_constant_foreign_load_is_noticed(tmp_path):
-    model = load(cached("squeezenet", tmp_path), batch=4)
+    model = load(cached("squeezenet", tmp_path), ReadOptions(batch=4))
     cores = len(os.sched_getaffinity(0))
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * cores)]
     try:
@@ -705,7 +705,7 @@ def test_a_constant_foreign_load_is_noticed(tmp_path):
 
 @pytest.mark.slow
 def test_a_load_that_comes_midway_makes_the_whole_step_drift(tmp_path):
-    model = load(cached("squeezenet", tmp_path), batch=4)
+    model = load(cached("squeezenet", tmp_path), ReadOptions(batch=4))
     cores = len(os.sched_getaffinity(0))
     busy = []
 

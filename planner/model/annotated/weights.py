@@ -18,9 +18,9 @@ from typing import BinaryIO
 from onnx import GraphProto, ModelProto, TensorProto
 
 from planner.model.load import Model
-from planner.model.metadata import metadata_of
 from planner.model.protos import set_metadata, subgraphs
 from planner.model.weights import INLINE, ModelFile, is_inline, is_stored, place_of, put
+from planner.model.wire import metadata_of
 from planner.support.errors import FileError
 from planner.support.reading import check_mapped
 

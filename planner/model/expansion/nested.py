@@ -466,9 +466,9 @@ class Expander:
         self.tensors.add_constant(name, value)
         return name
 
-    def demand(self, call: Call, name: str) -> np.ndarray | None:
+    def evaluate_now(self, call: Call, name: str) -> np.ndarray | None:
         """The value of a tensor that a call needs; None if it depends on data."""
-        return self.tensors.demand(name, call.name)
+        return self.tensors.evaluate_now(name, call.name)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor."""

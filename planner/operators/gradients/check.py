@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from planner.artefacts.losses import losses
 from planner.model.export.check import GradientCheck, advice_on_difference
 from planner.model.export.eager import UnseenError
-from planner.model.load import Model, load, read_proto
+from planner.model.load import Model, ReadOptions, load, read_proto
 from planner.model.record import TensorRecord
 from planner.operators.gradients.distance import FLOOR, TOLERANCE, apart, largest
 from planner.operators.gradients.events import Suspect
@@ -171,7 +171,7 @@ def _loaded(path: Path, tensors: Sequence[Tensor]) -> Model:
         for dim, size in zip(value.type.tensor_type.shape.dim, tensor.shape, strict=True):
             if dim.dim_param:
                 sizes[dim.dim_param] = size
-    return load(path, dimensions=sizes, known_hash="")
+    return load(path, ReadOptions(dimensions=sizes), known_hash="")
 
 
 def _run(of_module: Callable[..., ModuleRun]) -> tuple[ModuleRun | None, bool, str]:

@@ -1,11 +1,13 @@
 """Attributes of operators that are divided where the operator runs on one part of its tensors."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from planner.artefacts.operator_types import facts
 from planner.operators.binding import Call
+
+_ATTRIBUTE = re.compile(r"(?P<name>\w+)(\[(?P<index>\d+)\])?")
 
 
 def divisible(
@@ -45,24 +47,32 @@ def divisible(
     return tuple(sets)
 
 
-def localized(call: Call, names: Sequence[str], parts: int) -> Call | None:
-    """The call with some of its attributes divided by the number of parts: "group" is a number,
-    "shape[2]" one of several, "split" all of them. None where one cannot be divided.
+def divided(
+    kwargs: Mapping[str, Any], names: Iterable[str], parts: int
+) -> dict[str, Any]:  # fmt: skip
+    """The arguments of a call with some of them divided by the number of parts: "group" is a
+    number, "shape[2]" one of several, "split" all of them.
 
-    >>> call = Call(print, (), {"shape": (4, 12, 64), "group": 6})
-    >>> localized(call, ["shape[1]", "group"], 2).kwargs
+    Raises:
+        ValueError: if there is none of a name, or the number of parts does not divide one.
+
+    >>> divided({"shape": (4, 12, 64), "group": 6}, ["shape[1]", "group"], 2)
     {'shape': (4, 6, 64), 'group': 3}
-    >>> localized(call, ["group"], 4) is None
-    True
+    >>> divided({"group": 6}, ["group"], 4)
+    Traceback (most recent call last):
+    ValueError: group: expected a number that 4 divides, got 6
     """
-    kwargs = dict(call.kwargs)
+    made = dict(kwargs)
     for one in names:
-        name, _, place = one.rstrip("]").partition("[")
-        value = kwargs[name]
-        numbers: list[Any] = list(value) if isinstance(value, tuple) else [value]
-        for i in [int(place)] if place else range(len(numbers)):
-            if numbers[i] % parts:
-                return None
-            numbers[i] //= parts
-        kwargs[name] = tuple(numbers) if isinstance(value, tuple) else numbers[0]
-    return replace(call, kwargs=kwargs)
+        match = _ATTRIBUTE.fullmatch(one)
+        value = made.get(match["name"]) if match else None
+        if match is None or value is None:
+            raise ValueError(f"there is no attribute {one!r} to divide")
+        numbers = list(value) if isinstance(value, list | tuple) else [value]
+        for i in range(len(numbers)) if match["index"] is None else [int(match["index"])]:
+            number = numbers[i] if i < len(numbers) else None
+            if not isinstance(number, int) or number < 0 or number % parts:
+                raise ValueError(f"{one}: expected a number that {parts} divides, got {value}")
+            numbers[i] = number // parts
+        made[match["name"]] = tuple(numbers) if isinstance(value, list | tuple) else numbers[0]
+    return made

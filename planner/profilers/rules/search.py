@@ -12,12 +12,12 @@ no gradient that follows from them, and are left out.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product
 from math import prod
 
 from torch import Tensor
 
+from planner.artefacts.sharding import AxisRule
 from planner.operators.parts.attributes import divisible
 from planner.profilers.rules.trial import Given, Trial, joined
 
@@ -25,22 +25,7 @@ MAX_WAYS = 3_000
 """Of giving the inputs; where there are more, inputs of one shape are all given alike."""
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A rule on one axis.
-
-    Attributes:
-        given: how each value is read.
-        made: how each output is made.
-        local: attributes divided by the number of parts.
-    """
-
-    given: Given
-    made: tuple[str, ...]
-    local: tuple[str, ...] = ()
-
-
-def rules_at(trial: Trial, kind: str) -> tuple[Found, ...]:
+def rules_at(trial: Trial, kind: str) -> tuple[AxisRule, ...]:
     """The rules of an operator for the trial's number of parts.
 
     Args:
@@ -52,7 +37,7 @@ def rules_at(trial: Trial, kind: str) -> tuple[Found, ...]:
     # An experiment with each input rules out most ways before any is run. All combinations of specs
     # took 0.9 s for an Attention with six inputs.
     seen = _Dependence(trial)
-    found: dict[object, Found] = {}
+    found: dict[object, AxisRule] = {}
     for dim in (*seen.output_dims(), None):
         for local in divisible(kind, trial.call, dim, trial.whole[0].dim()):
             for given in _ways(seen.options(dim), trial.shapes):
@@ -60,18 +45,18 @@ def rules_at(trial: Trial, kind: str) -> tuple[Found, ...]:
                     continue
                 made = trial.outcome(given, local, _may_be(trial, dim))
                 if made is not None and _needs(local, given, found):
-                    found[given, local] = Found(given, made, local)
+                    found[given, local] = AxisRule(given, made, local)
     return tuple(found.values())
 
 
-def _needs(local: tuple[str, ...], given: Given, found: Mapping[object, Found]) -> bool:
+def _needs(local: tuple[str, ...], given: Given, found: Mapping[object, AxisRule]) -> bool:
     """Whether a rule is not already one without its local attributes."""
     return not local or (given, ()) not in found
 
 
-def holds(trial: Trial, rule: Found) -> bool:
+def holds(trial: Trial, rule: AxisRule) -> bool:
     """Whether a rule makes the same of the trial's numbers."""
-    return trial.outcome(rule.given, rule.local) == rule.made
+    return trial.outcome(rule.inputs, rule.local) == rule.outputs
 
 
 def _may_be(trial: Trial, dim: int | None) -> Callable[[Tensor], bool]:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from planner.artefacts.graph import Graph, consumers, producers, tensors_by_name
 from planner.artefacts.losses import losses
+from planner.artefacts.profile import SplitRule
 from planner.artefacts.sharding import (
     Rule,
     Sharding,
@@ -24,7 +25,6 @@ from planner.artefacts.sharding import (
 )
 from planner.artefacts.strategy import Stage
 from planner.resharding.reshardings import leaving
-from planner.solvers.sharded.rules import AxisRule
 from planner.support.memo import remembered
 
 _losses = remembered(losses)
@@ -34,7 +34,7 @@ def shardings(
     graph: Graph,
     stages: Sequence[Sequence[int]],
     mesh: tuple[int, ...],
-    lines: Sequence[Sequence[AxisRule]],
+    lines: Sequence[Sequence[SplitRule]],
     lies: Mapping[str, Spec] | None = None,
 ) -> tuple[Sharding, ...]:
     """A sharding for each stage, all of the same mesh.
@@ -46,7 +46,7 @@ def shardings(
     """
     lies = lies or {}
     rules = {
-        operator.name: rule_of([axis[v].line for axis in lines])
+        operator.name: rule_of(axis[v].line for axis in lines)
         for v, operator in enumerate(graph.operators)
     }
     parameters = dict(_at_rest(graph, range(len(graph.operators)), rules, mesh, parameters=True))

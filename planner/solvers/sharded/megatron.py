@@ -29,8 +29,8 @@ import numpy as np
 
 from planner.artefacts.graph import parameters_by_name
 from planner.artefacts.problem import Problem, Result, Status, switches_of
-from planner.artefacts.profile import has_rules
-from planner.artefacts.sharding import Sharding, dim_of, reads
+from planner.artefacts.profile import SplitRule, has_rules
+from planner.artefacts.sharding import AxisRule, Sharding, dim_of, reads
 from planner.artefacts.strategy import Stage, Strategy
 from planner.costs.operators import operator_times
 from planner.costs.stage_pass import stage_pass
@@ -55,7 +55,7 @@ from planner.solvers.sharded.layout import (
 )
 from planner.solvers.sharded.options import Megatron
 from planner.solvers.sharded.promise import promises
-from planner.solvers.sharded.rules import AxisRule, named
+from planner.solvers.sharded.rules import named
 from planner.solvers.sharded.zero import data_policy
 from planner.support.arrays import Floats
 
@@ -68,7 +68,7 @@ _VARIANTS = 8
 
 Axes = tuple[tuple[int, bool], ...]
 """Of a mesh, the size of each axis, and whether it splits samples."""
-Lines = list[tuple[AxisRule, ...]]
+Lines = list[tuple[SplitRule, ...]]
 """Along each axis, the rule of each operator."""
 Groups = tuple[tuple[tuple[int, ...], ...], ...]
 """Per stage, its groups."""
@@ -222,20 +222,19 @@ def _lines(
         policy = data_policy(problem) if is_data else tensor_policy(problem, sequence=sequence)
         choose = chosen_for_sure if forced or is_data else chosen
         rules = choose(problem, about, axis, policy, groups[0][0])
-        if not any(rule.cuts for rule in rules):
+        if not any(one.rule.shares_work for one in rules):
             return None
         made.append(rules)
         about = cut_by(about, _parts(problem, rules), size)
     return made
 
 
-def _parts(problem: Problem, rules: tuple[AxisRule, ...]) -> dict[str, str]:
+def _parts(problem: Problem, rules: tuple[SplitRule, ...]) -> dict[str, str]:
     """How the tensors and parameters are cut, by name."""
     parts: dict[str, str] = {}
-    for operator, rule in zip(problem.profile.graph.operators, rules, strict=True):
-        for name, part in zip(
-            (*reads(operator), *operator.outputs), (*rule.inputs, *rule.outputs), strict=True
-        ):
+    for operator, one in zip(problem.profile.graph.operators, rules, strict=True):
+        names = (*reads(operator), *operator.outputs)
+        for name, part in zip(names, one.rule.parts, strict=True):
             if part.startswith("S"):
                 parts.setdefault(name, part)
     return parts
