@@ -2,14 +2,13 @@
 
 import os
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from planner.artefacts.operator_types import supported
 from planner.artefacts.options import LossOptions, ModelOptions
 from planner.support.errors import FileError, ModelError, OptionError
-from planner.support.literals import keys_of
 from planner.support.options import options_from
 from planner.support.reading import File
 from planner.training.options import WeightsOptions
@@ -153,15 +152,7 @@ def inspect(path: File, **how: Any) -> "Inspection":
     (options,) = options_from(
         "inspect", how, ModelOptions, without={"train", "freeze", "batch_norm"}
     )
-    return inspected(Path(path), _supported(), _read_options(options, LossOptions()))
-
-
-def _supported() -> frozenset[str]:
-    """The operator types that plans can have."""
-    if "planner.operators.table" in sys.modules:
-        return frozenset(sys.modules["planner.operators.table"].OPERATORS)
-    # The table itself loads torch, which takes seconds.
-    return keys_of(Path(__file__).parents[1] / "operators/table.py", "OPERATORS")
+    return inspected(Path(path), supported(), _read_options(options, LossOptions()))
 
 
 def find_model(

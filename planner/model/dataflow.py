@@ -8,13 +8,13 @@ from onnx import GraphProto, ModelProto, NodeProto
 
 from planner.artefacts import losses
 from planner.artefacts.graph import ITEM_BYTES, Graph, LossChoice, Operator, Parameter, Tensor
+from planner.artefacts.operator_types import facts
 from planner.artefacts.options import LossOptions
 from planner.model import trainable
-from planner.model.canonical import domain_of, own_domain
 from planner.model.constants import Uses
-from planner.model.definitions import attributes_of
 from planner.model.expansion.expand import Folded
-from planner.model.folding import operator_type
+from planner.model.protos import domain_of, operator_type, opsets
+from planner.model.schemas import attributes_of
 from planner.model.scopes import (
     ALWAYS,
     MODE_MARK,
@@ -57,6 +57,11 @@ class Node:
     outputs: tuple[str, ...]
     attributes: Mapping[str, object]
 
+    @property
+    def kind(self) -> str:
+        """The operator type with its domain in front, if that is not ONNX's own."""
+        return f"{self.domain}.{self.type}" if self.domain else self.type
+
 
 def live_nodes(nodes: Sequence[NodeProto], graph: GraphProto) -> list[NodeProto]:
     """Copies of the nodes that the outputs of the graph and new values of its state need, without
@@ -83,13 +88,13 @@ def nodes_of(kept: Iterable[NodeProto], proto: ModelProto) -> tuple[Node, ...]:
     Args:
         proto: of the model that they are of, whose operator sets they have.
     """
-    opsets = {own_domain(o.domain): o.version for o in proto.opset_import}
+    versions = opsets(proto)
     return tuple(
         Node(
             name=node.name,
             type=node.op_type,
             domain=domain_of(node),
-            version=opsets[domain_of(node)],
+            version=versions[domain_of(node)],
             inputs=tuple(node.input),
             outputs=tuple(node.output),
             attributes={**attributes_of(node), **_marks(node)},
@@ -221,11 +226,11 @@ class Dataflow:
         """Whether a constant configures the operator, as an attribute would.
 
         So does an integer or boolean of at most 64 elements, a float of rank 0, and every input at
-        a position in `STATIC_INPUTS`.
+        a position in `OperatorType.settings`.
         """
         shape = shape_of(self.types[node.input[position]])
         if node.input[position] in self.floats:
-            return not shape or position in trainable.STATIC_INPUTS.get(operator_type(node), ())
+            return not shape or position in facts(operator_type(node)).settings
         return prod(shape) <= MAX_STATIC_ELEMENTS
 
     def _described(self, name: str) -> tuple[tuple[int, ...], str]:

@@ -22,12 +22,13 @@ from planner.artefacts.options import LossOptions
 from planner.artefacts.profile import BatchNorm
 from planner.model import trainable
 from planner.model.binding import bind
-from planner.model.canonical import content_hash, true_inputs
+from planner.model.canonical import content_hash
 from planner.model.dataflow import Dataflow, Node, live_nodes, nodes_of
 from planner.model.expansion.expand import fold
 from planner.model.expansion.nested import names_read_by
 from planner.model.modes import evaluation_notes, with_mode
 from planner.model.origins import Origin, OriginKind
+from planner.model.protos import true_inputs
 from planner.model.record import Checked, ModuleRecord
 from planner.model.repair import Ties, repaired
 from planner.model.scopes import STATE_MARK, explicit, scope_of, states_in
@@ -182,7 +183,7 @@ def _model(source: Source, options: ReadOptions) -> Model:
     trained = {name for name, one in choices.items() if one.trained}
     graph = flow.graph(list(inputs), trained)
     losses.losses(graph)  # raises where a choice does not fit its output
-    _check_decisive(folded.decisive, trained)
+    _check_structure(folded.shape_determining, trained)
     first_shape = next((shape_of(type_) for type_ in inputs.values()), ())
     nodes = nodes_of(kept, source.proto)
     form = None if options.batch_norm is BatchNorm.MIXED else options.batch_norm
@@ -262,12 +263,12 @@ def _is_parameter(origin: Origin | None) -> bool:
     return origin is not None and origin.kind is OriginKind.PARAMETER
 
 
-def _check_decisive(decisive: Mapping[str, str], trained: Collection[str]) -> None:
+def _check_structure(nodes: Mapping[str, str], trained: Collection[str]) -> None:
     """The structure of the graph must not depend on values that training changes."""
     problems = [
         f"{node}: a shape or condition depends on the values of {name!r}, which is trained; keep it"
         f" as it is with --freeze {shlex.quote(name)}"
-        for name, node in decisive.items()
+        for name, node in nodes.items()
         if name in trained
     ]
     if problems:

@@ -129,10 +129,9 @@ def record_text(record: ModuleRecord) -> str:
 
 def write_record(proto: "ModelProto", record: ModuleRecord) -> None:
     """Puts a record into a model's metadata, in place of an older one."""
-    for at in reversed(range(len(proto.metadata_props))):
-        if proto.metadata_props[at].key == METADATA_KEY:
-            del proto.metadata_props[at]
-    proto.metadata_props.add(key=METADATA_KEY, value=record_text(record))
+    from planner.model.protos import set_metadata  # records are read without onnx
+
+    set_metadata(proto, {METADATA_KEY: record_text(record)})
 
 
 def read_record(proto: "ModelProto") -> ModuleRecord | None:

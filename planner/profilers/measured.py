@@ -373,7 +373,7 @@ class ModelTimer:
         import torch
 
         from planner.operators import input_names, output_names, to_torch
-        from planner.operators.running import autocast, told_whole
+        from planner.operators.running import autocast, naming_failed_operator
         from planner.profilers.losses import runnable_losses
         from planner.profilers.timing import whole_step_s
 
@@ -396,7 +396,7 @@ class ModelTimer:
             return [outputs[position] for position in positions]
 
         def whole() -> "StepTimes":
-            with told_whole(self.model, module):
+            with naming_failed_operator(self.model, module):
                 return whole_step_s(forward, [one.run for one in self.losses], self.watch)
 
         return whole
@@ -501,12 +501,12 @@ class ModelTimer:
             values: that it reads, by name.
             around: its surroundings.
         """
-        from planner.operators.running import autocast, told
+        from planner.operators.running import autocast, naming_operator
         from planner.profilers.stash import observe
         from planner.profilers.timing import Trial
 
         leaves = one.leaves(values)
-        with told(self.model, operator):
+        with naming_operator(self.model, operator):
             with autocast(self.device, self.dtype):
                 flops = _flops(lambda: one.forward(*leaves))
                 outputs, stash = observe(one, values)
@@ -536,12 +536,12 @@ class ModelTimer:
 
     def advance(self, operator: int) -> None:
         """Runs the operators before this one that have not run yet, forward only."""
-        from planner.operators.running import autocast, told
+        from planner.operators.running import autocast, naming_operator
         from planner.profilers.unit import unit
 
         while self.next < operator:
             one = unit(self.model, self.next, self.device, self.held)
-            with told(self.model, self.next), autocast(self.device, self.dtype):
+            with naming_operator(self.model, self.next), autocast(self.device, self.dtype):
                 outputs = one.forward(*one.leaves(self.alive))
             self._leave(self.next, dict(zip(one.outputs, outputs, strict=True)))
 

@@ -24,7 +24,7 @@ from planner.support.units import format_bytes
 if TYPE_CHECKING:
     from planner.model import export, inspection
     from planner.model.export.export import Exported
-    from planner.model.inspection import HeldParameter, Inspection, OperatorType, Part
+    from planner.model.inspection import HeldParameter, Inspection, Part, TypeSummary
     from planner.model.record import ModuleRecord
     from planner.training.checkpoints.into_onnx import Weights
 
@@ -38,7 +38,7 @@ def _value_text(value: "inspection.Value | export.export.Value") -> str:
 
 # ---------------------------------------------------------------------- planner inspect
 
-TYPE_COLUMNS: "tuple[Column[OperatorType], ...]" = (
+TYPE_COLUMNS: "tuple[Column[TypeSummary], ...]" = (
     Column("type", lambda kind: kind.type, "operator", left=True),
     Column("count", lambda kind: kind.count, "count"),
     Column("flops", lambda kind: kind.flops, "FLOPs", lambda number: _flops_text(number)),

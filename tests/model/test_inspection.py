@@ -13,14 +13,11 @@ from onnx import TensorProto, helper
 
 import cli
 import planner
-from planner.api.models import _supported
-from planner.model.inspection import flops_of
+from planner.model.flops import flops_of
 from planner.model.load import Node, ReadOptions, load
 from planner.model.weights import ModelFile
-from planner.operators import OPERATORS
 from planner.profilers.efficiencies import Work
 from planner.profilers.facts import facts
-from planner.support.literals import keys_of
 from tests.support.models import light, llama
 from tests.support.one_operator import model_of
 
@@ -117,13 +114,6 @@ def test_what_plans_cannot_have_is_named_with_its_nodes(tmp_path):
     result = CliRunner().invoke(cli.main, ["inspect", str(path)])
     assert result.exit_code == 0
     assert "not supported: own.Strange: Strange_1" in result.stdout
-
-
-def test_the_table_of_operators_is_read_without_running_it():
-    path = ROOT / "planner/operators/table.py"
-    assert keys_of(path, "OPERATORS") == frozenset(OPERATORS) == _supported()
-    with pytest.raises(ValueError, match="expected a dict called nothing"):
-        keys_of(path, "nothing")
 
 
 @pytest.mark.parametrize("name", ["squeezenet", "llama"])

@@ -3,6 +3,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from planner.artefacts.operator_types import OPERATOR_TYPES, OperatorType
 from planner.model.load import ReadOptions, load
 from planner.operators import parameters, synthetic, to_torch
 from planner.profilers.efficiencies import Work
@@ -250,8 +251,7 @@ def test_an_operator_that_needs_numbers_is_named(tmp_path, monkeypatch):
     def peeks(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return a @ b * (1 if a.is_meta else float(a.sum()))
 
-    monkeypatch.setattr("planner.operators.convert.OPERATORS", {"MatMul": peeks})
-    monkeypatch.setattr("planner.profilers.facts.OPERATORS", {"MatMul": peeks})
+    monkeypatch.setitem(OPERATOR_TYPES, "MatMul", OperatorType(peeks))
     with pytest.raises(OperatorError, match=r"MatMul .*cannot run it without.*measure the model"):
         facts(model)
 
@@ -259,7 +259,6 @@ def test_an_operator_that_needs_numbers_is_named(tmp_path, monkeypatch):
 def test_an_operator_that_is_unknown_is_named(tmp_path, monkeypatch):
     model = read(tmp_path, "agraph (float[6,4] x) => (float[6,5] y) { y = MatMul (x, w) }",
                  {"w": (4, 5)})  # fmt: skip
-    monkeypatch.setattr("planner.operators.convert.OPERATORS", {})
-    monkeypatch.setattr("planner.profilers.facts.OPERATORS", {})
+    monkeypatch.delitem(OPERATOR_TYPES, "MatMul")
     with pytest.raises(OperatorError, match=r"MatMul .* is not supported"):
         facts(model)

@@ -153,6 +153,12 @@ def test_integers_index_the_smallest_table_that_they_reach(tmp_path):
             " s = Slice (p, none1, two) c = GatherElements <axis = 1> (y, s)",
             3,
         ),
+        ("l = CastLike (i, none) c = GatherElements <axis = 1> (y, l)", 3),
+        (
+            "f = Squeeze (i, one) r = Concat <axis = 1> (y, u) m = Reshape (y, four)"
+            " d = RoiAlign (m, r, f) c = Reshape (d, flat)",
+            4,
+        ),
         ("c = Cast <to = 1> (i)", 0),
     ],
 )
@@ -160,7 +166,8 @@ def test_labels_are_drawn_among_the_classes(body, classes, tmp_path):
     text = f"""agraph (int64[400,1] i, float[400,2] x, float[400,1] u) =>
         (float[400,3] y, float[N] c)
         <int64[1] one = {{1}}, int64 five = {{5}}, float[2] zeroone = {{0, 1}}, int64 none = {{0}},
-         int64 ignored = {{-100}}, int64[1] none1 = {{0}}, int64[1] two = {{400}}> {{
+         int64 ignored = {{-100}}, int64[1] none1 = {{0}}, int64[1] two = {{400}},
+         int64[4] four = {{4, 3, 10, 10}}, int64[1] flat = {{-1}}> {{
         y = MatMul (x, w)
         {body}
     }}"""

@@ -10,10 +10,11 @@ from onnx import NodeProto, TypeProto
 from planner.model.expansion.control_flow import CONTROL_FLOW
 from planner.model.expansion.nested import Expander
 from planner.model.expansion.sequences import SEQUENCE_OPERATORS
-from planner.model.folding import Pass, some
+from planner.model.folding import Pass
 from planner.model.source import Source
 from planner.model.values import Values
 from planner.support.errors import ModelError
+from planner.support.printable import few
 
 
 @dataclass(frozen=True)
@@ -25,15 +26,15 @@ class Folded:
             the graph returns; all static.
         nodes: without those that became constants.
         origins: for each node that is not among those of the model, the node that it came from.
-        decisive: initializers whose values shape the graph, such as conditions, and a node for
-            each that depends on it.
+        shape_determining: initializers whose values shape the graph, such as conditions, and a node
+            for each that depends on it.
         values: the model's, with the folded constants and the initializers of graphs inside nodes.
     """
 
     types: Mapping[str, TypeProto]
     nodes: tuple[NodeProto, ...]
     origins: Mapping[str, str]
-    decisive: Mapping[str, str]
+    shape_determining: Mapping[str, str]
     values: Values
 
 
@@ -57,8 +58,8 @@ def fold(source: Source, inputs: Mapping[str, TypeProto], trained: Collection[st
     expander.run(graph)
     missing = [one.name for one in graph.output if one.name not in tensors.types]
     if missing:
-        raise ModelError(f"expected the model's outputs to be tensors, got: {some(missing)}")
+        raise ModelError(f"expected the model's outputs to be tensors, got: {few(missing)}")
     nodes = tensors.remaining()
     names = {node.name for node in nodes}
     origins = {name: origin for name, origin in expander.origins.items() if name in names}
-    return Folded(tensors.types, nodes, origins, tensors.decisive, values)
+    return Folded(tensors.types, nodes, origins, tensors.shape_determining, values)

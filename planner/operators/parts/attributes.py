@@ -4,24 +4,10 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from planner.artefacts.operator_types import facts
 from planner.operators.binding import Call
 
 _ATTRIBUTE = re.compile(r"(?P<name>\w+)(\[(?P<index>\d+)\])?")
-_COUNTED: Mapping[str, tuple[tuple[str, ...], ...]] = {
-    "Attention": (("q_num_heads", "kv_num_heads"), ("q_num_heads",)),
-    "GroupNormalization": (("num_groups",),),
-    "LinearAttention": (("q_num_heads", "kv_num_heads"), ("q_num_heads",)),
-    "RotaryEmbedding": (("num_heads",),),
-    "Conv": (("group",),),
-    "ConvTranspose": (("group",),),
-    "com.microsoft.Attention": (("num_heads",),),
-    "com.microsoft.FusedConv": (("group",),),
-    "com.microsoft.GroupNorm": (("groups",),),
-    "com.microsoft.GroupQueryAttention": (("num_heads", "kv_num_heads"), ("num_heads",)),
-    "com.microsoft.MultiHeadAttention": (("num_heads",),),
-    "com.microsoft.RotaryEmbedding": (("num_heads",),),
-    "com.microsoft.SkipGroupNorm": (("groups",),),
-}
 
 
 def divisible(
@@ -54,8 +40,9 @@ def divisible(
             sets.append((f"sizes[{axes.index(dim)}]",))
     if kind == "Split" and call.kwargs.get("split") is not None:
         sets.append(("split",))
-    for names in _COUNTED.get(kind, ()):
-        if all(isinstance(call.kwargs.get(name), int) for name in names):
+    heads = facts(kind).heads
+    for names in dict.fromkeys((heads, heads[:1])):
+        if names and all(isinstance(call.kwargs.get(name), int) for name in names):
             sets.append(names)
     return tuple(sets)
 

@@ -24,13 +24,12 @@ import torch
 from torch import Tensor
 
 from planner.artefacts.graph import FLOAT_DTYPES, parameters_by_name, tensors_by_name
+from planner.artefacts.operator_types import registered
 from planner.artefacts.profile import Profile, SplitRule
 from planner.artefacts.sharding import AxisRule, blocks_of, dim_of, reads
-from planner.model.definitions import FOREIGN
 from planner.model.load import Model, Node
 from planner.operators.binding import Call, Read, bind
 from planner.operators.gradients.events import functions_in
-from planner.operators.table import OPERATORS
 from planner.profilers.rules import blocks
 from planner.profilers.rules.blocks import in_blocks
 from planner.profilers.rules.by_hand import by_hand, with_statistics
@@ -218,7 +217,7 @@ class Discovered:
         self.model, self.index = model, index
         self.node: Node = model.nodes[index]
         self.own = model.graph.operators[index]
-        self.call: Call = bind(model, self.node, OPERATORS[self.own.type], "cpu")
+        self.call: Call = bind(model, self.node, "cpu")
         tensors, parameters = tensors_by_name(model.graph), parameters_by_name(model.graph)
         self.held = {
             name: (one.shape, one.dtype)
@@ -505,8 +504,7 @@ def _sizes(rule: AxisRule, template: Template) -> tuple[int, ...] | None:
 
 def _folder() -> Path:
     """The folder of the rules that these sources find with this version of torch."""
-    own = [hashlib.sha256(one.source).hexdigest() for _, one in sorted(FOREIGN.items())
-           if one.source]  # fmt: skip
+    own = [hashlib.sha256(source).hexdigest() for source in registered().values()]
     conditions = [METHOD, torch.__version__, _sources(), *own]
     digest = hashlib.sha256(json.dumps(conditions).encode()).hexdigest()[:16]
     return cache_root() / "rules" / digest
@@ -516,8 +514,10 @@ def _folder() -> Path:
 def _sources() -> str:
     """A hash of the operators' functions, of the discovery, and of the specs that it tries."""
     here = Path(__file__).resolve().parent
+    artefacts = here.parents[1] / "artefacts"
     operators = (here.parents[1] / "operators").rglob("*.py")
-    files = sorted((*here.glob("*.py"), *operators, here.parents[1] / "artefacts/sharding.py"))
+    known = artefacts / "operator_types.py", artefacts / "sharding.py"
+    files = sorted((*here.glob("*.py"), *operators, *known))
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 

@@ -7,6 +7,7 @@ import torch
 from onnx import GraphProto, ModelProto, TensorProto, helper, numpy_helper
 from torch import Tensor
 
+from planner.model.protos import FLOATS
 from planner.model.repair import Ties, repaired
 from planner.model.source import open_source
 from planner.model.values import tensor_type
@@ -14,10 +15,6 @@ from planner.model.weights import is_stored
 from planner.support.errors import FileError, ModelError
 from planner.training.checkpoints.files import whole_tensors
 from planner.training.checkpoints.folder import PARAMETERS, STATISTICS, Checkpoint
-
-_FLOATS = frozenset({
-    TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16,
-})  # fmt: skip
 
 
 class LearnedModel:
@@ -135,7 +132,7 @@ class LearnedModel:
             yield from (one.initializer for one in both if one.initializer is not None)
             return
         for tensor in self._initializers.values():
-            if tensor.data_type in _FLOATS and tensor.dims:
+            if tensor.data_type in FLOATS and tensor.dims:
                 yield tensor.name
 
 
