@@ -19,7 +19,7 @@ from pydantic import AfterValidator, ConfigDict, PlainValidator, ValidationError
 from planner.artefacts.calibration import CalibrationFile
 from planner.artefacts.plan import Plan
 from planner.artefacts.profile import Profile, ProfileSet, SplitRule
-from planner.artefacts.sharding import AT_REST, Sharding, rule_lines, rule_of
+from planner.artefacts.sharding import AT_REST, Sharding, rule_of
 from planner.artefacts.strategy import Stage, not_runnable
 from planner.artefacts.strict import MAX_FILES, STRICT, file_error, json_of, plain_of, reader
 from planner.support.errors import FileError, shown
@@ -102,7 +102,7 @@ def _fields_of(stage: Stage) -> dict[str, Any]:
     of_zero = ("gradients", "states")
     return plain | {
         "mesh": stage.sharding.mesh,
-        "rules": {name: rule_lines(one) for name, one in stage.sharding.rules.items()},
+        "rules": {name: one.lines for name, one in stage.sharding.rules.items()},
         **{name: specs for name, specs in at_rest.items() if specs or name not in of_zero},
     }
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from planner.artefacts.sharding import Spec, blocks_of, dim_of
 from planner.launcher.mesh.lines import ConversionGroup, Mesh
+from planner.operators.parts.slices import joined, part_of, parts
 from planner.resharding.conversion import Collective, Step
 
 
@@ -63,79 +63,6 @@ _DONE: Mapping[Collective, Callable[[Tensor, Step, ConversionGroup], Tensor]] = 
     Collective.FIRST: _first,
     Collective.SCATTER: _scatter,
 }
-
-
-def parts(tensor: Tensor, n: int, cut: str) -> Tensor:
-    """(n, *shape) the equal parts of a tensor, contiguous.
-
-    Args:
-        cut: along which dimension, and in how many blocks, such as "S1/3".
-
-    >>> parts(torch.arange(6), 2, "S0/3").tolist()
-    [[0, 2, 4], [1, 3, 5]]
-    """
-    dim = _dim_of(cut)
-    return views_of_parts(tensor, n, cut).flatten(dim + 1, dim + 2).contiguous()
-
-
-def views_of_parts(tensor: Tensor, n: int, cut: str) -> Tensor:
-    """The same where they lie in the tensor, so that they can be written to, with the dimension
-    that is cut as two: blocks, and what a part has of each.
-
-    >>> views_of_parts(torch.arange(6), 2, "S0/3").tolist()
-    [[[0], [2], [4]], [[1], [3], [5]]]
-    """
-    dim, blocks = _dim_of(cut), blocks_of(cut)
-    width = tensor.shape[dim] // (blocks * n)
-    return _apart(tensor, dim, (blocks, n, width)).movedim(dim + 1, 0)
-
-
-def joined(some: Tensor, cut: str) -> Tensor:
-    """The tensor with these parts.
-
-    Args:
-        some: (n, *shape) as `parts` gives them.
-        cut: as of `parts`.
-
-    >>> joined(torch.tensor([[0, 2, 4], [1, 3, 5]]), "S0/3").tolist()
-    [0, 1, 2, 3, 4, 5]
-    """
-    dim, blocks = _dim_of(cut), blocks_of(cut)
-    if blocks == 1:
-        return some.movedim(0, dim).flatten(dim, dim + 1)
-    apart = _apart(some, dim + 1, (blocks, some.shape[dim + 1] // blocks))
-    return apart.movedim(0, dim + 1).flatten(dim, dim + 2)
-
-
-def _dim_of(cut: str) -> int:
-    dim = dim_of(cut)
-    assert dim is not None, "a part of a spec that cuts"
-    return dim
-
-
-def _apart(tensor: Tensor, dim: int, sizes: tuple[int, ...]) -> Tensor:
-    """A view with several dimensions in the place of one."""
-    return tensor.reshape((*tensor.shape[:dim], *sizes, *tensor.shape[dim + 1 :]))
-
-
-def part_of(tensor: Tensor, n: int, cut: str, k: int) -> Tensor:
-    """The k-th of the equal parts of a tensor; where there are no blocks, a view."""
-    dim, blocks = _dim_of(cut), blocks_of(cut)
-    width = tensor.shape[dim] // (n * blocks)
-    if blocks == 1:
-        return tensor.narrow(dim, k * width, width)
-    return _apart(tensor, dim, (blocks, n, width)).select(dim + 1, k).flatten(dim, dim + 1)
-
-
-def local_part(whole: Tensor, spec: Spec, mesh: Mesh) -> Tensor:
-    """The part of a whole tensor that this device has, under a spec without summands.
-
-    The first axis is the outer one, so cuts are put on from the first.
-    """
-    for axis, part in enumerate(spec):
-        if dim_of(part) is not None:
-            whole = part_of(whole, mesh.sizes[axis], part, mesh.coordinates[axis])
-    return whole
 
 
 class Conversion(nn.Module):
