@@ -117,14 +117,12 @@ def _no_contention(request, monkeypatch):
 @pytest.fixture
 def unregistered():
     """Takes back the operators that a test registers."""
-    from planner.model.definitions import FOREIGN
-    from planner.operators import OPERATORS
+    from planner.artefacts.operator_types import OPERATOR_TYPES
 
-    before = [(table, dict(table)) for table in (OPERATORS, FOREIGN)]
+    before = dict(OPERATOR_TYPES)
     yield
-    for table, entries in before:
-        table.clear()
-        table.update(entries)
+    OPERATOR_TYPES.clear()
+    OPERATOR_TYPES.update(before)
 
 
 @pytest.fixture

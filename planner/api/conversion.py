@@ -20,7 +20,7 @@ from planner.artefacts.formats.graph_txt import (
 )
 from planner.artefacts.plan import Plan
 from planner.artefacts.profile import Profile
-from planner.model.load import load
+from planner.model.load import ReadOptions, load
 from planner.resharding.checks import check_fits
 from planner.support.caches import LOGGER
 from planner.support.errors import OptionError
@@ -84,14 +84,11 @@ def _with_rules(profile: Profile) -> Profile:
         return profile
     from planner.profilers.rules import with_rules
 
-    model = load(
-        path,
-        batch=profile.microbatch_size,
-        dimensions=profile.dimensions,
-        tie=profile.tie,
-        untie=profile.untie,
-        batch_norm=profile.batch_norm,
-    )
+    options = ReadOptions(
+        batch=profile.microbatch_size, dimensions=profile.dimensions, tie=profile.tie,
+        untie=profile.untie, batch_norm=profile.batch_norm,
+    )  # fmt: skip
+    model = load(path, options)
     if model.hash != profile.model_hash or model.graph.operators != profile.graph.operators:
         return profile
     made = with_rules(profile, model)

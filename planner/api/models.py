@@ -2,14 +2,13 @@
 
 import os
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from planner.artefacts.operator_types import supported
 from planner.artefacts.options import LossOptions, ModelOptions
 from planner.support.errors import FileError, ModelError, OptionError
-from planner.support.literals import keys_of
 from planner.support.options import options_from
 from planner.support.reading import File
 from planner.training.options import WeightsOptions
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from planner.artefacts.profile import Profile
     from planner.model.export.export import Exported
     from planner.model.inspection import Inspection
-    from planner.model.load import Model
+    from planner.model.load import Model, ReadOptions
     from planner.training.checkpoints.folder import Checkpoint
     from planner.training.checkpoints.into_onnx import Weights
 
@@ -72,7 +71,7 @@ def call_factory(name: str) -> "tuple[nn.Module, object]":
     Raises:
         ExportError: if there is no such function, or it fails or returns something else.
     """
-    from planner.model.export.factory import call_factory as called
+    from planner.model.export.inputs import call_factory as called
 
     return called(name)
 
@@ -113,11 +112,16 @@ def read_model(path: File, **how: Any) -> "Model":
 
 def read_with(path: File, options: ModelOptions, losses: LossOptions) -> "Model":
     """The same with values of the options."""
-    from planner.artefacts.profile import BatchNorm
     from planner.model.load import load
 
-    return load(
-        Path(path),
+    return load(Path(path), _read_options(options, losses))
+
+
+def _read_options(options: ModelOptions, losses: LossOptions) -> "ReadOptions":
+    from planner.artefacts.profile import BatchNorm
+    from planner.model.load import ReadOptions
+
+    return ReadOptions(
         batch=options.batch,
         dimensions=options.dims or {},
         train=options.train,
@@ -148,22 +152,7 @@ def inspect(path: File, **how: Any) -> "Inspection":
     (options,) = options_from(
         "inspect", how, ModelOptions, without={"train", "freeze", "batch_norm"}
     )
-    return inspected(
-        Path(path),
-        _supported(),
-        batch=options.batch,
-        dimensions=options.dims or {},
-        tie=options.tie,
-        untie=options.untie,
-    )
-
-
-def _supported() -> frozenset[str]:
-    """The operator types that plans can have."""
-    if "planner.operators.table" in sys.modules:
-        return frozenset(sys.modules["planner.operators.table"].OPERATORS)
-    # The table itself loads torch, which takes seconds.
-    return keys_of(Path(__file__).parents[1] / "operators/table.py", "OPERATORS")
+    return inspected(Path(path), supported(), _read_options(options, LossOptions()))
 
 
 def find_model(

@@ -19,7 +19,7 @@ from pydantic import AfterValidator, ConfigDict, PlainValidator, ValidationError
 from planner.artefacts.calibration import CalibrationFile
 from planner.artefacts.plan import Plan
 from planner.artefacts.profile import Profile, ProfileSet, SplitRule
-from planner.artefacts.sharding import AT_REST, Sharding, rule_lines, rule_of
+from planner.artefacts.sharding import AT_REST, Sharding, rule_of
 from planner.artefacts.strategy import Stage, not_runnable
 from planner.artefacts.strict import MAX_FILES, STRICT, file_error, json_of, plain_of, reader
 from planner.support.errors import FileError, shown
@@ -34,8 +34,10 @@ PROFILE_SET_FORMAT = "planner-profile-set/2"
 PROFILE_FORMATS = (PROFILE_FORMAT, "planner-profile/1")
 PROFILE_SET_FORMATS = (PROFILE_SET_FORMAT, "planner-profile-set/1")
 STRATEGY_FORMAT = "planner-strategy/2"
-# A stage of format 1 has no mesh; otherwise it is the same.
-STRATEGY_FORMATS = (STRATEGY_FORMAT, "planner-strategy/1")
+# Only files that use it are of format 3: stages of format 2 share nothing over replicas, and those of
+# format 1 have no mesh, either.
+SHARING_FORMAT = "planner-strategy/3"
+STRATEGY_FORMATS = (STRATEGY_FORMAT, SHARING_FORMAT, "planner-strategy/1")
 CALIBRATION_FORMAT = "planner-calibration/1"
 CALIBRATION_ENDING = ".calibration.json"
 
@@ -60,6 +62,13 @@ class _StageFields:
     outputs: dict[str, tuple[str, ...]] = field(default_factory=dict)
     gradients: dict[str, tuple[str, ...]] = field(default_factory=dict)
     states: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    over: int = 1
+    zero: int = 0
+    zero_of: dict[str, int] = field(default_factory=dict)
+
+
+_UNSHARED = {"over": 1, "zero": 0, "zero_of": {}}
+"""Where nothing lies in parts over replicas; not written."""
 
 
 def _stage_schema(source: object, handler: Callable[[Any], Any]) -> Any:
@@ -74,7 +83,8 @@ def _stage_of(fields: _StageFields) -> Stage:
     if fields.mesh is None:
         if fields.rules or any(getattr(fields, name) for name in AT_REST):
             raise ValueError("mesh: missing, but there are rules or specs")
-        return Stage.whole(fields.operators, fields.devices, fields.warmup, fields.recompute)
+        whole = Stage.whole(fields.operators, fields.devices, fields.warmup, fields.recompute)
+        return replace(whole, over=fields.over, zero=fields.zero, zero_of=fields.zero_of)
     rules = {}
     for name, lines in fields.rules.items():
         try:
@@ -86,7 +96,10 @@ def _stage_of(fields: _StageFields) -> Stage:
     if len(devices) % size:
         raise ValueError(f"devices: expected a multiple of {size} for the mesh, got {len(devices)}")
     groups = tuple(devices[i : i + size] for i in range(0, len(devices), size))
-    return Stage(fields.operators, groups, fields.warmup, fields.recompute, sharding)
+    return Stage(
+        fields.operators, groups, fields.warmup, fields.recompute, sharding, fields.over,
+        fields.zero, fields.zero_of,
+    )  # fmt: skip
 
 
 def _fields_of(stage: Stage) -> dict[str, Any]:
@@ -96,13 +109,15 @@ def _fields_of(stage: Stage) -> dict[str, Any]:
         "warmup": stage.warmup,
         "recompute": stage.recompute,
     }
+    shared = {"over": stage.over, "zero": stage.zero, "zero_of": stage.zero_of}
+    plain |= {name: value for name, value in shared.items() if value not in (_UNSHARED[name], {})}
     if stage.sharding is None:
         return plain
     at_rest = {name: getattr(stage.sharding, name) for name in AT_REST}
     of_zero = ("gradients", "states")
     return plain | {
         "mesh": stage.sharding.mesh,
-        "rules": {name: rule_lines(one) for name, one in stage.sharding.rules.items()},
+        "rules": {name: one.lines for name, one in stage.sharding.rules.items()},
         **{name: specs for name, specs in at_rest.items() if specs or name not in of_zero},
     }
 
@@ -286,7 +301,8 @@ def write_plan(plan: Plan, path: Path) -> None:
 
 def plan_bytes(plan: Plan) -> bytes:
     """The content of a plan's strategy JSON."""
-    return _content(plan, STRATEGY_FORMAT, _one_value_a_line)
+    shares = any(stage.over > 1 for stage in plan.strategy.stages)
+    return _content(plan, SHARING_FORMAT if shares else STRATEGY_FORMAT, _one_value_a_line)
 
 
 def write_calibration(calibration: CalibrationFile, path: Path) -> None:

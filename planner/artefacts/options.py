@@ -6,12 +6,13 @@ value is an `OptionError`. Options of one room stand there: `planner.launcher.op
 """
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
 
+from planner.artefacts.graph import LossChoice
 from planner.artefacts.strategy import ScheduleName
 from planner.support.errors import OptionError
 from planner.support.options import Options, option
@@ -270,3 +271,12 @@ class LossOptions(Options):
         "Dimension of the output that the classes lie on.",
         metavar="[OUTPUT=]N", shown="1; of rank 3, 2",
     )  # fmt: skip
+
+    @classmethod
+    def of(cls, choices: Sequence[LossChoice]) -> "LossOptions":
+        """The options that give these choices."""
+        return cls(
+            output=tuple(one.output for one in choices),
+            loss={one.output: one.function for one in choices},
+            class_dim={one.output: one.class_dim for one in choices if one.class_dim is not None},
+        )

@@ -14,7 +14,7 @@ from planner.artefacts.graph import (
     producers,
     tensors_by_name,
 )
-from planner.artefacts.sharding import rule_of
+from planner.artefacts.sharding import AxisRule, rule_of
 from planner.support.memo import remembered
 
 MAX_SECONDS = 1e9
@@ -68,8 +68,7 @@ class SplitRule:
 
     Attributes:
         line: the rule for one axis, such as "S2,S0->P shape[2]". Its inputs are the tensors that
-            the operator reads, and then its parameters. A local attribute that begins with @ names
-            another function than the operator's own, one that asks the other devices.
+            the operator reads, and then its parameters.
         sizes: sizes of the axis for which it holds; None where it holds for all that divide every
             dimension that the rule cuts.
 
@@ -81,9 +80,14 @@ class SplitRule:
     sizes: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        rule_of([self.line])
+        AxisRule.parse(self.line)
         if self.sizes is not None and min(self.sizes, default=0) < 2:
             raise ValueError(f"{self.line}: expected sizes of at least 2, got {self.sizes}")
+
+    @property
+    def rule(self) -> AxisRule:
+        """The rule that the line says."""
+        return AxisRule.parse(self.line)
 
 
 Part = tuple[tuple[int, ...], tuple[str, ...]]

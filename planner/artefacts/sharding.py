@@ -23,7 +23,7 @@ size of the axis. An output "A" is a summand of a mean: P, after division by the
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import prod
 
 from planner.artefacts.graph import Operator
@@ -36,40 +36,138 @@ _PART = re.compile(r"R|P|M|C|S(?P<dim>0|[1-9][0-9]*)(/(?P<blocks>[2-9]|[1-9][0-9
 _LINE = re.compile(r"(?P<inputs>[A-Z0-9/,]*)->(?P<outputs>[A-Z0-9/,]+)(?P<local>( [^ ]+)*)")
 _MEAN = "A"
 CHUNKS, OWN = "C", "M"
+HALO, ROWS = "@halo", "@rows"
+"""Words of rules that name functions of `operators/parts`, which ask the other devices."""
 CACHED = 2**14
 """Specs, rules and local shapes that are remembered: layers repeat, so a model has few of them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """One way to run an operator on a mesh.
+class AxisRule:
+    """One way to run an operator on one axis of a mesh.
 
     Attributes:
-        inputs: specs of the tensors and parameters that the operator reads, in its own order.
-        outputs: specs of the tensors that it makes.
-        local: per axis, the attributes that are divided by its size, such as "shape[2]".
-        mean: per output and axis, whether it is divided by the size of the axis to be a summand.
+        inputs: a part of a spec for each tensor and parameter that the operator reads, such as
+            "S0".
+        outputs: for each output; "A" is a summand of a mean.
+        local: the attributes that are divided by the size of the axis, such as "shape[2]". A word
+            that begins with @ names another function than the operator's own, one that asks the
+            other devices.
 
     Raises:
-        ValueError: if a spec is none, the specs are of different meshes, or there is no output.
+        ValueError: if there is no output, or a part is none of a spec.
     """
 
-    inputs: tuple[Spec, ...]
-    outputs: tuple[Spec, ...]
-    local: tuple[tuple[str, ...], ...]
-    mean: tuple[tuple[bool, ...], ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    local: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.outputs:
             raise ValueError("expected the spec of an output, got none")
+        for part in (*self.inputs, *(one for one in self.outputs if one != _MEAN)):
+            _check_part(part)
+
+    @classmethod
+    @lru_cache(maxsize=CACHED)
+    def parse(cls, line: str) -> "AxisRule":
+        """The rule of a line.
+
+        Raises:
+            ValueError: if the line is none.
+
+        >>> AxisRule.parse("S2,S0->P shape[2]")
+        AxisRule(inputs=('S2', 'S0'), outputs=('P',), local=('shape[2]',))
+        """
+        parts = _LINE.fullmatch(line)
+        if parts is None:
+            raise ValueError(f"expected a rule such as 'S0,R->S0', got {line!r}")
+        inputs = tuple(parts["inputs"].split(",")) if parts["inputs"] else ()
+        return cls(inputs, tuple(parts["outputs"].split(",")), tuple(parts["local"].split()))
+
+    def __str__(self) -> str:
+        """The line that `parse` reads."""
+        return " ".join((f"{','.join(self.inputs)}->{','.join(self.outputs)}", *self.local))
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The parts of inputs and outputs."""
+        return (*self.inputs, *self.outputs)
+
+    @property
+    def is_split(self) -> bool:
+        """Whether the devices do different work."""
+        return any(part != "R" for part in self.parts)
+
+    @property
+    def cuts(self) -> bool:
+        """Whether anything is cut."""
+        return any(part.startswith("S") for part in self.parts)
+
+    @property
+    def shares_work(self) -> bool:
+        """Whether each device does its share of the work. Where nothing is cut each does all of it,
+        and to look up rows of a table that is cut is the work of looking up all.
+        """
+        return self.cuts and ROWS not in self.local
+
+    @property
+    def attributes(self) -> tuple[str, ...]:
+        """The attributes that are divided."""
+        return tuple(word for word in self.local if not word.startswith("@"))
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """The words that name a function that asks the other devices."""
+        return tuple(word for word in self.local if word.startswith("@"))
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One way to run an operator on a mesh.
+
+    Attributes:
+        axes: its rule on each axis.
+
+    Raises:
+        ValueError: if there is no axis, the axes speak of different numbers of tensors, or two of
+            them cut a dimension of which one cuts blocks.
+    """
+
+    axes: tuple[AxisRule, ...]
+
+    def __post_init__(self) -> None:
+        if len({(len(one.inputs), len(one.outputs)) for one in self.axes}) != 1:
+            raise ValueError("expected a line for each axis, all with the same numbers of tensors")
         for spec in (*self.inputs, *self.outputs):
-            check_spec(spec, len(self.local))
-        axes = range(len(self.local))
-        if [len(flags) for flags in self.mean] != [len(axes)] * len(self.outputs):
-            raise ValueError("mean: expected a flag for each output and axis")
-        for spec, flags in zip(self.outputs, self.mean, strict=True):
-            if any(flags[a] and spec[a] != "P" for a in axes):
-                raise ValueError("mean: expected only outputs that are summands (P)")
+            check_spec(spec, len(self.axes))
+
+    @cached_property
+    def inputs(self) -> tuple[Spec, ...]:
+        """Specs of the tensors and parameters that the operator reads, in its own order."""
+        return tuple(zip(*(axis.inputs for axis in self.axes), strict=True))
+
+    @cached_property
+    def outputs(self) -> tuple[Spec, ...]:
+        """Specs of its outputs."""
+        rows = zip(*(axis.outputs for axis in self.axes), strict=True)
+        return tuple(tuple("P" if part == _MEAN else part for part in row) for row in rows)
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The rule as text, a line for each axis."""
+        return tuple(map(str, self.axes))
+
+    def num_means(self, mesh: Sequence[int]) -> tuple[int, ...]:
+        """Per output, the number of devices whose means it is the mean of; 1 where it is none.
+
+        >>> rule_of(["S0->A,P", "S1->P,A", "R->A,R"]).num_means((2, 3, 4))
+        (8, 3)
+        """
+        return tuple(
+            prod(size for size, part in zip(mesh, row, strict=True) if part == _MEAN)
+            for row in zip(*(axis.outputs for axis in self.axes), strict=True)
+        )
 
 
 AT_REST = ("parameters", "inputs", "outputs", "gradients", "states")
@@ -109,10 +207,10 @@ class Sharding:
         if not self.mesh or min(self.mesh) < 1:
             raise ValueError(f"mesh: expected sizes of at least 1, got {list(self.mesh)}")
         for name, rule in self.rules.items():
-            if len(rule.local) != len(self.mesh):
+            if len(rule.axes) != len(self.mesh):
                 raise ValueError(
                     f"rules.{name}: expected a line for each of the {len(self.mesh)} axes, got"
-                    f" {len(rule.local)}"
+                    f" {len(rule.axes)}"
                 )
         for kind in AT_REST:
             for name, spec in getattr(self, kind).items():
@@ -159,12 +257,17 @@ def check_spec(spec: Spec, num_axes: int) -> None:
     if len(spec) != num_axes:
         raise ValueError(f"expected a spec for each of the {num_axes} axes, got {len(spec)}")
     for part in spec:
-        if not _PART.fullmatch(part):
-            raise ValueError(f"expected R, P or S with a dimension, such as S0, got {part!r}")
+        _check_part(part)
     for part in spec:
         same = [other for other in spec if dim_of(other) == dim_of(part) and other != CHUNKS]
         if blocks_of(part) > 1 and len(same) > 1:
             raise ValueError(f"{part}: expected no other axis to cut dimension {dim_of(part)}")
+
+
+@lru_cache(maxsize=CACHED)
+def _check_part(part: str) -> None:
+    if not _PART.fullmatch(part):
+        raise ValueError(f"expected R, P or S with a dimension, such as S0, got {part!r}")
 
 
 def tiles(
@@ -287,23 +390,6 @@ def _local_shape(shape: tuple[int, ...], spec: Spec, mesh: tuple[int, ...]) -> t
     return local_shape_at(shape, spec, mesh, 0)
 
 
-def rule_lines(rule: Rule) -> tuple[str, ...]:
-    """A rule as text, a line for each axis.
-
-    >>> rule_lines(Rule((("S2",), ("S0",)), (("P",),), ((),), ((True,),)))
-    ('S2,S0->A',)
-    """
-    return tuple(
-        " ".join((f"{','.join(i[a] for i in rule.inputs)}->{','.join(_outputs(rule, a))}", *local))
-        for a, local in enumerate(rule.local)
-    )
-
-
-def _outputs(rule: Rule, axis: int) -> list[str]:
-    both = zip(rule.outputs, rule.mean, strict=True)
-    return [_MEAN if flags[axis] else spec[axis] for spec, flags in both]
-
-
 def rule_of(lines: Iterable[str]) -> Rule:
     """The rule that lines say, one for each axis.
 
@@ -315,34 +401,12 @@ def rule_of(lines: Iterable[str]) -> Rule:
 
 @lru_cache(maxsize=CACHED)
 def _rule_of(lines: tuple[str, ...]) -> Rule:
-    inputs, outputs, local = [], [], []
-    for line in lines:
-        parts = _LINE.fullmatch(line)
-        if parts is None:
-            raise ValueError(f"expected a rule such as 'S0,R->S0', got {line!r}")
-        inputs.append([one for one in parts["inputs"].split(",") if one])
-        outputs.append(parts["outputs"].split(","))
-        local.append(tuple(parts["local"].split()))
-    if not local or len({(len(i), len(o)) for i, o in zip(inputs, outputs, strict=True)}) > 1:
-        raise ValueError("expected a line for each axis, all with the same numbers of tensors")
-    by_output = tuple(zip(*outputs, strict=True))
-    return Rule(
-        inputs=tuple(zip(*inputs, strict=True)),
-        outputs=tuple(tuple("P" if one == _MEAN else one for one in o) for o in by_output),
-        local=tuple(local),
-        mean=tuple(tuple(one == _MEAN for one in output) for output in by_output),
-    )
+    return Rule(tuple(map(AxisRule.parse, lines)))
 
 
-def whole_rule(operator: Operator, mesh: tuple[int, ...]) -> Rule:
+def whole_rule(operator: Operator) -> AxisRule:
     """The rule of an operator that every device runs whole."""
-    spec = ("R",) * len(mesh)
-    return Rule(
-        inputs=(spec,) * len(reads(operator)),
-        outputs=(spec,) * len(operator.outputs),
-        local=((),) * len(mesh),
-        mean=((False,) * len(mesh),) * len(operator.outputs),
-    )
+    return AxisRule(("R",) * len(reads(operator)), ("R",) * len(operator.outputs))
 
 
 def reads(operator: Operator) -> tuple[str, ...]:
@@ -353,4 +417,4 @@ def reads(operator: Operator) -> tuple[str, ...]:
 def rule_by(sharding: Sharding, operator: Operator) -> Rule:
     """The rule that an operator of a stage runs by: whole where the stage names none."""
     rule = sharding.rules.get(operator.name)
-    return whole_rule(operator, sharding.mesh) if rule is None else rule
+    return Rule((whole_rule(operator),) * len(sharding.mesh)) if rule is None else rule

@@ -35,13 +35,9 @@ from planner.costs.mesh_memory import conversion_bytes
 from planner.resharding import Resharding, reshardings
 from planner.resharding.conversion import Collective, Step
 from planner.resharding.cut_losses import vocabulary_parallel_steps
-from planner.resharding.gradients import is_split
 from planner.resharding.over_replicas import over_replicas
 from planner.resharding.reshardings import has_gradient, homes, leaving, reads_back
 from planner.support.memo import remembered
-
-ROWS = "@rows"
-"""Marks a rule by which each device looks all indices up in its part of a table."""
 
 _SHORT_FLOATS = ("float16", "bfloat16")
 _PERMUTING = frozenset({"Einsum"})
@@ -83,9 +79,8 @@ def work_share(rule: Rule, mesh: Sequence[int]) -> float:
     [0.25, 1.0, 1.0]
     """
     share = 1.0
-    for axis, size in enumerate(mesh):
-        cut = any(spec[axis].startswith("S") for spec in (*rule.inputs, *rule.outputs))
-        if is_split(rule, axis) and cut and ROWS not in rule.local[axis]:
+    for axis, size in zip(rule.axes, mesh, strict=True):
+        if axis.shares_work:
             share /= size
     return share
 

@@ -35,6 +35,7 @@ from planner.costs.stage_pass import sums_overlap_compute
 from planner.costs.transfers import gradient_sum_s, transfer_s
 from planner.resharding import Piece, pieces
 from planner.schedules.pipelines import mesh_end
+from planner.schedules.task_list import TaskList
 
 _Devices = tuple[int, ...]
 
@@ -224,29 +225,24 @@ class _Traffic:
         """Per stage, the time of one microbatch from the start of its forward to the end of its
         backward; at least that of later stages. From the first one on it is the whole latency.
         """
-        stages, size = self.strategy.stages, len(self.strategy.stages)
-        free: dict[_Devices, float] = defaultdict(float)
-        there, back, start = [0.0] * size, [0.0] * size, [0.0] * size
-        entering: list[list[tuple[int, float]]] = [[] for _ in stages]
-        returning: list[list[tuple[int, float]]] = [[] for _ in stages]
-        for one, s, t, there_s, back_s in self.transfers():
-            entering[t].append((s, there_s))
-            if one.gradient:
-                returning[s].append((t, back_s))
+        tasks, size = TaskList(), len(self.strategy.stages)
+        there, back = list(map(tasks.add, forward)), list(map(tasks.add, backward))
         for s in range(size):
-            come = max((there[t] + time_s for t, time_s in entering[s]), default=0.0)
-            start[s] = max(free[stages[s].devices], come)
-            there[s] = free[stages[s].devices] = start[s] + forward[s]
-        for s in reversed(range(size)):
-            come = max((back[t] + time_s for t, time_s in returning[s]), default=0.0)
-            back[s] = max(free[stages[s].devices], come, there[s]) + backward[s]
-            free[stages[s].devices] = back[s]
-        own = (end - begin for begin, end in zip(reversed(start), reversed(back), strict=True))
+            tasks.chain(there[s], back[s])
+        for mine in stages_by_device(self.strategy).values():
+            tasks.chain(*(there[s] for s in mine), *(back[s] for s in reversed(mine)))
+        for one, s, t, there_s, back_s in self.transfers():
+            tasks.chain(there[s], tasks.add(there_s), there[t])
+            if one.gradient:
+                tasks.chain(back[t], tasks.add(back_s), back[s])
+        made = tasks.times()
+        start, end = made.start_s[:size].tolist(), made.end_s[size : 2 * size].tolist()
+        own = (last - first for first, last in zip(reversed(start), reversed(end), strict=True))
         # Where a later stage's trip is longer, since its device was busy, an earlier stage waits
         # for it: no trip is shorter than one behind it. The microbatch has passed when the last
         # backward has ended, which need not be that of the first stage.
         trips = list(accumulate(own, max))[::-1]
-        trips[0] = max(back)
+        trips[0] = max(end)
         return trips
 
 

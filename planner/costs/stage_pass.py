@@ -30,7 +30,7 @@ from planner.artefacts.graph import holders
 from planner.artefacts.problem import Problem
 from planner.artefacts.profile import Part, Profile, is_computed
 from planner.artefacts.roofline import EMPTY_KERNEL_S, loss_times_s, roofline_s
-from planner.artefacts.sharding import Rule, rule_by, rule_lines
+from planner.artefacts.sharding import Rule, rule_by
 from planner.artefacts.strategy import (
     GradientSum,
     Stage,
@@ -158,15 +158,8 @@ def part_of(rule: Rule, mesh: Sequence[int]) -> Part | None:
     >>> part_of(rule_of(["P,R->P"]), (2,)) is None
     True
     """
-    lines, tensors = rule_lines(rule), (*rule.inputs, *rule.outputs)
-    axes = [
-        axis
-        for axis, size in enumerate(mesh)
-        if size > 1 and any(spec[axis].startswith("S") for spec in tensors)
-    ]
-    if not axes:
-        return None
-    return tuple(mesh[axis] for axis in axes), tuple(lines[axis] for axis in axes)
+    cut = [(size, one) for size, one in zip(mesh, rule.axes, strict=True) if size > 1 and one.cuts]
+    return (tuple(size for size, _ in cut), tuple(str(one) for _, one in cut)) if cut else None
 
 
 def split_parts(profile: Profile, stage: Stage) -> dict[int, Part]:

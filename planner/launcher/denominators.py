@@ -37,6 +37,7 @@ from planner.artefacts.graph import (
     tensors_by_name,
 )
 from planner.artefacts.losses import Loss
+from planner.artefacts.operator_types import VIEW, facts
 from planner.model.load import Model, Node
 from planner.operators.losses import IGNORED_CLASS
 from planner.support.memo import remembered
@@ -51,10 +52,8 @@ _KNOWN = frozenset({
 })  # fmt: skip
 """Operators between inputs and a denominator: all others, such as those that draw numbers, hide
 it."""
-_MOVES = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
-_LINEAR = frozenset({
-    "Cast", "Expand", "Neg", "ReduceMean", "ReduceSum", *_MOVES,
-})  # fmt: skip
+_LINEAR = frozenset({"Cast", "Expand", "Neg", "ReduceMean", "ReduceSum"})
+"""Operators that are linear in their first input, beside views."""
 
 Step = Callable[[float], float]
 
@@ -207,7 +206,7 @@ class _Walk:
                 return (chosen or guards) and self._goes_on(operator, node.inputs[1:])
             case "Add" | "Sub" | "Sum" | "Mean":
                 return self._goes_on(operator, node.inputs)
-            case kind if kind in _LINEAR and _is_float(self.model, name):
+            case kind if _is_linear(kind) and _is_float(self.model, name):
                 return self._goes_on(operator, node.inputs[:1])
         return False
 
@@ -282,7 +281,7 @@ def _before_moves(model: Model, name: str) -> str:
     count in it takes less time.
     """
     operator = producers(model.graph).get(name)
-    while operator is not None and model.nodes[operator].type in _MOVES:
+    while operator is not None and facts(model.nodes[operator].type).moves is VIEW:
         name = model.nodes[operator].inputs[0]
         operator = producers(model.graph).get(name)
     return name
@@ -339,7 +338,7 @@ def _step(model: Model, node: Node) -> tuple[str, Step | None] | None:
     number = partial(_number, model)
     dtype = tensors_by_name(model.graph)[node.outputs[0]].dtype
     match node.type, node.inputs:
-        case kind, (name, *_) if kind in _MOVES:
+        case kind, (name, *_) if facts(kind).moves is VIEW:
             return name, None
         case "Cast", (name,) if dtype in FLOAT_DTYPES or not _is_float(model, name):
             return name, None
@@ -484,6 +483,10 @@ def _gathers_samples(node: Node, varying: Sequence[str], rank: int) -> bool:
     if varying[0] == node.inputs[0]:
         return bool(axis % rank)
     return node.type == "GatherElements" or not axis
+
+
+def _is_linear(kind: str) -> bool:
+    return kind in _LINEAR or facts(kind).moves is VIEW
 
 
 def _is_fixed(model: Model, name: str) -> bool:

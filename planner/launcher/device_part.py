@@ -18,7 +18,7 @@ from planner.launcher.denominators import Denominator, inputs_of
 from planner.launcher.gradients import GradientBuckets
 from planner.launcher.groups import Groups
 from planner.launcher.job import TrainingJob
-from planner.launcher.mesh.convert import converted, local_part
+from planner.launcher.mesh.convert import converted
 from planner.launcher.mesh.lines import Mesh, lines_of, replica_and_index
 from planner.launcher.mesh.losses import reports_loss, split_criterion
 from planner.launcher.mesh.module import split_module
@@ -76,7 +76,7 @@ class StagePlace:
 
     def part(self, whole: Tensor, spec: Spec) -> Tensor:
         """The local part of a whole tensor, in memory of its own, so that the whole can go."""
-        part = local_part(whole, spec, self.mesh)
+        part = self.mesh.local_part(whole, spec)
         return part if part.shape == whole.shape else part.clone()
 
     def inputs(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -207,7 +207,7 @@ def local_parameters(
     for name in names:
         whole = parameters(model, [name], device)[name].detach()
         spec = lies[name].parameter if name in lies else ("R",) * len(place.shared_mesh.sizes)
-        part = local_part(whole, spec, place.shared_mesh)
+        part = place.shared_mesh.local_part(whole, spec)
         part = part if part.shape == whole.shape else part.clone()
         part = part.contiguous()
         trainable = name in known and known[name].trainable

@@ -35,11 +35,11 @@ import torch
 import torch.distributed as dist
 
 from planner.artefacts.files import artefact_hash
+from planner.artefacts.operator_types import registered
 from planner.artefacts.plan import Plan
 from planner.launcher.failures.rank import current_rank, current_status
 from planner.launcher.failures.status import Phase
 from planner.launcher.seating import RankFacts, rank_assignment
-from planner.model.definitions import FOREIGN
 from planner.support.errors import LaunchError, PlannerError, Stopped
 from planner.support.options import Options, declared
 from planner.support.version import __version__
@@ -523,8 +523,7 @@ def _text(value: object) -> str:
 
 def _own_operators() -> str:
     """The user's operators, and hashes of what computes them."""
-    sources = {kind: one.source for kind, one in FOREIGN.items() if one.source}
-    return ", ".join(f"{kind} {_hash(source)}" for kind, source in sorted(sources.items()))
+    return ", ".join(f"{kind} {_hash(source)}" for kind, source in registered().items())
 
 
 def _hash(content: bytes) -> str:

@@ -6,13 +6,13 @@ their files until a stage asks for its own; one rank of each host compares all o
 """
 
 import shlex
-from functools import partial
 from pathlib import Path
 
 from planner.artefacts.options import LossOptions
 from planner.artefacts.plan import Plan
 from planner.model.annotated import check_agreement, refers_to
-from planner.model.load import Model, hash_of, load
+from planner.model.load import Model, ReadOptions, load_trained
+from planner.model.source import hash_of, open_source
 from planner.support.errors import FileError, LaunchError
 from planner.support.outputs import same_file
 
@@ -35,16 +35,11 @@ def read_model(plan: Plan, path: Path, model_path: Path | None, *, hashes: bool)
     # model beside the one that profiles and strategies have, and one of time and size would differ
     # for equal input.
     file = _checked(plan, path, model_path, hashes=hashes)
-    read = partial(
-        load, file, dimensions=plan.dimensions, tie=plan.tie, untie=plan.untie,
-        batch_norm=plan.batch_norm, loss=_planned(plan), known_hash=plan.model_hash,
+    options = ReadOptions(
+        dimensions=plan.dimensions, tie=plan.tie, untie=plan.untie, batch_norm=plan.batch_norm,
+        loss=LossOptions.of(plan.losses),
     )  # fmt: skip
-    model = read()
-    usual = {p.name for p in model.graph.parameters if p.trainable}
-    train, freeze = sorted({*plan.train} - usual), sorted(usual - {*plan.train})
-    if not train and not freeze:
-        return model
-    return read(train=train, freeze=freeze)
+    return load_trained(open_source(file), options, plan.train, known_hash=plan.model_hash)
 
 
 def _checked(plan: Plan, path: Path, model_path: Path | None, *, hashes: bool) -> Path:
@@ -82,12 +77,3 @@ def _check_hash(plan: Plan, path: Path, file: Path) -> None:
             f" planner profile {shlex.quote(str(file))} and planner solve, or give the right one"
             " with --model FILE"
         )
-
-
-def _planned(plan: Plan) -> LossOptions:
-    """The losses that a plan was made for, as options."""
-    return LossOptions(
-        output=tuple(one.output for one in plan.losses),
-        loss={one.output: one.function for one in plan.losses},
-        class_dim={one.output: one.class_dim for one in plan.losses if one.class_dim is not None},
-    )

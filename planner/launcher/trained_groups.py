@@ -20,10 +20,10 @@ from torch import Tensor
 
 from planner.artefacts.graph import Graph
 from planner.launcher.options import Loop, ParameterGroup
-from planner.model.folding import some
 from planner.model.load import Model
 from planner.model.repair import Ties
 from planner.support.errors import OptionError
+from planner.support.printable import few
 
 FACTOR = "lr_factor"
 """Key of a group of an optimizer: the factor of its learning rate."""
@@ -113,10 +113,10 @@ def _unmatched(
     """Why a glob is refused."""
     frozen = [name for name, held in known.items() if _matches(glob, held)]
     if frozen:
-        return f"{flag} {glob}: matches only parameters that are not trained: {some(frozen)}"
+        return f"{flag} {glob}: matches only parameters that are not trained: {few(frozen)}"
     names = sorted({one for name in trained for one in known[name]})
     near = get_close_matches(glob, names, NEAR, 0.4) or names[:NEAR]
-    return f"{flag} {glob}: no trained parameter has such a name; near: {some(near)}"
+    return f"{flag} {glob}: no trained parameter has such a name; near: {few(near)}"
 
 
 def with_rest(groups: Sequence[TrainedGroup], graph: Graph) -> tuple[TrainedGroup, ...]:

@@ -1,6 +1,8 @@
 """ONNX file -> `Model`: its `Graph`, and everything that converting and annotating it needs.
 
-load.py       the way from the file to the graph
+source.py     a file, read and checked once
+load.py       the way from the file to the graph; the module of each operator
+dataflow.py   the operators that are left, and the gradients through them
 canonical.py  nodes named; the content hash
 binding.py    symbolic dimensions -> sizes
 expansion/    control flow, sequences and functions as plain nodes
@@ -13,10 +15,8 @@ origins.py    which tensor of the module a node reads, by these notes
 repair.py     merged initializers parted, lost biases and ties put back
 constants.py  masks, tables, slopes, states: floats that nobody trains
 trainable.py  which initializers are trained and why, over which tensors gradients flow
-modules.py    the module of the network that each operator came from
 inspection.py everything that a file says without its weights
 values.py     initializers and folded constants, read when asked for
 weights.py    where the bytes of initializers are: the message without them
-wire.py       the fields of a protobuf message in a file
-metadata.py   the metadata of a file of any size
+wire.py       the fields of a protobuf message in a file, and its metadata
 """

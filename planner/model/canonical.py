@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
-from planner.model.expansion.inlining import inlined, nodes_of
+from planner.model.expansion.inlining import inlined
+from planner.model.protos import domain_of, nodes_of, own_domain, true_inputs
 from planner.model.scopes import MARKS
 from planner.model.weights import ModelFile, is_inline, is_stored, place_of
 
@@ -81,22 +82,6 @@ def _model_pieces(proto: ModelProto) -> Iterator[Piece]:
     imports = sorted((own_domain(o.domain), o.version) for o in proto.opset_import)
     yield _text("opsets", [entry for entry in imports if entry[0] in used])
     yield from _graph_pieces(proto.graph, unique_names(proto.graph.node))
-
-
-def own_domain(domain: str) -> str:
-    """The domain as written here: "" for ONNX's own, which models also call "ai.onnx"."""
-    return "" if domain == "ai.onnx" else domain
-
-
-def domain_of(node: NodeProto) -> str:
-    """The domain of the node's operator; "" for ONNX's own."""
-    return own_domain(node.domain)
-
-
-def true_inputs(graph: GraphProto) -> list[ValueInfoProto]:
-    """The inputs without initializers, which models before IR 4 list among them."""
-    initializers = {tensor.name for tensor in graph.initializer}
-    return [value for value in graph.input if value.name not in initializers]
 
 
 def _graph_pieces(graph: GraphProto, names: Iterable[str]) -> Iterator[Piece]:

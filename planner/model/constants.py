@@ -11,14 +11,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from onnx import NodeProto, TensorProto
+from onnx import NodeProto
 
+from planner.artefacts.operator_types import COPY, VIEW, facts
 from planner.model.origins import Origin, OriginKind
+from planner.model.protos import FLOATS
 
-VIEWS = frozenset({
-    "Cast", "CastLike", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Tile",
-    "Transpose", "Unsqueeze",
-})  # fmt: skip
 _MASKING = frozenset({"Add", "Attention", "Mul", "Sub", "Where"})
 _JOINING = frozenset({"Add", "Sub", "Where", "Div", "Mul", "Max", "Clip", "Concat"})
 _HIDDEN_BELOW = -50.0  # Swin's masks hide with -100, others with -10000 or less
@@ -41,7 +39,6 @@ _FILLING = re.compile(
     r"(new_)?(zeros|ones|full|empty)(_like)?|arange|linspace|scalar_tensor|tril|triu|eye|one_hot"
     r"|cos|sin|outer|lift_fresh(_copy)?|where|masked_fill|bitwise_not|logical_not|rsub"
 )
-_STATES: Mapping[str, tuple[int, ...]] = {"LSTM": (5, 6), "GRU": (5,), "RNN": (5,)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +52,11 @@ class Use:
 
     node: NodeProto
     position: int
+
+
+def _is_view(node: NodeProto) -> bool:
+    """Whether a node only moves or converts the elements of its first input."""
+    return facts(node.op_type).moves in (VIEW, COPY)
 
 
 class Uses:
@@ -79,7 +81,7 @@ class Uses:
         waiting = self.readers.get(name, [])[::-1]  # the next one last
         while waiting:
             use = waiting.pop()
-            if use.node.op_type in VIEWS and use.position == 0:
+            if _is_view(use.node) and use.position == 0:
                 waiting += self.readers.get(use.node.output[0], [])[::-1]
             else:
                 uses.append(use)
@@ -91,7 +93,7 @@ class Uses:
         found: set[str] = set()
         for node in reversed(self.nodes):
             if node.op_type in ("Softmax", "LogSoftmax") or (
-                node.op_type in VIEWS and not found.isdisjoint(node.output)
+                _is_view(node) and not found.isdisjoint(node.output)
             ):
                 found.add(node.input[0])
             elif node.op_type in _JOINING and not found.isdisjoint(node.output):
@@ -102,13 +104,10 @@ class Uses:
     def counted(self) -> set[str]:
         """Floats that are computed from integers alone, such as positions."""
         found: set[str] = set()
-        floats = {TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16}
         for node in self.nodes:
             to = next((a.i for a in node.attribute if a.name == "to"), None)
             first = node.input[0] if node.input else ""
-            if (node.op_type == "Cast" and to in floats) or (
-                node.op_type in VIEWS and first in found
-            ):
+            if (node.op_type == "Cast" and to in FLOATS) or (_is_view(node) and first in found):
                 found.update(node.output)
         return found
 
@@ -165,7 +164,7 @@ def _filled(candidate: Candidate) -> str | None:
 
 def _initial_state(candidate: Candidate) -> str | None:
     if candidate.uses and all(
-        use.position in _STATES.get(use.node.op_type, ()) for use in candidate.uses
+        use.position in facts(use.node.op_type).states for use in candidate.uses
     ):
         return "the initial state of a recurrent operator"
     return None

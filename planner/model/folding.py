@@ -26,19 +26,18 @@ from onnx import NodeProto, TensorProto, TypeProto, helper, numpy_helper
 from onnx.defs import OpSchema
 from onnx.shape_inference import InferenceError, infer_node_outputs
 
-from planner.model.canonical import domain_of, own_domain
-from planner.model.definitions import (
-    FOREIGN,
-    FUSED,
+from planner.artefacts.operator_types import facts, imported
+from planner.model.output_types import CustomNode, ShapeFunction
+from planner.model.protos import domain_of, operator_type, opsets
+from planner.model.schemas import (
     REFUSED_DOMAINS,
     REGISTER,
     attributes_of,
+    check_nodes,
     definition,
-    modules_of,
     without_activation,
 )
-from planner.model.foreign import ForeignNode
-from planner.model.formals import check_nodes
+from planner.model.scopes import module_names
 from planner.model.values import (
     Values,
     dtype_of,
@@ -48,6 +47,7 @@ from planner.model.values import (
     tensor_type,
 )
 from planner.support.errors import ModelError, OperatorError
+from planner.support.printable import few
 from planner.support.units import format_bytes
 
 if TYPE_CHECKING:
@@ -60,41 +60,15 @@ the largest language models take a fifth of it."""
 MAX_PRODUCTS = 10**10
 """Of the numbers of elements of a costly operator's inputs: onnx.reference has no fast products of
 integers."""
-MAX_SETTLED_BYTES = 2 * 2**30
+MAX_INDEPENDENT_BYTES = 2 * 2**30
 """Of the outputs of a node that no input of the model leads to, where its inputs are smaller."""
 _COSTLY = re.compile(".*(MatMul|Conv|Gemm|Einsum|Attention|LSTM|GRU|RNN).*")
-# Operators whose outputs' sizes depend on the content of their inputs, and are no larger than these
-# but for their rank.
-_NO_LARGER = frozenset({"Compress", "NonMaxSuppression", "NonZero", "StringSplit", "Unique"})
 MAX_INFERENCE_ELEMENTS = 1024  # of a constant whose value is given to shape inference
 # What ONNX's inference raises, in C++ for a part, of a node that does not fit its inputs.
 _REFUSED = (
     InferenceError, onnx.checker.ValidationError, ArithmeticError, LookupError, RuntimeError,
     TypeError, ValueError,
 )  # fmt: skip
-RANDOM_OPERATORS = frozenset({
-    "Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
-    "RandomUniformLike",
-})  # fmt: skip
-
-SHAPE_KEEPING_OPERATORS = frozenset({"GroupNormalization", "MeanVarianceNormalization"})
-"""Operators for which ONNX 1.23 infers no shape: their output is like their first input."""
-
-
-def operator_type(node: NodeProto) -> str:
-    """The operator type, with its domain in front if that is not ONNX's own."""
-    domain = domain_of(node)
-    return f"{domain}.{node.op_type}" if domain else node.op_type
-
-
-def some(names: Sequence[str], most: int = 3) -> str:
-    """A few of the names for a message.
-
-    >>> some(["a", "b", "c", "d", "e"])
-    'a, b, c and 2 more'
-    """
-    rest = len(names) - most
-    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def schemas(nodes: Iterable[NodeProto], opsets: Mapping[str, int]) -> dict[str, OpSchema]:
@@ -110,7 +84,7 @@ def schemas(nodes: Iterable[NodeProto], opsets: Mapping[str, int]) -> dict[str, 
     problems = [
         _unknown(users[kind], opsets.get(domain_of(users[kind][0])))
         for kind, schema in known.items()
-        if (schema is None and kind not in FOREIGN and kind not in FUSED)
+        if (schema is None and not facts(kind).shapes and not facts(kind).fused)
         or domain_of(users[kind][0]) not in opsets
     ]
     if problems:
@@ -120,20 +94,20 @@ def schemas(nodes: Iterable[NodeProto], opsets: Mapping[str, int]) -> dict[str, 
 
 def _unknown(users: Sequence[NodeProto], version: int | None) -> str:
     """The problem that nobody defines an operator."""
-    domain, modules = domain_of(users[0]), modules_of(users)
-    where = f" (in {some(modules)})" if modules else ""
+    domain, modules = domain_of(users[0]), module_names(users)
+    where = f" (in {few(modules)})" if modules else ""
     mend = "export the model with ONNX's own operators"
     if domain:
         mend = REFUSED_DOMAINS.get(domain, f"{mend}, or give it a function with {REGISTER}")
     if domain and version is None:
         return (
             f"opset_import: expected a version of the domain {domain!r}, whose operators"
-            f" {some([one.name for one in users])} are{where}, got none; export the model again"
+            f" {few([one.name for one in users])} are{where}, got none; export the model again"
         )
     return (
         f"{operator_type(users[0])} version {version or 'unknown'} is no operator that"
         f" ONNX {onnx.__version__} or the planner defines, used by"
-        f" {some([one.name for one in users])}{where}; {mend}"
+        f" {few([one.name for one in users])}{where}; {mend}"
     )
 
 
@@ -150,8 +124,8 @@ class Pass:
         types: of all tensors so far; static.
         kept: the nodes that stay, so far.
         constants: names that later nodes may be folded with.
-        decisive: initializers on which the structure of the graph depends, and the node whose
-            structure it is.
+        shape_determining: initializers on which the structure of the graph depends, and the node
+            whose structure it is.
     """
 
     def __init__(
@@ -161,7 +135,7 @@ class Pass:
         values: Values,
         trained: Collection[str],
     ) -> None:
-        self.opsets = {own_domain(o.domain): o.version for o in model.opset_import}
+        self.opsets = opsets(model)
         self.opset_imports = list(model.opset_import)
         self.ir_version = model.ir_version
         self.schemas: dict[str, OpSchema] = {}
@@ -171,9 +145,10 @@ class Pass:
         self.types = dict(inputs)
         self.kept: list[NodeProto] = []
         self.constants: set[str] = set()
-        self.decisive: dict[str, str] = {}
+        self.shape_determining: dict[str, str] = {}
         self._computed_bytes = 0
-        self._settled: set[str] = set()  # no constants, but no input of the model leads to them
+        # No constants, but no input of the model leads to them.
+        self._independent: set[str] = set()
         for tensor in model.graph.initializer:
             self.hold(tensor, tensor.name)
 
@@ -195,7 +170,7 @@ class Pass:
         if name in self.trained:
             return
         constant = not (is_float(type_) and len(tensor.dims))
-        (self.constants if constant else self._settled).add(name)
+        (self.constants if constant else self._independent).add(name)
 
     def visit(self, node: NodeProto) -> None:
         """Folds a node, or lets it stay."""
@@ -204,22 +179,24 @@ class Pass:
 
     def keep(self, node: NodeProto) -> None:
         """Lets a node stay, unless its outputs have a static shape only once they are known."""
-        settled = node.op_type not in RANDOM_OPERATORS and all(
-            not name or name in self.constants or name in self._settled for name in node.input
+        independent = not facts(operator_type(node)).random and all(
+            not name or name in self.constants or name in self._independent for name in node.input
         )
         try:
             types = self.static_outputs(node)
+        # Inference may fail for want of a value that no input leads to: then the node is computed,
+        # and only if that fails, too, is it an error of the model.
         except ModelError:
-            if not settled or not self.compute(node):
+            if not independent or not self.compute(node):
                 raise
             return
-        if settled:
-            self._check_settled(node, types)
-            self._settled.update(node.output)
+        if independent:
+            self._check_independent(node, types)
+            self._independent.update(node.output)
         self.types |= types
         self.kept.append(node)
 
-    def _check_settled(self, node: NodeProto, types: Mapping[str, TypeProto]) -> None:
+    def _check_independent(self, node: NodeProto, types: Mapping[str, TypeProto]) -> None:
         """Refuses a large constant that comes of small ones, which every step would make anew.
 
         Args:
@@ -230,27 +207,27 @@ class Pass:
         """
         made = sum(size_bytes(type_) for type_ in types.values())
         given = sum(size_bytes(self.types[name]) for name in set(node.input) if name)
-        if made > max(MAX_SETTLED_BYTES, given):
+        if made > max(MAX_INDEPENDENT_BYTES, given):
             raise ModelError(
-                f"{node.name}: expected constants of at most {format_bytes(MAX_SETTLED_BYTES)}, got"
-                f" {format_bytes(made)} from {operator_type(node)}; the model may hold a wrong size"
-                " in its constants"
+                f"{node.name}: expected constants of at most {format_bytes(MAX_INDEPENDENT_BYTES)},"
+                f" got {format_bytes(made)} from {operator_type(node)}; the model may hold a wrong"
+                " size in its constants"
             )
 
     def compute(self, node: NodeProto) -> bool:
         """Whether the outputs that are read are constants now; no input of the model leads to
         the node.
         """
-        self.kept.append(node)
-        self._settled.update(node.output)
         names = [name for name in node.output if name in self.read]
-        known = all(self.demand(name, node.name) is not None for name in names)
-        if not known:
-            self.kept.pop()
-            self._settled.difference_update(node.output)
-        return known
+        if any(self.evaluate_now(name, node.name, last=node) is None for name in names):
+            return False
+        self.kept.append(node)
+        self._independent.update(node.output)
+        return True
 
-    def demand(self, name: str, user: str) -> np.ndarray | None:
+    def evaluate_now(
+        self, name: str, user: str, last: NodeProto | None = None
+    ) -> np.ndarray | None:
         """The value of a tensor that the structure of the graph depends on, a constant from here
         on; None if it depends on the model's inputs, on what the user wants trained, or on random
         numbers, or if it is large.
@@ -258,35 +235,42 @@ class Pass:
         Args:
             name: of the tensor.
             user: name of the node whose structure it is.
+            last: a node behind those that stay, which no input of the model leads to.
         """
         if name in self.constants:
             return self.values[name]
-        if name not in self._settled:
+        if name not in self._independent and (last is None or name not in last.output):
             return None
-        needed, cone = {name}, []
-        for node in reversed(self.kept):
-            if not needed.isdisjoint(node.output):
-                cone.append(node)
-                needed.update(one for one in node.input if one)
+        cone, needed = self._cone(name, [*self.kept, *([] if last is None else [last])])
         results: dict[str, np.ndarray] = {}
-        for node in reversed(cone):
+        for node in cone:
             made = self.evaluated(node, results)
             if not made:
                 return None
             results |= zip(node.output, made, strict=False)
         for source in sorted(needed):
             if source in self.values and source not in self.constants:
-                self.decisive.setdefault(source, user)
+                self.shape_determining.setdefault(source, user)
         if name in results:
             self.add_constant(name, results[name])
         return self.values[name]
+
+    @staticmethod
+    def _cone(name: str, nodes: Sequence[NodeProto]) -> tuple[list[NodeProto], set[str]]:
+        """The nodes that a tensor follows from, in their order, and all names that they read."""
+        needed, cone = {name}, []
+        for node in reversed(nodes):
+            if not needed.isdisjoint(node.output):
+                cone.append(node)
+                needed.update(one for one in node.input if one)
+        return cone[::-1], needed
 
     def name_output(self, node: NodeProto, position: int, name: str, type_: TypeProto) -> None:
         """Names an output, which had no name, of a node that stays."""
         node.output[position] = name
         self.types[name] = type_
-        if all(one in self.constants or one in self._settled for one in node.input):
-            self._settled.add(name)
+        if all(one in self.constants or one in self._independent for one in node.input):
+            self._independent.add(name)
 
     def remaining(self) -> tuple[NodeProto, ...]:
         """The nodes that stay, without outputs that became constants after all."""
@@ -349,9 +333,7 @@ class Pass:
         """The outputs of a node whose inputs are constants or among `more`; empty if they are
         large or random, or their computation fails.
         """
-        if node.op_type in RANDOM_OPERATORS:
-            return []
-        if not self.is_small(node, more):
+        if facts(operator_type(node)).random or not self.is_small(node, more):
             return []
         inputs = {n: more[n] if n in more else self.values[n] for n in node.input if n}
         try:
@@ -360,25 +342,23 @@ class Pass:
             return []
         arrays = [np.asarray(one) for one in results if isinstance(one, np.ndarray | np.generic)]
         self._charge(node, sum(array.nbytes for array in arrays))
-        small = all(array.nbytes <= MAX_FOLDED_BYTES for array in arrays)
-        numbers = all(array.dtype.kind not in "OSU" for array in arrays)
-        return arrays if small and numbers and len(arrays) == len(results) else []
+        fitting = len(arrays) == len(results) and all(map(_is_constant, arrays))
+        return arrays if fitting else []
 
     def is_small(self, node: NodeProto, more: Mapping[str, np.ndarray]) -> bool:
         """Whether a node is surely computed in little memory and time, before it is; arguments as
         of `evaluated`.
         """
-        if _COSTLY.fullmatch(node.op_type):
-            products = prod(prod(shape_of(self.types[name])) for name in node.input if name)
-            if products > MAX_PRODUCTS:
-                return False
+        sizes = (prod(shape_of(self.types[name])) for name in node.input if name)
+        if _COSTLY.fullmatch(node.op_type) and prod(sizes) > MAX_PRODUCTS:
+            return False
         if node.op_type == "Range":  # whose shape ONNX does not infer in all types
             given = [more[name] if name in more else self.values[name] for name in node.input]
             return _range_bytes(*given) <= MAX_FOLDED_BYTES
         types = self.guess(node, more)
         known = all(name in types for name in node.output if name)
         small = all(size_bytes(type_) <= MAX_FOLDED_BYTES for type_ in types.values())
-        return small and (known or node.op_type in _NO_LARGER)
+        return small and (known or facts(operator_type(node)).data_sized)
 
     def _charge(self, node: NodeProto, computed_bytes: int) -> None:
         """Counts what is computed.
@@ -425,7 +405,7 @@ class Pass:
             types = self.inferred(node, floats=False)
             # Scales of Resize and such are float initializers, which are no constants otherwise.
             if not all(name in types and _is_static(types[name]) for name in names):
-                self.demand_integers(node)
+                self.evaluate_integers(node)
                 types = self.inferred(node, floats=True)
         except OperatorError as error:
             raise OperatorError(
@@ -439,31 +419,35 @@ class Pass:
                 "length in its constants"
             ) from None
         for name in names:
-            if name not in types or not _is_static(types[name]):
-                got = self.text(types[name]) if name in types else "nothing"
-                raise ModelError(
-                    f"{node.name}: expected a static shape for {name!r}, which "
-                    f"{operator_type(node)} makes of {self.described(node.input)}, got {got}; "
-                    "its shape depends on data, so the model cannot be planned"
-                )
-            if min(shape_of(types[name]), default=0) < 0:
-                raise ModelError(
-                    f"{node.name}: {operator_type(node)} makes {name!r} {self.text(types[name])} of"
-                    f" {self.described(node.input)}; expected sizes of at least 0: its input is too"
-                    " small, or its attributes are wrong"
-                )
+            self._check_static(node, name, types)
         self.check_reshape(node, types)
         return {name: types[name] for name in names}
 
-    def demand_integers(self, node: NodeProto) -> None:
+    def _check_static(self, node: NodeProto, name: str, types: Mapping[str, TypeProto]) -> None:
+        """Refuses an output without a static shape, or with negative sizes."""
+        if name not in types or not _is_static(types[name]):
+            got = self.text(types[name]) if name in types else "nothing"
+            raise ModelError(
+                f"{node.name}: expected a static shape for {name!r}, which "
+                f"{operator_type(node)} makes of {self.described(node.input)}, got {got}; "
+                "its shape depends on data, so the model cannot be planned"
+            )
+        if min(shape_of(types[name]), default=0) < 0:
+            raise ModelError(
+                f"{node.name}: {operator_type(node)} makes {name!r} {self.text(types[name])} of"
+                f" {self.described(node.input)}; expected sizes of at least 0: its input is too"
+                " small, or its attributes are wrong"
+            )
+
+    def evaluate_integers(self, node: NodeProto) -> None:
         """Makes constants of the small inputs without gradient that no input of the model leads to:
         shapes, axes and repeats that were computed of floats.
         """
         for name in dict.fromkeys(node.input):
-            type_ = self.types[name] if name in self._settled else None
+            type_ = self.types[name] if name in self._independent else None
             if type_ is None or is_float(type_) or prod(shape_of(type_)) > MAX_INFERENCE_ELEMENTS:
                 continue
-            self.demand(name, node.name)
+            self.evaluate_now(name, node.name)
 
     def check_reshape(self, node: NodeProto, types: Mapping[str, TypeProto]) -> None:
         """Counts the elements, as ONNX's inference does not where the shape is a constant."""
@@ -483,37 +467,46 @@ class Pass:
         """ONNX's inference, given constants, those of `more` and, if `floats`, float initializers,
         all of them only where they are small.
         """
-        if operator_type(node) in SHAPE_KEEPING_OPERATORS:
-            return {node.output[0]: self.types[node.input[0]]}
         kind = operator_type(node)
-        if kind in FOREIGN:
-            return self.foreign(node, kind)
-        node = without_activation(node, kind) if kind in FUSED else node
+        known = facts(kind)
+        if known.keeps_shape:
+            return {node.output[0]: self.types[node.input[0]]}
+        if known.shapes is not None:
+            shapes = imported(known.shapes, "planner.model.output_types")
+            return self.custom(node, kind, shapes)
+        node = without_activation(node, *known.fused) if known.fused else node
         if kind == "STFT" and not any(one.name == "onesided" for one in node.attribute):
             node = _one_sided(node)
         names = [name for name in dict.fromkeys(node.input) if name]
-        data = {
-            name: numpy_helper.from_array(more[name] if name in more else self.values[name], name)
-            for name in names
-            if (name in more or name in self.constants or (floats and name in self.values))
-            and prod(shape_of(self.types[name])) <= MAX_INFERENCE_ELEMENTS
-            and self.types[name].tensor_type.elem_type != TensorProto.STRING
-        }
         schema = self.schemas.get(kind) or _schema(node, self.opsets)
         assert schema is not None, "all operators were looked up before"
         return infer_node_outputs(
             schema,
             node,
             {name: self.types[name] for name in names},
-            data,
+            self._data(names, floats, more),
             opset_imports=self.opset_imports,
             ir_version=self.ir_version,
         )
 
-    def foreign(self, node: NodeProto, kind: str) -> dict[str, TypeProto]:
+    def _data(
+        self, names: Iterable[str], floats: bool, more: Mapping[str, np.ndarray]
+    ) -> dict[str, TensorProto]:
+        """The values that inference gets; arguments as of `inferred`."""
+        data = {}
+        for name in names:
+            known = name in more or name in self.constants or (floats and name in self.values)
+            type_ = self.types[name]
+            small = prod(shape_of(type_)) <= MAX_INFERENCE_ELEMENTS
+            if known and small and type_.tensor_type.elem_type != TensorProto.STRING:
+                value = more[name] if name in more else self.values[name]
+                data[name] = numpy_helper.from_array(value, name)
+        return data
+
+    def custom(self, node: NodeProto, kind: str, shapes: ShapeFunction) -> dict[str, TypeProto]:
         """The types of the outputs of an operator that ONNX does not define."""
         types = [self.types[name] if name else None for name in node.input]
-        given = ForeignNode(
+        given = CustomNode(
             type=kind,
             version=self.opsets[domain_of(node)],
             inputs=tuple(t and (dtype_of(t), shape_of(t)) for t in types),
@@ -522,7 +515,7 @@ class Pass:
             outputs=tuple(name in self.read for name in node.output),
         )
         try:
-            made = [*FOREIGN[kind].shapes(given)]
+            made = [*shapes(given)]
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
             raise OperatorError(f"its inputs and attributes do not fit: {error}") from error
         return {
@@ -544,6 +537,11 @@ class Pass:
             return "a tensor of unknown rank"
         return str([dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?"
                     for dim in type_.tensor_type.shape.dim]).replace("'", "")  # fmt: skip
+
+
+def _is_constant(array: np.ndarray) -> bool:
+    """Whether a result may be held: it is small, and no text."""
+    return array.nbytes <= MAX_FOLDED_BYTES and array.dtype.kind not in "OSU"
 
 
 def _one_sided(node: NodeProto) -> NodeProto:

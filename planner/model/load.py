@@ -1,8 +1,8 @@
 """ONNX file -> `Model`: its `Graph`, and everything that converting and annotating it needs.
 
-    read -> inline functions, name nodes -> bind dimensions
-         -> repair what the exporter merged -> fold and infer shapes -> drop dead operators
-         -> choose the trained parameters -> Graph
+    open_source: read, check, inline functions, name nodes
+      -> bind dimensions -> repaired: what the exporter merged -> fold: constants, shapes
+      -> drop dead operators -> Dataflow: choose losses and trained parameters -> Graph
 
 Weights are left in their files. Those in the model's own are all read for its hash, some where a
 rule of `constants.py` asks for their content. Each mistake in the file or the options is an error
@@ -12,82 +12,67 @@ whose every line begins with the path.
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import prod
 from pathlib import Path
 
-from google.protobuf.message import DecodeError
-from onnx import GraphProto, ModelProto, NodeProto, TypeProto
+from onnx import ModelProto
 
 from planner.artefacts import losses
-from planner.artefacts.graph import ITEM_BYTES, Graph, LossChoice, Operator, Parameter, Tensor
+from planner.artefacts.graph import Graph, LossChoice
 from planner.artefacts.options import LossOptions
 from planner.artefacts.profile import BatchNorm
 from planner.model import trainable
 from planner.model.binding import bind
-from planner.model.canonical import (
-    content_hash,
-    domain_of,
-    own_domain,
-    true_inputs,
-    unique_names,
-)
-from planner.model.constants import Uses
-from planner.model.definitions import attributes_of
+from planner.model.canonical import content_hash
+from planner.model.dataflow import Dataflow, Node, live_nodes, nodes_of
 from planner.model.expansion.expand import fold
-from planner.model.expansion.inlining import inlined
 from planner.model.expansion.nested import names_read_by
-from planner.model.folding import operator_type
-from planner.model.modes import evaluation_notes, is_batch_norm, trains
+from planner.model.modes import evaluation_notes, with_mode
 from planner.model.origins import Origin, OriginKind
-from planner.model.record import Checked, ModuleRecord, read_record
-from planner.model.repair import Repaired, Ties, repaired
-from planner.model.scopes import (
-    ALWAYS,
-    MODE_MARK,
-    OPEN_MARK,
-    STATE_MARK,
-    explicit,
-    is_next_state,
-    mark_of,
-    scope_of,
-    states_in,
-    stops_gradient,
-)
-from planner.model.sound import check
+from planner.model.protos import true_inputs
+from planner.model.record import Checked, ModuleRecord
+from planner.model.repair import Ties, repaired
+from planner.model.scopes import STATE_MARK, explicit, scope_of, states_in
+from planner.model.source import Source, hash_of, of_file, open_source, read_proto
 from planner.model.trainable import Choice, doubts
-from planner.model.values import Values, dtype_of, is_float, shape_of
-from planner.model.weights import ModelFile
-from planner.support.errors import FileError, ModelError
+from planner.model.values import Values, shape_of
+from planner.support.errors import ModelError
 
-__all__ = ["Model", "Node", "content_hash", "first_consumers", "hash_of", "load"]
-
-MAX_STATIC_ELEMENTS = 64
-MAX_TENSOR_BYTES = 10**12
-"""No device has as much. An operator moves some of them several times, and no sum of a profile may
-be larger than `graph.MAX_BYTES`."""
+__all__ = [
+    "Model", "Node", "ReadOptions", "content_hash", "first_consumers", "hash_of", "load",
+    "read_proto",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
-    """An ONNX node that is left after folding.
+class ReadOptions:
+    """How a model is read.
 
     Attributes:
-        name: unique; the operator's in the graph.
-        type: the operator type without its domain.
-        domain: "" for ONNX's own.
-        version: of the domain's operator set that the model imports.
-        inputs: in formal order; "" where an optional one is absent.
-        outputs: in formal order; "" where one is absent or nobody reads it.
-        attributes: of the node, as int, float, str, tuples of these, or arrays.
+        batch: bound to the first dimension of each input where that is symbolic.
+        dimensions: other symbolic dimensions by name.
+        train: initializers to train although the graph's rules say otherwise.
+        freeze: initializers not to train.
+        tie: initializers that stay one parameter although the exporter's notes part them, or pairs
+            A=B: B becomes A, or its transpose.
+        untie: initializers of which each module that reads them gets its own.
+        batch_norm: whether batch normalizations normalise by the statistics of the microbatch
+            (`TRAINING`) or by their running statistics (`FROZEN`); else as the file says.
+        loss: the outputs that have a loss, and which.
     """
 
-    name: str
-    type: str
-    domain: str
-    version: int
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    attributes: Mapping[str, object]
+    batch: int | None = None
+    dimensions: Mapping[str, int] = field(default_factory=dict)
+    train: Collection[str] = ()
+    freeze: Collection[str] = ()
+    tie: Collection[str] = ()
+    untie: Collection[str] = ()
+    batch_norm: BatchNorm | None = None
+    loss: LossOptions = LossOptions()
+
+    @property
+    def ties(self) -> Ties:
+        """What stays one parameter, and what is parted."""
+        return Ties.of(self.tie, self.untie)
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,14 +91,13 @@ class Model:
         values: initializers and folded constants by name, read when asked for.
         choices: for each float initializer, whether it is trained, and why.
         record: of the module, by `planner export`; None in other files.
-        named: paths of the module's parameters that the exporter's notes name.
         sources: of initializers that the file does not have, the one that the value comes from.
         warnings: what was repaired or is in doubt, for people.
         expanded: for each operator that came out of a node of another name (an unrolled Loop, a
             function), the node of `proto`.
         notes: what is left out when it is trained, in words.
-        tie: the user's choices, see `load`.
-        untie: the user's choices, see `load`.
+        tie: the user's choices, see `ReadOptions`.
+        untie: the user's choices, see `ReadOptions`.
     """
 
     path: Path
@@ -126,7 +110,6 @@ class Model:
     values: Values
     choices: Mapping[str, Choice] = field(default_factory=dict)
     record: ModuleRecord | None = None
-    named: tuple[str, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -136,32 +119,13 @@ class Model:
 
 
 def load(
-    path: Path,
-    *,
-    batch: int | None = None,
-    dimensions: Mapping[str, int] = {},
-    train: Collection[str] = (),
-    freeze: Collection[str] = (),
-    tie: Collection[str] = (),
-    untie: Collection[str] = (),
-    batch_norm: BatchNorm | None = None,
-    loss: LossOptions = LossOptions(),
-    known_hash: str | None = None,
+    path: Path, options: ReadOptions = ReadOptions(), *, known_hash: str | None = None
 ) -> Model:
     """Reads a model, binds its dimensions, folds its constants and chooses the trained parameters.
 
     Args:
         path: of an ONNX file; external data is expected beside it, and not read.
-        batch: bound to the first dimension of each input where that is symbolic.
-        dimensions: other symbolic dimensions by name.
-        train: initializers to train although the graph's rules say otherwise.
-        freeze: initializers not to train.
-        tie: initializers that stay one parameter although the exporter's notes part them, or pairs
-            A=B: B becomes A, or its transpose.
-        untie: initializers of which each module that reads them gets its own.
-        batch_norm: whether batch normalizations normalise by the statistics of the microbatch
-            (`TRAINING`) or by their running statistics (`FROZEN`); else as the file says.
-        loss: the outputs that have a loss, and which.
+        options: how it is read.
         known_hash: its content hash; None computes it, for which all weights in it are read once.
 
     Raises:
@@ -170,133 +134,80 @@ def load(
         ModelError: if it cannot be bound, folded or trained; one line per problem.
         OperatorError: if it uses operators that ONNX does not define.
     """
-    file = ModelFile(path)
-    proto = proto_of(file)
-    try:
-        chosen = (train, freeze)
-        model = _model(file, proto, (batch, dimensions), chosen, Ties.of(tie, untie), loss)
-        known = content_hash(proto, file) if known_hash is None else known_hash
-        model = replace(model, hash=known, tie=tuple(tie), untie=tuple(untie))
-        return _in_mode(model, None if batch_norm is BatchNorm.MIXED else batch_norm)
-    except ModelError as error:
-        raise _of_file(path, error) from None
+    return model_of(open_source(path), options, known_hash=known_hash)
 
 
-def _of_file(path: Path, error: ModelError) -> ModelError:
-    """The same mistake with the path in front of each line."""
-    return type(error)("\n".join(f"{path}: {line}" for line in str(error).splitlines()))
-
-
-def hash_of(path: Path) -> str:
-    """The content hash of the model in a file, whose dimensions need not be known.
-
-    Raises:
-        FileError: if the file is missing or no ONNX model.
-        ModelError: if it holds fields that stand for nothing.
-    """
-    file = ModelFile(path)
-    return content_hash(proto_of(file), file)
-
-
-def read_proto(path: Path) -> ModelProto:
-    """The content of an ONNX file, as `proto_of` gives it.
-
-    Raises:
-        FileError: if the file is missing or no ONNX model.
-        ModelError: if it holds fields that stand for nothing.
-    """
-    return proto_of(ModelFile(path))
-
-
-def proto_of(file: ModelFile) -> ModelProto:
-    """The content of an ONNX file, functions inlined and nodes named. External data stays outside,
-    and large initializers in the file.
-
-    Raises:
-        FileError: if the file is missing or no ONNX model.
-        ModelError: if it holds fields that stand for nothing.
-    """
-    path = file.path
-    try:
-        proto = file.proto()
-    except FileNotFoundError:
-        raise FileError(f"{path}: expected an ONNX model, found no file; check the path") from None
-    except IsADirectoryError:
-        raise FileError(
-            f"{path}: expected an ONNX model, this is a folder; give the .onnx file in it"
-        ) from None
-    except OSError as error:
-        raise FileError(f"{path}: expected an ONNX model, got: {error.strerror}") from None
-    except DecodeError:
-        raise FileError(
-            f"{path}: expected an ONNX model, got a file that is none, or only part of one; "
-            "export the model again"
-        ) from None
-    if not proto.ByteSize():
-        raise FileError(
-            f"{path}: expected an ONNX model, the file is empty; export the model again"
-        )
-    if not proto.graph.node:
-        raise FileError(
-            f"{path}: expected an ONNX model, got one without operators; export the model again"
-        )
-    try:
-        check(proto)
-        proto = inlined(proto)
-    except ModelError as error:
-        raise _of_file(path, error) from None
-    for node, name in zip(proto.graph.node, unique_names(proto.graph.node), strict=True):
-        node.name = name
-    return proto
-
-
-def _model(
-    file: ModelFile,
-    proto: ModelProto,
-    sizes: tuple[int | None, Mapping[str, int]],
-    chosen: tuple[Collection[str], Collection[str]],
-    ties: Ties,
-    loss: LossOptions,
+def load_trained(
+    source: Source, options: ReadOptions, trained: Collection[str], *, known_hash: str | None
 ) -> Model:
-    if proto.graph.sparse_initializer:
+    """The model of which exactly these parameters are trained, as a profile or a plan says.
+
+    Raises:
+        OptionError: as of `load`, which has the other errors, too.
+    """
+    model = model_of(source, options, known_hash=known_hash)
+    usual = {one.name for one in model.graph.parameters if one.trainable}
+    train, freeze = sorted({*trained} - usual), sorted(usual - {*trained})
+    if not train and not freeze:
+        return model
+    options = replace(options, train=train, freeze=freeze)
+    return model_of(source, options, known_hash=known_hash)
+
+
+def model_of(source: Source, options: ReadOptions, *, known_hash: str | None = None) -> Model:
+    """The model in a file that was read. Arguments and errors are those of `load`."""
+    try:
+        model = _model(source, options)
+        return replace(model, hash=source.hash if known_hash is None else known_hash)
+    except ModelError as error:
+        raise of_file(source.file.path, error) from None
+
+
+def _model(source: Source, options: ReadOptions) -> Model:
+    """The model without its hash."""
+    file, record = source.proto, source.record
+    if file.graph.sparse_initializer:
         raise ModelError("expected dense initializers, got sparse ones; make them dense")
-    inputs, dimensions = bind(true_inputs(proto.graph), *sizes)
-    values = Values(proto.graph.initializer, file)
-    train, freeze = chosen
-    record = read_record(proto)
-    module = repaired(proto, values, ties, record is not None)
-    states = states_in(proto.graph.node)
-    _check_states(states, train, values)
-    module = replace(module, proto=explicit(module.proto))
-    folded = fold(module.proto, inputs, values, {*train, *states, *_scalars(module, record)})
-    trainable.check_choices(train, freeze, values)
-    kept = _live(folded.nodes, module.proto.graph)
-    flow = _Dataflow(module, kept, folded.types, values, states)
-    flow.choose_losses(list(inputs), loss)
+    inputs, dimensions = bind(true_inputs(file.graph), options.batch, options.dimensions)
+    source = repaired(source, options.ties)
+    states = states_in(file.graph.node)
+    _check_states(states, options.train, source.values)
+    source = replace(source, proto=explicit(source.proto))
+    folded = fold(source, inputs, {*options.train, *states, *_scalars(source)})
+    trainable.check_choices(options.train, options.freeze, folded.values)
+    kept = live_nodes(folded.nodes, source.proto.graph)
+    flow = Dataflow(source, folded, kept, states)
+    flow.choose_losses(list(inputs), options.loss)
     _check_stopped(flow.losses, record)
-    choices = flow.choices(record, train, freeze)
-    graph = flow.graph(list(inputs), {name for name, one in choices.items() if one.trained})
+    choices = flow.choices(options.train, options.freeze)
+    trained = {name for name, one in choices.items() if one.trained}
+    graph = flow.graph(list(inputs), trained)
     losses.losses(graph)  # raises where a choice does not fit its output
-    _check_decisive(folded.decisive, {name for name, one in choices.items() if one.trained})
+    _check_structure(folded.shape_determining, trained)
     first_shape = next((shape_of(type_) for type_ in inputs.values()), ())
+    nodes = nodes_of(kept, source.proto)
+    form = None if options.batch_norm is BatchNorm.MIXED else options.batch_norm
+    exported_for_training = None if record is None else record.training
     return Model(
-        path=file.path,
-        proto=proto,
-        hash="",  # of `load`
+        path=source.file.path,
+        proto=file,
+        hash="",  # of `model_of`
         dimensions=dimensions,
         batch=first_shape[0] if first_shape else 1,
         graph=graph,
-        nodes=_nodes(kept, module.proto),
-        values=values,
+        nodes=tuple(with_mode(node, form) for node in nodes),
+        values=folded.values,
         choices=choices,
         record=record,
-        named=tuple(sorted(one.name for one in module.named if one.kind is OriginKind.PARAMETER)),
-        sources=module.sources,
+        sources=source.sources,
         warnings=(
             *_unchecked(record),
-            *module.warnings,
-            *doubts(choices, record, module.named, module.origins),
+            *source.warnings,
+            *doubts(choices, record, source.named, source.origins),
         ),
+        notes=evaluation_notes(nodes, folded.values, form, exported_for_training),
+        tie=tuple(options.tie),
+        untie=tuple(options.untie),
         expanded={
             node.name: folded.origins[node.name] for node in kept if node.name in folded.origins
         },
@@ -336,14 +247,15 @@ def _check_stopped(losses: Sequence[LossChoice], record: ModuleRecord | None) ->
             )
 
 
-def _scalars(module: Repaired, record: ModuleRecord | None) -> set[str]:
+def _scalars(source: Source) -> set[str]:
     """Single numbers that are parameters: no constant may be computed from them."""
+    record = source.record
     trained = {one.initializer for one in record.trained} if record is not None else set()
     return {
         tensor.name
-        for tensor in module.proto.graph.initializer
+        for tensor in source.proto.graph.initializer
         if not len(tensor.dims)
-        and (tensor.name in trained or _is_parameter(module.origins.get(tensor.name)))
+        and (tensor.name in trained or _is_parameter(source.origins.get(tensor.name)))
     }
 
 
@@ -351,223 +263,16 @@ def _is_parameter(origin: Origin | None) -> bool:
     return origin is not None and origin.kind is OriginKind.PARAMETER
 
 
-def _check_decisive(decisive: Mapping[str, str], trained: Collection[str]) -> None:
+def _check_structure(nodes: Mapping[str, str], trained: Collection[str]) -> None:
     """The structure of the graph must not depend on values that training changes."""
     problems = [
         f"{node}: a shape or condition depends on the values of {name!r}, which is trained; keep it"
         f" as it is with --freeze {shlex.quote(name)}"
-        for name, node in decisive.items()
+        for name, node in nodes.items()
         if name in trained
     ]
     if problems:
         raise ModelError("\n".join(problems))
-
-
-def _live(nodes: Sequence[NodeProto], graph: GraphProto) -> list[NodeProto]:
-    """Copies of the nodes that the outputs of the graph and new values of its state need, without
-    outputs that nobody reads.
-    """
-    needed = {output.name for output in graph.output}
-    kept = []
-    for node in reversed(nodes):
-        outputs = [name if name in needed or is_next_state(node) else "" for name in node.output]
-        if any(outputs):
-            live = NodeProto()
-            live.CopyFrom(node)
-            live.output[:] = outputs
-            kept.append(live)
-            needed.update(name for name in node.input if name)
-    if not kept:
-        raise ModelError("expected operators that work on the inputs, got constants only")
-    return kept[::-1]
-
-
-def _nodes(kept: Iterable[NodeProto], proto: ModelProto) -> tuple[Node, ...]:
-    opsets = {own_domain(o.domain): o.version for o in proto.opset_import}
-    return tuple(
-        Node(
-            name=node.name,
-            type=node.op_type,
-            domain=domain_of(node),
-            version=opsets[domain_of(node)],
-            inputs=tuple(node.input),
-            outputs=tuple(node.output),
-            attributes={**attributes_of(node), **_marks(node)},
-        )
-        for node in kept
-    )
-
-
-def _marks(node: NodeProto) -> dict[str, object]:
-    """What ONNX cannot say: the row of an embedding that gets no gradient, a stop, bounds whose
-    gradient is zero, and that a node computes as in training in evaluation, too.
-    """
-    row = scope_of(node).padding if node.op_type == "Gather" else None
-    padding: dict[str, object] = {} if row is None else {"padding_idx": row}
-    stop: dict[str, object] = {"stop_gradient": 1} if stops_gradient(node) else {}
-    bounds: dict[str, object] = {"open_bounds": 1} if mark_of(node, OPEN_MARK) else {}
-    always: dict[str, object] = {ALWAYS: 1} if mark_of(node, MODE_MARK) == ALWAYS else {}
-    return padding | stop | bounds | always
-
-
-def _in_mode(model: Model, batch_norm: BatchNorm | None) -> Model:
-    """The model with the mode of its batch normalizations in their attribute `training_mode`,
-    whatever their version; and notes on what the modes leave out.
-    """
-
-    def moded(node: Node) -> Node:
-        if not is_batch_norm(node):
-            return node
-        mode = trains(node, {}) if batch_norm is None else batch_norm is BatchNorm.TRAINING
-        if node.attributes.get("training_mode", 0) == mode:
-            return node
-        return replace(node, attributes={**node.attributes, "training_mode": int(mode)})
-
-    record = read_record(model.proto)
-    exported_for_training = None if record is None else record.training
-    notes = evaluation_notes(model.nodes, model.values, batch_norm, exported_for_training)
-    return replace(model, nodes=tuple(map(moded, model.nodes)), notes=notes)
-
-
-class _Dataflow:
-    """The flow of values and gradients through the operators that are left after folding."""
-
-    def __init__(
-        self,
-        module: Repaired,
-        nodes: Sequence[NodeProto],
-        types: Mapping[str, TypeProto],
-        values: Values,
-        states: Collection[str],
-    ) -> None:
-        self.module = module
-        self.nodes = nodes
-        self.types = types
-        self.values = values
-        self.states = states
-        self.floats = {name for name, type_ in types.items() if is_float(type_)}
-        names = dict.fromkeys(output.name for output in module.proto.graph.output)
-        self.outputs = [name for name in names if name not in values]
-        self.losses: tuple[LossChoice, ...] = ()
-        self.reaching: set[str] = set()
-
-    def choose_losses(self, inputs: Sequence[str], options: LossOptions) -> None:
-        """Chooses the outputs that have a loss, and puts them first."""
-        floats = [name for name in self.outputs if name in self.floats]
-        if options.output:
-            losses.check_outputs(options.output, self.outputs, floats)
-            choices = [LossChoice(name) for name in options.output]
-        else:
-            shapes = {name: shape_of(self.types[name]) for name in floats}
-            choices = [losses.default_choice(floats, inputs, self.nodes, shapes, self.has_gradient)]
-        self.losses = losses.chosen(choices, options)
-        lost = [one.output for one in self.losses]
-        self.outputs = [*lost, *(name for name in self.outputs if name not in lost)]
-        self.reaching = set().union(
-            *(trainable.reaching(self.nodes, name, self.floats) for name in lost)
-        )
-
-    @property
-    def lost(self) -> str:
-        """The outputs that have a loss, for messages."""
-        return " and ".join(one.output for one in self.losses)
-
-    def has_gradient(self, output: str) -> bool:
-        """Whether a gradient flows from an output to a value that may be trained."""
-        reached = trainable.reaching(self.nodes, output, self.floats)
-        return any(
-            name in self.values and not self.values.folded(name) and shape_of(self.types[name])
-            for name in reached
-        )
-
-    def choices(
-        self, record: ModuleRecord | None, train: Collection[str], freeze: Collection[str]
-    ) -> dict[str, Choice]:
-        """For each float initializer, whether it is trained, and why."""
-        evidence = trainable.Evidence(
-            shapes={
-                name: shape_of(type_)
-                for name, type_ in self.types.items()
-                if name in self.floats and name in self.values and not self.values.folded(name)
-            },
-            reaching=self.reaching,
-            loss=self.lost,
-            uses=Uses(self.nodes, {node.name: scope_of(node).kind for node in self.nodes}),
-            origins=self.module.origins,
-            record=record,
-            values=self.values,
-        )
-        choices = trainable.choices(evidence, train, freeze)
-        if not any(one.trained for one in choices.values()):
-            raise ModelError(
-                f"expected a trainable parameter (a float initializer of rank 1 or more that "
-                f"{self.lost!r} depends on differentiably), found none; name one with --train"
-            )
-        return choices
-
-    def graph(self, inputs: Sequence[str], trained: Collection[str]) -> Graph:
-        """The operators with their tensors and parameters."""
-        carrying = trainable.depending(self.nodes, trained, self.floats) & self.reaching
-        for one in self.losses:
-            if one.output not in carrying:
-                raise ModelError(
-                    f"--output {one.output}: expected an output that depends differentiably on a"
-                    " trained parameter, got one that does not; choose another"
-                )
-        operators = tuple(self.operator(node, trained) for node in self.nodes)
-        tensors = [*inputs, *(name for operator in operators for name in operator.outputs)]
-        parameters = dict.fromkeys(name for operator in operators for name in operator.parameters)
-        return Graph(
-            operators=operators,
-            tensors=tuple(Tensor(n, *self.described(n), n in carrying) for n in tensors),
-            parameters=tuple(
-                Parameter(n, *self.described(n), n in trained, n in self.states) for n in parameters
-            ),
-            inputs=tuple(inputs),
-            outputs=tuple(self.outputs),
-            losses=self.losses,
-        )
-
-    def operator(self, node: NodeProto, trained: Collection[str]) -> Operator:
-        held = [
-            name
-            for i, name in enumerate(node.input)
-            if name in self.values
-            and (name in trained or name in self.states or not self.is_static(node, i))
-        ]
-        return Operator(
-            name=node.name,
-            type=operator_type(node),
-            inputs=tuple(dict.fromkeys(n for n in node.input if n and n not in self.values)),
-            outputs=tuple(name for name in node.output if name),
-            parameters=tuple(dict.fromkeys(held)),
-        )
-
-    def is_static(self, node: NodeProto, position: int) -> bool:
-        """Whether a constant configures the operator, as an attribute would.
-
-        So does an integer or boolean of at most 64 elements, a float of rank 0, and every input at
-        a position in `STATIC_INPUTS`.
-        """
-        shape = shape_of(self.types[node.input[position]])
-        if node.input[position] in self.floats:
-            return not shape or position in trainable.STATIC_INPUTS.get(operator_type(node), ())
-        return prod(shape) <= MAX_STATIC_ELEMENTS
-
-    def described(self, name: str) -> tuple[tuple[int, ...], str]:
-        dtype = dtype_of(self.types[name])
-        if dtype not in ITEM_BYTES:
-            raise ModelError(
-                f"{name}: expected a dtype among {', '.join(ITEM_BYTES)}, got {dtype}; "
-                "convert the model"
-            )
-        shape = shape_of(self.types[name])
-        if prod(shape) * ITEM_BYTES[dtype] > MAX_TENSOR_BYTES:
-            raise ModelError(
-                f"{name}: expected at most {MAX_TENSOR_BYTES:.0e} bytes, got {dtype}{list(shape)};"
-                " give smaller dimensions"
-            )
-        return shape, dtype
 
 
 def first_consumers(model: Model) -> Mapping[str, str]:
@@ -594,3 +299,55 @@ def first_consumers(model: Model) -> Mapping[str, str]:
             for name in names_read_by(node):
                 needed_by[name] = min(first, needed_by.get(name, first))
     return dict(reversed(consumer.items()))
+
+
+def modules_of(model: Model) -> tuple[str, ...]:
+    """Per operator of the graph, the path of its module, such as "model.layers.0.mlp", "" for the
+    whole network; () where the file does not say any.
+
+    The exporter notes it at each node. A node that has lost the note, because a rewriting made it,
+    takes the module of a parameter that it reads, else that of the operator before it, else that of
+    the one behind it.
+    """
+    noted = {node.name: scope_of(node).module for node in model.proto.graph.node}
+    if not any(noted.values()):
+        return ()
+    operators = model.graph.operators
+    paths = [
+        noted[one.name] if noted.get(one.name) is not None else _of_parameter(one.parameters, model)
+        for one in operators
+    ]
+    paths = _carried(paths, [(one.inputs, one.outputs) for one in operators], None)
+    back = [(one.outputs, one.inputs) for one in reversed(operators)]
+    return tuple(path or "" for path in reversed(_carried(paths[::-1], back, "")))
+
+
+def _carried(
+    paths: Sequence[str | None],
+    tensors: Sequence[tuple[Sequence[str], Sequence[str]]],
+    rest: str | None,
+) -> list[str | None]:
+    """Paths of operators; one without takes that of the first of its tensors whose path is known.
+
+    Args:
+        tensors: per operator, those that may have a path, and those that get the operator's.
+        rest: the path where none is known.
+    """
+    known: dict[str, str] = {}
+    found = []
+    for path, (here, there) in zip(paths, tensors, strict=True):
+        if path is None:
+            path = next((known[name] for name in here if name in known), rest)
+        if path is not None:
+            known |= dict.fromkeys(there, path)
+        found.append(path)
+    return found
+
+
+def _of_parameter(names: Iterable[str], model: Model) -> str | None:
+    """The module of the first parameter whose path in the network is known."""
+    for name in names:
+        choice = model.choices.get(name)
+        if choice is not None and choice.parameter:
+            return choice.parameter.rpartition(".")[0]
+    return None

@@ -12,52 +12,25 @@ in different ways which one a node does:
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from dataclasses import replace
 
 import numpy as np
 
 from planner.artefacts.profile import BatchNorm
+from planner.model.dataflow import Node
 
 
-class ModeNode(Protocol):
-    """A node, as far as its mode depends on it; `Node` in load.py is one."""
-
-    @property
-    def type(self) -> str:
-        """The operator type without its domain."""
-
-    @property
-    def domain(self) -> str:
-        """The domain, "" for ONNX's own."""
-
-    @property
-    def version(self) -> int:
-        """The operator set's version."""
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """Names in formal order."""
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        """Names in formal order."""
-
-    @property
-    def attributes(self) -> Mapping[str, object]:
-        """By name."""
-
-
-def is_batch_norm(node: ModeNode) -> bool:
+def is_batch_norm(node: Node) -> bool:
     """Whether a node is ONNX's BatchNormalization."""
     return node.type == "BatchNormalization" and not node.domain
 
 
-def is_dropout(node: ModeNode) -> bool:
+def is_dropout(node: Node) -> bool:
     """Whether a node is ONNX's Dropout."""
     return node.type == "Dropout" and not node.domain
 
 
-def trains(node: ModeNode, values: Mapping[str, np.ndarray]) -> bool:
+def trains(node: Node, values: Mapping[str, np.ndarray]) -> bool:
     """Whether a BatchNormalization or a Dropout computes as in training.
 
     Args:
@@ -72,7 +45,22 @@ def trains(node: ModeNode, values: Mapping[str, np.ndarray]) -> bool:
     return old or (mode in values and bool(values[mode]))
 
 
-def batch_norm_form(nodes: Iterable[ModeNode]) -> BatchNorm:
+def with_mode(node: Node, form: BatchNorm | None) -> Node:
+    """A node, a batch normalization with its mode in its attribute `training_mode`, whatever its
+    version.
+
+    Args:
+        form: of all batch normalizations; None leaves it to the node.
+    """
+    if not is_batch_norm(node):
+        return node
+    mode = trains(node, {}) if form is None else form is BatchNorm.TRAINING
+    if node.attributes.get("training_mode", 0) == mode:
+        return node
+    return replace(node, attributes={**node.attributes, "training_mode": int(mode)})
+
+
+def batch_norm_form(nodes: Iterable[Node]) -> BatchNorm:
     """The form of a model's batch normalizations; `FROZEN` where it has none."""
     kinds = {trains(node, {}) for node in nodes if is_batch_norm(node)}
     if len(kinds) == 2:
@@ -81,7 +69,7 @@ def batch_norm_form(nodes: Iterable[ModeNode]) -> BatchNorm:
 
 
 def evaluation_notes(
-    nodes: Sequence[ModeNode],
+    nodes: Sequence[Node],
     values: Mapping[str, np.ndarray],
     wanted: BatchNorm | None,
     exported_for_training: bool | None,

@@ -17,6 +17,7 @@ from enum import StrEnum
 
 from onnx import NodeProto
 
+from planner.artefacts.operator_types import facts
 from planner.model.scopes import Scope, scope_of
 
 
@@ -88,8 +89,6 @@ _BINARY = {
     "mm": "MatMul", "bmm": "MatMul",
 }  # fmt: skip
 _FAMILIES = ("batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm", "conv")
-BIASES = {"Gemm": 2, "Conv": 2, "ConvTranspose": 2}
-"""Position of the bias that the exporter leaves out where it is zero."""
 
 
 class Origins:
@@ -128,7 +127,7 @@ class Origins:
 
     def bias(self, node: NodeProto, index: int) -> Origin | None:
         """The bias that the exporter left out of a node because it was zero; None for none."""
-        scope, position = self.scopes[index], BIASES.get(node.op_type)
+        scope, position = self.scopes[index], facts(node.op_type).bias
         if position is None or (len(node.input) > position and node.input[position]):
             return None
         role = role_of(scope, node.op_type, position)

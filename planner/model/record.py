@@ -11,7 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from planner.model.metadata import metadata_of
+from planner.model.wire import metadata_of
 from planner.support.errors import ModelError
 from planner.support.outputs import FileKind
 
@@ -129,10 +129,9 @@ def record_text(record: ModuleRecord) -> str:
 
 def write_record(proto: "ModelProto", record: ModuleRecord) -> None:
     """Puts a record into a model's metadata, in place of an older one."""
-    for at in reversed(range(len(proto.metadata_props))):
-        if proto.metadata_props[at].key == METADATA_KEY:
-            del proto.metadata_props[at]
-    proto.metadata_props.add(key=METADATA_KEY, value=record_text(record))
+    from planner.model.protos import set_metadata  # records are read without onnx
+
+    set_metadata(proto, {METADATA_KEY: record_text(record)})
 
 
 def read_record(proto: "ModelProto") -> ModuleRecord | None:

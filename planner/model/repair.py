@@ -3,32 +3,30 @@
 By default `torch.onnx.export` optimizes for inference. Of the parameters of a module it
 
 1. keeps one initializer of those whose values are equal, as all LayerNorm weights of a fresh
-   network are: `apart` gives each its own again;
-2. leaves out biases that are zero: `with_biases` puts them back;
-3. stores a tied weight that is used transposed as a second initializer: `joined` makes it a
+   network are: `split_merged` gives each its own again;
+2. leaves out biases that are zero: `restore_zero_biases` puts them back;
+3. stores a tied weight that is used transposed as a second initializer: `tie_copies` makes it a
    Transpose of the first;
-4. repeats a parameter for each sample of the batch: `shared_rows` expands one row instead.
+4. repeats a parameter for each sample of the batch: `merge_repeated_rows` expands one row instead.
 
 The notes at the nodes (`origins.py`) say which tensors were meant. Nothing is repaired where they
 say nothing, or where the file holds a record of the module: `planner export` merges nothing.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from planner.model.canonical import true_inputs
+from planner.artefacts.operator_types import facts
 from planner.model.constants import Candidate, Uses, why_constant
-from planner.model.folding import some
-from planner.model.origins import BIASES, Origin, OriginKind, Origins, Read, flat, reads
-from planner.model.values import Values
+from planner.model.origins import Origin, OriginKind, Origins, Read, flat, reads
+from planner.model.protos import FLOATS, nodes_of, subgraphs, true_inputs
+from planner.model.source import Source
 from planner.support.errors import ModelError
+from planner.support.printable import few
 
-_FLOATS = frozenset({
-    TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16,
-})  # fmt: skip
 _SAMPLED = 16  # rows of two matrices that are compared
 _STATISTICS = {3: "running_mean", 4: "running_var"}
 _REPEATING = ("expand", "repeat", "embedding", "index", "broadcast_to")
@@ -72,48 +70,28 @@ class Ties:
         )
 
 
-@dataclass(frozen=True)
-class Repaired:
-    """A model whose parameters are the module's.
+def repaired(source: Source, ties: Ties) -> Source:
+    """The model with the parameters of its module. A file with a record of the module merges
+    nothing, so only the user's choices are followed there. Content is read only where the notes
+    leave something open.
 
-    Attributes:
-        proto: the file's, or a copy of its structure: initializers have names, types and shapes,
-            and content only in `tensors`.
-        tensors: the initializers.
-        origins: the module's tensor that an initializer is, where the file says it.
-        named: the parameters and buffers that the exporter's notes name.
-        warnings: everything that was changed, for people.
-        sources: per initializer that the file does not have, the one that its value comes from;
-            "zeros" for a bias.
-    """
-
-    proto: ModelProto
-    origins: Mapping[str, Origin]
-    named: frozenset[Origin]
-    warnings: tuple[str, ...] = ()
-    sources: Mapping[str, str] = field(default_factory=dict)
-
-
-def repaired(proto: ModelProto, values: Values, ties: Ties, recorded: bool) -> Repaired:
-    """The model with the parameters of its module.
+    Of a model that is changed, `proto` is a copy of the structure: initializers have names, types
+    and shapes, and content only in `values`.
 
     Args:
-        proto: with unique node names, without functions.
-        values: of its initializers, which are read only where the notes leave something open; it
-            gets the new ones, and loses those that nobody reads any more.
+        source: as the file has it.
         ties: the user's choices.
-        recorded: whether the file holds a record of its module, which merges nothing.
 
     Raises:
         ModelError: if a choice names no initializer, or two that do not fit.
     """
-    repair = _Repair(proto, values, ties)
+    repair = _Repair(source, ties)
     repair.check(ties)
-    if not recorded:
-        repair.apart()
-        repair.with_biases()
-        repair.joined()
-        repair.shared_rows()
+    if source.record is None:
+        repair.split_merged()
+        repair.restore_zero_biases()
+        repair.tie_copies()
+        repair.merge_repeated_rows()
     repair.join_chosen(ties.joined)
     return repair.result()
 
@@ -128,8 +106,10 @@ class _Repair:
         inner: names that nodes of branches and loops read, which stay as they are.
     """
 
-    def __init__(self, proto: ModelProto, values: Values, ties: Ties) -> None:
-        self.proto, self.values, self.ties = proto, values, ties
+    def __init__(self, source: Source, ties: Ties) -> None:
+        self.source, self.ties = source, ties
+        self.proto, self.values = source.proto, source.values.copy()
+        proto = self.proto
         self.nodes: list[NodeProto] = list(proto.graph.node)
         self.copied: set[int] = set()
         self.before: dict[int, list[NodeProto]] = {}
@@ -138,7 +118,7 @@ class _Repair:
         self.names = {*self.tensors, *inputs, *(node.name for node in self.nodes)}
         self.names.update(name for node in self.nodes for name in node.output)
         self.origins = Origins(self.nodes, inputs, self.tensors)
-        floats = {name for name, tensor in self.tensors.items() if tensor.data_type in _FLOATS}
+        floats = {name for name, tensor in self.tensors.items() if tensor.data_type in FLOATS}
         self.readers = reads(self.nodes, floats, self.origins)
         kinds = {n.name: s.kind for n, s in zip(self.nodes, self.origins.scopes, strict=True)}
         self.uses = Uses(self.nodes, kinds)
@@ -165,7 +145,7 @@ class _Repair:
 
     # ------------------------------------------------------------------------------ 1: merged
 
-    def apart(self) -> None:
+    def split_merged(self) -> None:
         """Gives each tensor of the module its own initializer."""
         merged = []
         for name, found in list(self.readers.items()):
@@ -174,11 +154,11 @@ class _Repair:
                 continue
             new = [self.split(name, origin, group) for origin, group in groups.items()]
             nodes = [self.nodes[read.node].name for read in found]
-            merged.append(f"{name} (as {some([n for n in new if n != name])}; by {some(nodes)})")
+            merged.append(f"{name} (as {few([n for n in new if n != name])}; by {few(nodes)})")
         if merged:
             self.warnings.append(
                 f"initializers that stand for several tensors of the module, because the exporter"
-                f" merged equal values: {some(merged)}; each tensor is trained by itself, unless"
+                f" merged equal values: {few(merged)}; each tensor is trained by itself, unless"
                 f" --tie NAME keeps it one; {AVOIDING}"
             )
 
@@ -244,7 +224,7 @@ class _Repair:
 
     # --------------------------------------------------------------------------- 2: left out
 
-    def with_biases(self) -> None:
+    def restore_zero_biases(self) -> None:
         """Puts back the zero biases that the exporter left out."""
         lost: dict[str, list[str]] = {}
         for i, node in enumerate(self.nodes):
@@ -260,15 +240,16 @@ class _Repair:
             if known is None:
                 zeros = np.zeros(size, helper.tensor_dtype_to_np_dtype(kind))
                 self.add(numpy_helper.from_array(zeros, name), "zeros")
-            own, position = self.own(i), BIASES[node.op_type]
+            own, position = self.own(i), facts(node.op_type).bias
+            assert position is not None, "it has an origin"
             own.input.extend([""] * (position + 1 - len(own.input)))
             own.input[position] = name
             self.readers.setdefault(name, []).append(Read(i, position, origin))
             lost.setdefault(name, []).append(node.name)
         if lost:
-            listed = [f"{name} ({some(nodes)})" for name, nodes in lost.items()]
+            listed = [f"{name} ({few(nodes)})" for name, nodes in lost.items()]
             self.warnings.append(
-                f"biases that are zero and that the exporter left out: {some(listed)}; they are put"
+                f"biases that are zero and that the exporter left out: {few(listed)}; they are put"
                 f" back and trained; {AVOIDING}"
             )
 
@@ -288,7 +269,7 @@ class _Repair:
 
     # ----------------------------------------------------------------------------- 3: copied
 
-    def joined(self) -> None:
+    def tie_copies(self) -> None:
         """Makes copies of one parameter that parameter again."""
         held: dict[Origin, list[str]] = {}
         for name, found in self.readers.items():
@@ -309,13 +290,13 @@ class _Repair:
                 (tied if self.join(base, copy) else apart).append(f"{copy} of {base}")
         if tied:
             self.warnings.append(
-                f"copies of tied parameters that the exporter made: {some(tied)}; they are one"
+                f"copies of tied parameters that the exporter made: {few(tied)}; they are one"
                 f" parameter, unless --untie NAME parts them; {AVOIDING}"
             )
         if apart:
             self.warnings.append(
                 f"tied parameters that the exporter computed into several initializers:"
-                f" {some(apart)}; these are trained apart; {AVOIDING}"
+                f" {few(apart)}; these are trained apart; {AVOIDING}"
             )
 
     def join(self, base: str, copy: str) -> bool:
@@ -359,7 +340,7 @@ class _Repair:
 
     # --------------------------------------------------------------------------- 4: repeated
 
-    def shared_rows(self) -> None:
+    def merge_repeated_rows(self) -> None:
         """Keeps one of the rows that the exporter repeated for every sample."""
         repeated = []
         for name, found in list(self.readers.items()):
@@ -381,7 +362,7 @@ class _Repair:
         if repeated:
             self.warnings.append(
                 f"parameters that the exporter repeated for each of {self.batch} samples:"
-                f" {some(repeated)}; one row is trained for all; {AVOIDING}"
+                f" {few(repeated)}; one row is trained for all; {AVOIDING}"
             )
 
     def expand(self, name: str, row: np.ndarray, dims: Sequence[int]) -> None:
@@ -426,7 +407,7 @@ class _Repair:
         self.names.add(name)
         return name
 
-    def result(self) -> Repaired:
+    def result(self) -> Source:
         """The model, with the tensors that are still read."""
         unread = [n for n, found in self.readers.items() if not found and n not in self.inner]
         for name in unread:
@@ -437,8 +418,10 @@ class _Repair:
             for name, found in self.readers.items()
             if (origin := _common([read.origin for read in found])) is not None
         }
-        return Repaired(
+        return replace(
+            self.source,
             proto=self.structure() if changed else self.proto,
+            values=self.values,
             origins=known,
             named=frozenset(self.origins.named()),
             warnings=tuple(self.warnings),
@@ -463,11 +446,9 @@ class _Repair:
 
 def _read_inside(node: NodeProto) -> Iterator[str]:
     """The names that the graphs in a node read."""
-    for attribute in node.attribute:
-        for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-            for inner in graph.node:
-                yield from inner.input
-                yield from _read_inside(inner)
+    for graph in subgraphs(node):
+        for inner in nodes_of(graph.node):
+            yield from inner.input
 
 
 def _common(origins: Sequence[Origin | None]) -> Origin | None:

@@ -32,7 +32,7 @@ from functools import lru_cache
 
 from onnx import ModelProto, NodeProto, helper
 
-from planner.model.foreign import Described, ForeignNode
+from planner.model.protos import metadata
 
 _NAME_SCOPES = "pkg.torch.onnx.name_scopes"
 _CLASSES = "pkg.torch.onnx.class_hierarchy"
@@ -86,7 +86,7 @@ class Scope:
 
 def scope_of(node: NodeProto) -> Scope:
     """The place that a node came from, as far as its metadata and its name say."""
-    notes = {one.key: one.value for one in node.metadata_props}
+    notes = metadata(node)
     path, kinds = _strings(notes.get(_NAME_SCOPES, "")), _strings(notes.get(_CLASSES, ""))
     call, arguments = _call(notes.get(FX_NODE, ""))
     # The last entry of both lists is the call.
@@ -95,6 +95,27 @@ def scope_of(node: NodeProto) -> Scope:
     root = kinds[0] if len(kinds) > 1 else ""
     row = padding_in(notes)
     return Scope(module, kind, root, call, arguments, row, notes.get(_RULES, ""))
+
+
+def module_names(nodes: Iterable[NodeProto]) -> list[str]:
+    """The modules that nodes came from, each once, for messages.
+
+    >>> node = NodeProto(op_type="Foo")
+    >>> scopes, classes = "['', 'mlp', 'foo']", "['m.Net', 'm.Mlp', 'foo']"
+    >>> _ = node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=scopes)
+    >>> _ = node.metadata_props.add(key="pkg.torch.onnx.class_hierarchy", value=classes)
+    >>> module_names([node, NodeProto(op_type="Foo")])
+    ['mlp (Mlp)']
+    """
+    return list(dict.fromkeys(filter(None, map(_module_name, map(scope_of, nodes)))))
+
+
+def _module_name(scope: Scope) -> str:
+    kind = scope.kind.rpartition(".")[2]
+    if not scope.module and not kind:
+        return ""
+    name = scope.module or "the whole model"
+    return f"{name} ({kind})" if kind else name
 
 
 def padding_in(notes: Mapping[str, str]) -> int | None:
@@ -108,14 +129,7 @@ def padding_in(notes: Mapping[str, str]) -> int | None:
 
 def stops_gradient(node: NodeProto) -> bool:
     """Whether no gradient flows back through a node, by a mark of `planner export`."""
-    return node.op_type == "Identity" and any(e.key == STOP_MARK for e in node.metadata_props)
-
-
-def like_the_first(node: ForeignNode) -> tuple[Described]:
-    """The type of the output of an operator of the planner's own."""
-    first = node.inputs[0]
-    assert first is not None
-    return (first,)
+    return node.op_type == "Identity" and STOP_MARK in metadata(node)
 
 
 def is_next_state(node: NodeProto) -> bool:
@@ -125,7 +139,7 @@ def is_next_state(node: NodeProto) -> bool:
 
 def mark_of(node: NodeProto, key: str) -> str:
     """The value of a mark; "" without it."""
-    return next((one.value for one in node.metadata_props if one.key == key), "")
+    return metadata(node).get(key, "")
 
 
 def states_in(nodes: Iterable[NodeProto]) -> frozenset[str]:

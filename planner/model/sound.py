@@ -26,6 +26,7 @@ from onnx import (
 )
 
 from planner.artefacts.graph import MAX_BYTES
+from planner.model.protos import nodes_of, own_domain
 from planner.model.weights import element_bits
 from planner.support.errors import ModelError
 
@@ -242,7 +243,7 @@ def _versions(proto: ModelProto) -> Iterator[str]:
         yield f"ir_version: expected a number such as {onnx.IR_VERSION}, got {proto.ir_version}"
     versions: dict[str, set[int]] = defaultdict(set)
     for one in proto.opset_import:
-        versions["" if one.domain == "ai.onnx" else one.domain].add(one.version)
+        versions[own_domain(one.domain)].add(one.version)
     for domain, some in versions.items():
         name = domain or "ai.onnx"
         if len(some) > 1:
@@ -296,8 +297,5 @@ def _functions(proto: ModelProto) -> Iterator[str]:
 
 def _called(nodes: Iterable[NodeProto]) -> Iterator[_Key]:
     """What nodes and those of graphs inside them are, as functions would be called."""
-    for node in nodes:
+    for node in nodes_of(nodes):
         yield node.domain, node.op_type, node.overload
-        for attribute in node.attribute:
-            for graph in (attribute.g, *attribute.graphs):
-                yield from _called(graph.node)

@@ -19,40 +19,15 @@ from difflib import get_close_matches
 import numpy as np
 from onnx import NodeProto
 
+from planner.artefacts.operator_types import facts
 from planner.model.constants import Candidate, Uses, pairs_of_tables, why_constant
-from planner.model.definitions import FOREIGN
-from planner.model.folding import operator_type, some
 from planner.model.origins import Origin, OriginKind
+from planner.model.protos import operator_type
 from planner.model.record import ModuleRecord, TensorRecord
 from planner.model.repair import AVOIDING
 from planner.model.scopes import stops_gradient
 from planner.support.errors import FileError, ModelError
-
-STATIC_INPUTS: Mapping[str, tuple[int, ...]] = {
-    "Clip": (1, 2), "Dropout": (1, 2), "Pad": (1, 2, 3), "Resize": (1, 2, 3), "Upsample": (1,),
-    "com.microsoft.Pad": (1, 2),
-}  # fmt: skip
-"""Positions of inputs that configure an operator, as an attribute would."""
-
-NONDIFFERENTIABLE_INPUTS: Mapping[str, tuple[int, ...]] = {
-    **STATIC_INPUTS,
-    "BatchNormalization": (3, 4),  # mean and variance are buffers
-    "CastLike": (1,),
-    "DequantizeLinear": (1, 2),  # scales and zero points come from a calibration
-    "MaxRoiPool": (1,),
-    "NegativeLogLikelihoodLoss": (2,),  # weights of classes
-    "RandomNormalLike": (0,),
-    "RandomUniformLike": (0,),
-    "RoiAlign": (1,),
-    "STFT": (2,),  # the window
-    "SoftmaxCrossEntropyLoss": (2,),
-}
-"""Positions of float inputs that get no gradient; integers and booleans never do."""
-
-NONDIFFERENTIABLE_OPERATORS = frozenset({
-    "ArgMax", "ArgMin", "Bernoulli", "BitCast", "Ceil", "DynamicQuantizeLinear", "EyeLike", "Floor",
-    "Hardmax", "Multinomial", "QuantizeLinear", "Round", "Shape", "Sign", "Size",
-})  # fmt: skip
+from planner.support.printable import few
 
 _REACHED = "a gradient reaches it"
 _COMPUTED = "the exporter computed it from other tensors of the module"
@@ -75,11 +50,10 @@ class Choice:
 
 def differentiable_inputs(node: NodeProto) -> list[str]:
     """The inputs that get a gradient if they are floats and an output of the node has one."""
-    kind = operator_type(node)
-    if kind in NONDIFFERENTIABLE_OPERATORS or stops_gradient(node):
+    known = facts(operator_type(node))
+    if not known.differentiable or stops_gradient(node):
         return []
-    foreign = FOREIGN.get(kind)
-    without = foreign.without_gradient if foreign else NONDIFFERENTIABLE_INPUTS.get(kind, ())
+    without = (*known.settings, *known.no_gradient)
     return [name for i, name in enumerate(node.input) if name and i not in without]
 
 
@@ -147,7 +121,7 @@ def choices(
     stuck = [name for name in train if name not in evidence.reaching]
     if stuck:
         raise ModelError(
-            f"--train {some(stuck)}: no gradient flows from {evidence.loss} to it; leave it out"
+            f"--train {few(stuck)}: no gradient flows from {evidence.loss} to it; leave it out"
         )
     recorded = _recorded(evidence)
     chosen = {
@@ -265,7 +239,7 @@ def check_choices(train: Collection[str], freeze: Collection[str], known: Collec
         for name in names:
             if name not in known:
                 near = get_close_matches(name, sorted(known)) or sorted(known)
-                problems.append(f"{option} {name}: no value of that name; near: {some(near)}")
+                problems.append(f"{option} {name}: no value of that name; near: {few(near)}")
     if problems:
         raise ModelError("\n".join(problems))
 
@@ -296,7 +270,7 @@ def doubts(
     if lost := sorted(known - trained - frozen):
         yield (
             f"the file names {len(known)} parameters of the module, and {len(lost)} of them are no"
-            f" initializers of their own: {some(lost)}; the exporter computed them into others,"
+            f" initializers of their own: {few(lost)}; the exporter computed them into others,"
             f" and these are trained; {AVOIDING}"
         )
     computed = [
@@ -307,7 +281,7 @@ def doubts(
     if computed:
         yield (
             f"tensors that the exporter computed from parameters which the file does not name:"
-            f" {some(computed)}; they are trained as they are, which is the same only where rows"
+            f" {few(computed)}; they are trained as they are, which is the same only where rows"
             f" were looked up; {AVOIDING}, or name constants with --freeze"
         )
 
@@ -317,7 +291,7 @@ def _by_record(choices: Mapping[str, Choice], record: ModuleRecord) -> Iterator[
     if missing:
         yield (
             f"the record of planner export names {len(record.trained)} trained parameters, and"
-            f" {len(missing)} of them are not in the file: {some(missing)}; another tool has"
+            f" {len(missing)} of them are not in the file: {few(missing)}; another tool has"
             " changed it: export it again, or name parameters with --train and --freeze"
         )
     for_user = ("--train names it", "--freeze names it")
@@ -332,5 +306,5 @@ def _by_record(choices: Mapping[str, Choice], record: ModuleRecord) -> Iterator[
     if other:
         yield (
             f"the record of planner export names {len(record.trained)} trained parameters, and"
-            f" {len(other)} of them are not trained: {some(other)}; no gradient reaches them"
+            f" {len(other)} of them are not trained: {few(other)}; no gradient reaches them"
         )

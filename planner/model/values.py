@@ -74,6 +74,12 @@ class Values(Mapping[str, np.ndarray]):
 
         self.file.copy(tensor, write)
 
+    def copy(self) -> "Values":
+        """The same values, to add others to."""
+        made = Values((), self.file)
+        made._initializers, made._folded = dict(self._initializers), dict(self._folded)
+        return made
+
     def folded(self, name: str) -> bool:
         """Whether it is a folded constant, and no initializer."""
         return name in self._folded

@@ -2,11 +2,8 @@
 
 from planner.operators.convert import check, input_names, output_names, parameters, to_torch
 from planner.operators.registering import register
-from planner.operators.table import OPERATORS, UNSUPPORTED
 
 __all__ = [
-    "OPERATORS",
-    "UNSUPPORTED",
     "check",
     "input_names",
     "output_names",

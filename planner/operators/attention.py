@@ -33,7 +33,7 @@ def attention(
     if flat:
         if not q_num_heads or not kv_num_heads:
             raise OperatorError("q_num_heads, kv_num_heads: expected both for inputs of rank 3")
-        q, k, v = _split(q, q_num_heads), _split(k, kv_num_heads), _split(v, kv_num_heads)
+        q, k, v = in_heads(q, q_num_heads), in_heads(k, kv_num_heads), in_heads(v, kv_num_heads)
     offset: int | Tensor = 0
     if past_key is not None and past_value is not None:
         offset = past_key.shape[2]
@@ -55,7 +55,7 @@ def attention(
     return outputs[:num_outputs] if num_outputs > 1 else y
 
 
-def _split(x: Tensor, heads: int) -> Tensor:
+def in_heads(x: Tensor, heads: int) -> Tensor:
     """(batch, position, heads * width) -> (batch, heads, position, width)."""
     return x.reshape(*x.shape[:2], heads, -1).transpose(1, 2)
 
@@ -143,7 +143,7 @@ def rotary_embedding(
     rotary_embedding_dim: int = 0,
 ) -> Tensor:
     """Pairs of numbers turned by the angle of their position: (i, i + half) or neighbours."""
-    heads = x if x.dim() == 4 else _split(x, num_heads or 0)
+    heads = x if x.dim() == 4 else in_heads(x, num_heads or 0)
     if position_ids is not None:
         cos_cache, sin_cache = cos_cache[position_ids], sin_cache[position_ids]
     cos, sin = cos_cache.unsqueeze(1), sin_cache.unsqueeze(1)
@@ -185,13 +185,17 @@ def linear_attention(
     gated, delta = update_rule.startswith("gated"), update_rule.endswith("delta")
     if (gated and decay is None) or (delta and beta is None):
         raise OperatorError(f"decay, beta: expected those of the rule {update_rule!r}")
-    q, k, v = _split(query, q_num_heads), _split(key, kv_num_heads), _split(value, kv_num_heads)
+    q, k, v = (
+        in_heads(query, q_num_heads),
+        in_heads(key, kv_num_heads),
+        in_heads(value, kv_num_heads),
+    )
     state = past_state
     if state is None:
         state = v.new_zeros((*v.shape[:2], k.shape[-1], v.shape[-1]))
     kind, groups = state.dtype, q_num_heads // kv_num_heads
     factor = scale or q.shape[-1] ** -0.5
-    share = None if decay is None else torch.exp(_split(decay, kv_num_heads).to(kind))
+    share = None if decay is None else torch.exp(in_heads(decay, kv_num_heads).to(kind))
     rate = None if beta is None else beta.to(kind).transpose(1, 2).unsqueeze(-1)
     ys = []
     for t in range(q.shape[2]):

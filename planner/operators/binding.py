@@ -14,7 +14,8 @@ Six parameter names are answered by the node itself and not by its inputs: `vers
 `num_outputs` (a function that has it returns a tuple if there are several), `read_outputs` (for
 each of them whether anybody reads it; None may stand for the others), `dtype` (of the first
 output), `device`, and `node` (the name, from which random numbers follow). Functions of torch that
-have no signature get their inputs in order.
+have no signature get their inputs in order; so do those whose row in `artefacts/operator_types.py`
+names the order of inputs and attributes.
 
 An operator that ONNX does not define has no names for its inputs. They are the parameters before
 the star, in order; those behind it are the attributes, with Python's defaults.
@@ -34,8 +35,9 @@ from onnx import defs, helper
 from torch import Tensor
 
 from planner.artefacts.graph import parameters_by_name, tensors_by_name
-from planner.model.definitions import FOREIGN, definition
+from planner.artefacts.operator_types import facts, function_of
 from planner.model.load import Model, Node
+from planner.model.schemas import definition
 from planner.support.errors import OperatorError
 
 Parameters = Mapping[str, inspect.Parameter]
@@ -74,13 +76,17 @@ class Call:
         return tuple(map(filled, self.args)), {k: filled(v) for k, v in self.kwargs.items()}
 
 
-def bind(model: Model, node: Node, function: Callable[..., Any], device: str) -> Call:
+def bind(model: Model, node: Node, device: str) -> Call:
     """The call that computes the node.
 
     Raises:
-        OperatorError: if the node has an input, an output or an attribute that the function does
-            not know, or an input is computed at run time that must be known before.
+        OperatorError: if the operator has no function, the node has an input, an output or an
+            attribute that the function does not know, or an input is computed at run time that must
+            be known before.
     """
+    function = function_of(node.kind)
+    if function is None:
+        raise OperatorError(f"{node.kind} has no function")
     trained = {name for name, one in parameters_by_name(model.graph).items() if one.trainable}
     first = tensors_by_name(model.graph)[next(filter(None, node.outputs))]
     context = {"dtype": getattr(torch, first.dtype), "device": device}
@@ -109,18 +115,55 @@ def call(
         context: `dtype` and `device`, where they are known.
     """
     schema = definition(node.type, node.version, node.domain)
-    if schema is None and not node.domain and node.type not in FOREIGN:
+    if schema is None and not node.domain and facts(node.type).shapes is None:
         raise OperatorError(f"ONNX has no {node.type} in version {node.version}")
+    if order := facts(node.kind).names.split():
+        return Call(function, _in_order(schema, node, order), {})
     parameters = _parameters(function)
     if parameters is None:
-        _known(node, {})
+        _known(node, ())
         return Call(function, tuple(Read(name) for name in node.inputs), {})
     if len(node.outputs) > 1 and "num_outputs" not in parameters:
         raise OperatorError(f"only the first of its {len(node.outputs)} outputs is supported")
-    kwargs = _attributes(schema, node, parameters)
-    inputs = _own_inputs(parameters, node) if schema is None else _formal_inputs(schema, node)
-    args: tuple[object, ...] = ()
+    args, named = _inputs(schema, node, parameters, known)
+    asked = _asked(node, parameters, context)
+    kwargs = _attributes(schema, node, parameters) | named | asked
+    absent = _absent_inputs(parameters) if schema is None else ()
+    for name in _required(parameters):
+        if name not in kwargs and name not in absent:
+            raise OperatorError(f"{name!r} is missing")
+        kwargs.setdefault(name, None)
+    return Call(function, args, kwargs)
+
+
+def _in_order(schema: defs.OpSchema | None, node: Node, order: Sequence[str]) -> tuple[object, ...]:
+    """Inputs, which are tensors, and attributes by place."""
+    assert schema is not None, "the operator is one of ONNX's"
+    reads = {formal: Read(names[0]) for formal, names in _formal_inputs(schema, node)}
+    given = _attributes(schema, node, order) | reads
+    return tuple(given[name] for name in order)
+
+
+def _asked(node: Node, parameters: Parameters, context: Mapping[str, object]) -> dict[str, object]:
+    """The arguments that the node itself answers, as far as the function has them."""
+    known = {
+        "version": node.version,
+        "num_outputs": len(node.outputs),
+        "read_outputs": tuple(map(bool, node.outputs)),
+        "node": node.name,
+        **context,
+    }
+    return {name: value for name, value in known.items() if name in parameters}
+
+
+def _inputs(
+    schema: defs.OpSchema | None, node: Node, parameters: Parameters, known: Known
+) -> tuple[tuple[Read, ...], dict[str, object]]:
+    """The inputs as arguments: all by place of a function that takes any number, else by name."""
     takes_all = any(p.kind is p.VAR_POSITIONAL for p in parameters.values())
+    inputs = _own_inputs(parameters, node) if schema is None else _formal_inputs(schema, node)
+    args: tuple[Read, ...] = ()
+    kwargs = {}
     for formal, names in inputs:
         if takes_all:
             args = tuple(Read(name) for name in names)
@@ -128,21 +171,7 @@ def call(
             kwargs[formal] = _value(known, formal, names[0], parameters[formal].annotation)
         else:
             raise OperatorError(f"input {formal!r} is not supported")
-    context = {
-        "version": node.version,
-        "num_outputs": len(node.outputs),
-        "read_outputs": tuple(map(bool, node.outputs)),
-        "node": node.name,
-        **context,
-    }
-    kwargs.update((name, value) for name, value in context.items() if name in parameters)
-    absent = _absent_inputs(parameters) if schema is None else ()
-    for name in _required(parameters):
-        if name not in kwargs:
-            if name not in absent:
-                raise OperatorError(f"{name!r} is missing")
-            kwargs[name] = None
-    return Call(function, args, kwargs)
+    return args, kwargs
 
 
 def _required(parameters: Parameters) -> Iterator[str]:
@@ -161,7 +190,7 @@ def _parameters(function: Callable[..., Any]) -> Parameters | None:
 
 
 def _attributes(
-    schema: defs.OpSchema | None, node: Node, parameters: Parameters
+    schema: defs.OpSchema | None, node: Node, parameters: Collection[str]
 ) -> dict[str, object]:
     """Attributes by parameter name, the schema's defaults included."""
     defaults = {}
@@ -172,7 +201,7 @@ def _attributes(
     return defaults | {name.lower(): _plain(value) for name, value in node.attributes.items()}
 
 
-def _known(node: Node, parameters: Parameters) -> None:
+def _known(node: Node, parameters: Collection[str]) -> None:
     unknown = [name for name in sorted(node.attributes) if name.lower() not in parameters]
     if unknown:
         old = node.version < 7  # which brought numpy's broadcasting

@@ -21,15 +21,17 @@ from planner.artefacts.graph import (
     parameters_by_name,
     tensors_by_name,
 )
+from planner.artefacts.operator_types import facts
 from planner.artefacts.strategy import operator_indices
-from planner.model.definitions import REGISTER, modules_of
 from planner.model.load import Model, Node
+from planner.model.schemas import REGISTER
+from planner.model.scopes import module_names
 from planner.model.values import Values
 from planner.operators.binding import Call, bind
 from planner.operators.running import REFUSALS
-from planner.operators.table import OPERATORS, UNSUPPORTED
 from planner.support.errors import OperatorError, words_of
 from planner.support.memo import remembered
+from planner.support.printable import few
 
 
 def input_names(graph: Graph, operators: Iterable[int]) -> tuple[str, ...]:
@@ -286,12 +288,11 @@ def _calls(model: Model, operators: Iterable[int], device: str) -> dict[int, Cal
     unknown: dict[tuple[str, str, int], list[str]] = defaultdict(list)
     for i in operators:
         node = model.nodes[i]
-        function = OPERATORS.get(model.graph.operators[i].type)
-        if function is None:
+        if facts(node.kind).function is None:
             unknown[node.type, node.domain or "ai.onnx", node.version].append(node.name)
             continue
         try:
-            calls[i] = bind(model, node, function, device)
+            calls[i] = bind(model, node, device)
             _try(model, node, calls[i])
         except OperatorError as error:
             problems.append(f"{node.type} {node.name!r} (version {node.version}): {error}")
@@ -314,20 +315,14 @@ def _unsupported(
 ) -> str:
     """The problem that an operator has no function, with its users and where these came from."""
     users = set(names)
-    modules = modules_of(node for node in model.proto.graph.node if node.name in users)
+    modules = module_names(node for node in model.proto.graph.node if node.name in users)
     where = f" (in {', '.join(modules[:3])})" if modules else ""
-    why = UNSUPPORTED.get(operator, "") if domain == "ai.onnx" else ""
+    why = facts(operator).refused if domain == "ai.onnx" else ""
     mend = why or f"export the model without it, or give it a function with {REGISTER}"
     return (
         f"{operator} (domain {domain}, version {version}) is not supported; used by"
-        f" {_some(names)}{where}; {mend}"
+        f" {few([*map(repr, names)])}{where}; {mend}"
     )
-
-
-def _some(names: Sequence[str]) -> str:
-    """'a', 'b', 'c' and 4 more."""
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(map(repr, names[:3])) + more
 
 
 def _try(model: Model, node: Node, call: Call) -> None:

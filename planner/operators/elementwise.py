@@ -110,26 +110,11 @@ def cast_like(
     return input.to(target_type.dtype)
 
 
-def leaky_relu(x: Tensor, alpha: float) -> Tensor:
-    """The number x, or alpha x below zero."""
-    return functional.leaky_relu(x, alpha)
-
-
 def p_relu(x: Tensor, slope: Tensor, *, version: int) -> Tensor:
     """LeakyRelu with a slope that is broadcast to x; up to version 6 it is per channel."""
     if version < 7 and x.dim() > 2 and slope.numel() > 1:
         slope = slope.reshape(-1, *(1,) * (x.dim() - 2))
     return torch.where(x > 0, x, x * slope)
-
-
-def elu(x: Tensor, alpha: float) -> Tensor:
-    """The number x, or alpha (exp(x) - 1) below zero."""
-    return functional.elu(x, alpha)
-
-
-def celu(x: Tensor, alpha: float) -> Tensor:
-    """The number x, or alpha (exp(x / alpha) - 1) below zero."""
-    return functional.celu(x, alpha)
 
 
 def selu(x: Tensor, alpha: float, gamma: float) -> Tensor:
@@ -142,19 +127,9 @@ def softplus(x: Tensor) -> Tensor:
     return functional.softplus(x, threshold=40)
 
 
-def softsign(input: Tensor) -> Tensor:
-    """Computes x / (1 + |x|)."""
-    return functional.softsign(input)
-
-
 def hard_sigmoid(x: Tensor, alpha: float, beta: float) -> Tensor:
     """Computes alpha x + beta, held between 0 and 1, where its gradient is zero."""
     return functional.hardtanh(alpha * x + beta, 0, 1)
-
-
-def hard_swish(x: Tensor) -> Tensor:
-    """HardSigmoid with 1/6 and 1/2, times x."""
-    return functional.hardswish(x)
 
 
 def gelu(x: Tensor, approximate: str) -> Tensor:
@@ -162,11 +137,6 @@ def gelu(x: Tensor, approximate: str) -> Tensor:
     if approximate not in ("none", "tanh"):
         raise OperatorError(f"approximate: expected none or tanh, got {approximate!r}")
     return functional.gelu(x, approximate=approximate)
-
-
-def mish(x: Tensor) -> Tensor:
-    """Computes x tanh(softplus(x))."""
-    return functional.mish(x)
 
 
 def swish(x: Tensor, alpha: float) -> Tensor:

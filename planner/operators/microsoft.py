@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from planner.operators import attention as attentions
 from planner.operators import convolution
+from planner.operators.recurrent import ACTIVATIONS
 from planner.operators.shape import Integers, Numbers
 from planner.support.errors import OperatorError
 
@@ -20,15 +21,13 @@ _HIDDEN = -10000.0  # what ONNX Runtime adds to a score that is hidden
 # Name -> function, and the defaults of its parameters.
 _ACTIVATIONS: Mapping[str, tuple[Callable[..., Tensor], Numbers]] = {
     "Clip": (torch.clamp, (float("-inf"), float("inf"))),
-    "Elu": (functional.elu, (1.0,)),
-    "HardSigmoid": (lambda x, alpha, beta: torch.clamp(alpha * x + beta, 0, 1), (0.2, 0.5)),
-    "LeakyRelu": (functional.leaky_relu, (0.01,)),
-    "Relu": (torch.relu, ()),
-    "Sigmoid": (torch.sigmoid, ()),
-    "Softplus": (functional.softplus, ()),
-    "Softsign": (functional.softsign, ()),
-    "Tanh": (torch.tanh, ()),
-    "ThresholdedRelu": (lambda x, alpha: torch.where(x > alpha, x, 0.0), (1.0,)),
+    **{
+        name: ACTIVATIONS[name.lower()]
+        for name in (
+            *("Elu", "HardSigmoid", "LeakyRelu", "Relu", "Sigmoid", "Softplus", "Softsign"),
+            *("Tanh", "ThresholdedRelu"),
+        )
+    },
 }
 
 
@@ -45,11 +44,6 @@ def _activated(x: Tensor, activation: str, given: tuple[float | None, ...]) -> T
 
 
 # ---- activations
-
-
-def gelu(x: Tensor) -> Tensor:
-    """The normal distribution function times x."""
-    return functional.gelu(x)
 
 
 def fast_gelu(x: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -145,12 +139,6 @@ def fused_conv(
     return _activated(y if z is None else y + z, activation, activation_params)
 
 
-def inverse(x: Tensor) -> Tensor:
-    """The inverse of each matrix."""
-    y: Tensor = torch.linalg.inv(x)
-    return y
-
-
 # ---- normalizations
 
 
@@ -162,7 +150,7 @@ def simplified_layer_normalization(
     return functional.rms_norm(x, shape, scale.expand(shape), epsilon)
 
 
-# Mean and deviation are outputs 1 and 2 of the next two. `planner/model/microsoft.py` refuses a
+# Mean and deviation are outputs 1 and 2 of the next two. `planner/model/output_types.py` refuses a
 # node that has readers for them.
 Skipped = Tensor | tuple[Tensor | None, ...]
 
@@ -326,7 +314,7 @@ def attention(
         )
     made = functional.linear(input, weights.t(), bias)
     sizes = qkv_hidden_sizes or (made.shape[-1] // 3,) * 3
-    q, k, v = (_heads(one, num_heads) for one in torch.split(made, list(sizes), -1))
+    q, k, v = (attentions.in_heads(one, num_heads) for one in torch.split(made, list(sizes), -1))
     if past is not None:
         k, v = torch.cat([past[0], k], 2), torch.cat([past[1], v], 2)
     hidden = _hidden(mask_index, q, k, mask_filter_value)
@@ -357,12 +345,14 @@ def multi_head_attention(
         q, k, v = (one.transpose(1, 2) for one in query.unbind(3))
         flat = [q.shape[1] * q.shape[3]] * 3
     elif value is None:
-        q = _heads(query, num_heads)
+        q = attentions.in_heads(query, num_heads)
         k, v = (one.transpose(1, 2) for one in key.unbind(3))
         flat = [query.shape[-1]] * 3
     else:
-        q = _heads(query, num_heads)
-        k, v = (one if one.dim() == 4 else _heads(one, num_heads) for one in (key, value))
+        q = attentions.in_heads(query, num_heads)
+        k, v = (
+            one if one.dim() == 4 else attentions.in_heads(one, num_heads) for one in (key, value)
+        )
         flat = [query.shape[-1], k.shape[1] * k.shape[3], v.shape[1] * v.shape[3]]
     if bias is not None:
         parts = (one.reshape(num_heads, 1, -1) for one in torch.split(bias, flat))
@@ -376,11 +366,6 @@ def multi_head_attention(
     hidden = _hidden(key_padding_mask, q, k, mask_filter_value)
     y = _attended(q, k, v, hidden, attention_bias, scale, unidirectional, mask_filter_value)
     return (y, k, v)[:num_outputs] if num_outputs > 1 else y
-
-
-def _heads(x: Tensor, heads: int) -> Tensor:
-    """(B, S, N * width) -> (B, N, S, width)."""
-    return x.reshape(*x.shape[:2], heads, -1).transpose(1, 2)
 
 
 def _hidden(mask: Tensor | None, q: Tensor, k: Tensor, value: float) -> Tensor | None:
@@ -474,7 +459,11 @@ def group_query_attention(
         width = query.shape[-1] // (num_heads + 2 * kv_num_heads)
         sizes = [num_heads * width, kv_num_heads * width, kv_num_heads * width]
         query, key, value = torch.split(query, sizes, -1)
-    q, k, v = _heads(query, num_heads), _heads(key, kv_num_heads), _heads(value, kv_num_heads)
+    q, k, v = (
+        attentions.in_heads(query, num_heads),
+        attentions.in_heads(key, kv_num_heads),
+        attentions.in_heads(value, kv_num_heads),
+    )
     length = q.shape[2]
     if do_rotary and cos_cache is not None and sin_cache is not None:
         place = torch.arange(length, device=q.device).unsqueeze(0)

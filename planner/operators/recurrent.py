@@ -33,7 +33,7 @@ Cell = Callable[[Tensor, Tensor, Tensor, State], State]
 
 # Name -> the function of (x, alpha, beta), and the defaults of alpha and beta, as far as it has
 # them.
-_ACTIVATIONS: Mapping[str, tuple[Callable[..., Tensor], Numbers]] = {
+ACTIVATIONS: Mapping[str, tuple[Callable[..., Tensor], Numbers]] = {
     "affine": (lambda x, alpha, beta: alpha * x + beta, (1.0, 0.0)),
     "elu": (functional.elu, (1.0,)),
     "hardsigmoid": (lambda x, alpha, beta: torch.clamp(alpha * x + beta, 0, 1), (0.2, 0.5)),
@@ -174,16 +174,16 @@ def _functions(
     """The activations per direction. Those that have an alpha or a beta take the next of the list,
     and their default when it is used up.
     """
-    unknown = [name for name in names if name.lower() not in _ACTIVATIONS]
+    unknown = [name for name in names if name.lower() not in ACTIVATIONS]
     if unknown or not names or len(names) % count:
-        known = ", ".join(_ACTIVATIONS)
+        known = ", ".join(ACTIVATIONS)
         raise OperatorError(
             f"activations: expected a multiple of {count} among {known}, got {', '.join(names)}"
         )
     rest = iter(alphas), iter(betas)
     made, per = [], len(names) // count
     for i, name in enumerate(names):
-        function, defaults = _ACTIVATIONS[name.lower()]
+        function, defaults = ACTIVATIONS[name.lower()]
         given = [next(one, default) for one, default in zip(rest, defaults, strict=False)]
         # The third is that of an LSTM's memory, which is no gate: ONNX Runtime clips gates only.
         bound = clip if i % per < 2 else None

@@ -1,29 +1,13 @@
 """Operators that reduce dimensions to one number each, and running sums."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from planner.operators.shape import Integers
 from planner.support.errors import OperatorError
-
-
-def _reduce(
-    function: Callable[[Tensor, Integers], Tensor],
-    data: Tensor,
-    axes: Integers | None,
-    keepdims: int,
-    noop: int,
-) -> Tensor:
-    """Without axes all dimensions are reduced, or with `noop` none."""
-    if not axes and noop:
-        return function(data.unsqueeze(-1), (-1,)).squeeze(-1)
-    axes = tuple(axes) if axes else tuple(range(data.dim()))
-    if data.dim() == 0:
-        return function(data.reshape(1), (0,)).reshape(())
-    reduced = function(data, axes)
-    return reduced if keepdims else reduced.squeeze(axes)
 
 
 def _sum(data: Tensor, axes: Integers) -> Tensor:
@@ -53,92 +37,49 @@ def _extreme(data: Tensor, axes: Integers, *, largest: bool) -> Tensor:
     return data.new_full(shape, limits.min if largest else limits.max)
 
 
-def reduce_sum(
-    data: Tensor, axes: Integers | None = None, keepdims: int = 1, noop_with_empty_axes: int = 0
-) -> Tensor:
-    """Sum."""
-    return _reduce(_sum, data, axes, keepdims, noop_with_empty_axes)
-
-
-def reduce_mean(
-    data: Tensor, axes: Integers | None = None, keepdims: int = 1, noop_with_empty_axes: int = 0
-) -> Tensor:
-    """Mean."""
-    return _reduce(
-        lambda x, dims: torch.mean(x, dims, keepdim=True),
-        data,
-        axes,
-        keepdims,
-        noop_with_empty_axes,
-    )
-
-
-def reduce_max(
-    data: Tensor, axes: Integers | None = None, keepdims: int = 1, noop_with_empty_axes: int = 0
-) -> Tensor:
-    """Largest number."""
-    return _reduce(
-        lambda x, dims: _extreme(x, dims, largest=True), data, axes, keepdims, noop_with_empty_axes
-    )
-
-
-def reduce_min(
-    data: Tensor, axes: Integers | None = None, keepdims: int = 1, noop_with_empty_axes: int = 0
-) -> Tensor:
-    """Smallest number."""
-    return _reduce(
-        lambda x, dims: _extreme(x, dims, largest=False), data, axes, keepdims, noop_with_empty_axes
-    )
-
-
-def reduce_prod(
-    data: Tensor, axes: Integers | None = None, keepdims: int = 1, noop_with_empty_axes: int = 0
-) -> Tensor:
-    """Product."""
-    return _reduce(_prod, data, axes, keepdims, noop_with_empty_axes)
-
-
-def reduce_l1(
-    data: Tensor, axes: Integers | None = None, keepdims: int = 1, noop_with_empty_axes: int = 0
-) -> Tensor:
-    """Sum of magnitudes."""
-    return reduce_sum(data.abs(), axes, keepdims, noop_with_empty_axes)
-
-
-def reduce_l2(
-    data: Tensor, axes: Integers | None = None, keepdims: int = 1, noop_with_empty_axes: int = 0
-) -> Tensor:
-    """Square root of the sum of squares."""
+def _reduce_l2(data: Tensor, axes: Integers) -> Tensor:
     if not data.is_floating_point():
         raise OperatorError(f"data: expected floats, got {data.dtype}")
-    return _reduce(
-        lambda x, dims: torch.linalg.vector_norm(x, dim=dims, keepdim=True),
-        *(data, axes, keepdims, noop_with_empty_axes),
-    )
+    norm: Tensor = torch.linalg.vector_norm(data, dim=axes, keepdim=True)
+    return norm
 
 
-def reduce_sum_square(
-    data: Tensor, axes: Integers | None = None, keepdims: int = 1, noop_with_empty_axes: int = 0
-) -> Tensor:
-    """Sum of squares."""
-    return reduce_sum(data * data, axes, keepdims, noop_with_empty_axes)
+def _operator(name: str, compute: Callable[[Tensor, Integers], Tensor]) -> Callable[..., Tensor]:
+    """The function of a Reduce*.
+
+    Args:
+        name: of the function, which torch.fx writes into its code.
+        compute: reduces some dimensions to a size of 1.
+    """
+
+    def reduce(
+        data: Tensor, axes: Integers | None = None, keepdims: int = 1, noop_with_empty_axes: int = 0
+    ) -> Tensor:
+        """Without axes all dimensions are reduced, or with `noop_with_empty_axes` none."""
+        if not axes and noop_with_empty_axes:
+            return compute(data.unsqueeze(-1), (-1,)).squeeze(-1)
+        axes = tuple(axes) if axes else tuple(range(data.dim()))
+        if data.dim() == 0:
+            return compute(data.reshape(1), (0,)).reshape(())
+        reduced = compute(data, axes)
+        return reduced if keepdims else reduced.squeeze(axes)
+
+    reduce.__name__ = reduce.__qualname__ = name
+    return reduce
 
 
-def reduce_log_sum(
-    data: Tensor, axes: Integers | None = None, keepdims: int = 1, noop_with_empty_axes: int = 0
-) -> Tensor:
-    """Logarithm of the sum."""
-    return torch.log(reduce_sum(data, axes, keepdims, noop_with_empty_axes))
-
-
-def reduce_log_sum_exp(
-    data: Tensor, axes: Integers | None = None, keepdims: int = 1, noop_with_empty_axes: int = 0
-) -> Tensor:
-    """Logarithm of the sum of exponentials."""
-    return _reduce(
-        lambda x, dims: torch.logsumexp(x, dims, keepdim=True),
-        *(data, axes, keepdims, noop_with_empty_axes),
-    )
+reduce_l1 = _operator("reduce_l1", lambda x, dims: _sum(x.abs(), dims))
+reduce_l2 = _operator("reduce_l2", _reduce_l2)
+reduce_log_sum = _operator("reduce_log_sum", lambda x, dims: torch.log(_sum(x, dims)))
+reduce_log_sum_exp = _operator(
+    "reduce_log_sum_exp", lambda x, dims: torch.logsumexp(x, dims, keepdim=True)
+)
+reduce_max = _operator("reduce_max", partial(_extreme, largest=True))
+reduce_mean = _operator("reduce_mean", lambda x, dims: torch.mean(x, dims, keepdim=True))
+reduce_min = _operator("reduce_min", partial(_extreme, largest=False))
+reduce_prod = _operator("reduce_prod", _prod)
+reduce_sum = _operator("reduce_sum", _sum)
+reduce_sum_square = _operator("reduce_sum_square", lambda x, dims: _sum(x * x, dims))
 
 
 def _arg(

@@ -7,17 +7,17 @@ planner.operators.register("ScaledSwish", scaled_swish, domain="my.domain")
 
 import inspect
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from planner.model.definitions import FOREIGN, Foreign
-from planner.model.foreign import Described, ForeignNode, ShapeFunction
+from planner.artefacts.operator_types import OPERATOR_TYPES, OperatorType, facts, function_of
 from planner.model.load import Node
+from planner.model.output_types import CustomNode, Described, ShapeFunction
 from planner.operators.binding import Known, call
-from planner.operators.table import OPERATORS
 from planner.support.errors import OperatorError
 
 
@@ -52,7 +52,7 @@ def register(
             lower case.
     """
     kind = f"{domain}.{operator}" if domain else operator
-    if OPERATORS.get(kind, function) is not function:
+    if function_of(kind) not in (None, function):
         raise ValueError(f"{kind}: expected an operator without a function, it has one already")
     try:
         names = list(inspect.signature(function).parameters)
@@ -61,10 +61,14 @@ def register(
     wrong = [name for name in names if name != name.lower()]
     if wrong:
         raise ValueError(f"{kind}: expected parameters in lower case, got {', '.join(wrong)}")
-    OPERATORS[kind] = function
+    OPERATOR_TYPES[kind] = replace(facts(kind), function=function)
     if domain:
-        made = shapes or _by_running(function)
-        FOREIGN[kind] = Foreign(made, tuple(without_gradient), _source(function))
+        OPERATOR_TYPES[kind] = OperatorType(
+            function,
+            source=_source(function),
+            shapes=shapes or _by_running(function),
+            no_gradient=tuple(without_gradient),
+        )
 
 
 def _source(function: Callable[..., Any]) -> bytes:
@@ -79,7 +83,7 @@ def _source(function: Callable[..., Any]) -> bytes:
 def _by_running(function: Callable[..., Any]) -> ShapeFunction:
     """The types of the outputs, read off what the function makes of meta tensors."""
 
-    def shapes(node: ForeignNode) -> Sequence[Described]:
+    def shapes(node: CustomNode) -> Sequence[Described]:
         domain, _, operator = node.type.rpartition(".")
         names = tuple(f"input {i}" if one else "" for i, one in enumerate(node.inputs))
         outputs = tuple(f"output {i}" for i in range(len(node.outputs)))

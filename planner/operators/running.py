@@ -45,7 +45,7 @@ def autocast(device: str, dtype: str | None) -> AbstractContextManager[object]:
 
 
 @contextmanager
-def told(model: Model, operator: int) -> Iterator[None]:
+def naming_operator(model: Model, operator: int) -> Iterator[None]:
     """Turns what torch raises while an operator runs into an error that names the operator.
 
     Args:
@@ -61,7 +61,7 @@ def told(model: Model, operator: int) -> Iterator[None]:
 
 
 @contextmanager
-def told_whole(model: Model, module: fx.GraphModule) -> Iterator[None]:
+def naming_failed_operator(model: Model, module: fx.GraphModule) -> Iterator[None]:
     """The same while all operators of a module run.
 
     Raises:

@@ -4,36 +4,18 @@ Each tensor has its own generator, seeded with (seed, microbatch, name), so that
 different tensors of one microbatch agree without talking to each other.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from planner.artefacts import graph as graphs
 from planner.artefacts.losses import Loss, LossName
+from planner.artefacts.operator_types import Indices, facts
 from planner.model.load import Model, Node
 from planner.operators.randomness import seeded
 from planner.support.errors import ModelError
 from planner.support.units import format_bytes
-
-# Operators whose outputs hold elements of their inputs at these positions.
-_PASSING: Mapping[str, tuple[int, ...]] = {
-    **dict.fromkeys(
-        (
-            "Cast", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "Pad",
-            "Reshape", "Slice", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze",
-        ),
-        (0,),
-    ),
-    "ScatterElements": (0, 2),
-    "ScatterND": (0, 2),
-    "Where": (1, 2),
-}  # fmt: skip
-# Operators with indices into their first input, at this position.
-_INDEXING: Mapping[str, int] = {
-    "Gather": 1, "GatherElements": 1, "GatherND": 1, "NegativeLogLikelihoodLoss": 1, "OneHot": 0,
-    "ScatterElements": 1, "ScatterND": 1, "SoftmaxCrossEntropyLoss": 1,
-}  # fmt: skip
 
 
 def inputs(model: Model, *, seed: int, microbatch: int, device: str = "cpu") -> dict[str, Tensor]:
@@ -106,28 +88,29 @@ def _indexed_rows(model: Model, name: str) -> Iterator[int]:
     """Rows of every table, and numbers of classes, that elements of the tensor index."""
     holding = {name}
     for node in model.nodes:
-        at = _INDEXING.get(node.type)
-        if at is not None and node.inputs[at] in holding:
-            yield _num_rows(model, node)
-        passing = _PASSING.get(node.type, ())
-        if any(at < len(node.inputs) and node.inputs[at] in holding for at in passing):
-            holding.update(node.outputs)
-        if node.type == "Concat" and not holding.isdisjoint(node.inputs):
+        known = facts(node.kind)
+        # Positions of tokens stay one: a single one is where a whole sequence begins.
+        if known.indices is not None and node.type != "RotaryEmbedding":
+            given = node.inputs[known.indices.position : known.indices.position + 1]
+            if not holding.isdisjoint(given):
+                yield _num_rows(model, node, known.indices)
+        moved = known.moved or range(len(node.inputs))
+        if known.moves and any(node.inputs[i] in holding for i in moved if i < len(node.inputs)):
             holding.update(node.outputs)
 
 
-def _num_rows(model: Model, node: Node) -> int:
+def _num_rows(model: Model, node: Node, indices: Indices) -> int:
     """The number of indices that an indexing operator allows."""
+    table = node.inputs[indices.table]
     if node.type == "OneHot":
-        return int(model.values[node.inputs[1]].reshape(-1)[0])
-    shape = _shape(model, node.inputs[0])
-    if node.type in ("GatherND", "ScatterND"):
+        return int(model.values[table].reshape(-1)[0])
+    shape = _shape(model, table)
+    if indices.axis is None:
         # An index is a tuple of elements; all are drawn alike, so below the shortest dimension.
         skipped = node.attributes.get("batch_dims", 0)
         assert isinstance(skipped, int)
-        return min(shape[skipped : skipped + _shape(model, node.inputs[1])[-1]])
-    usual = 1 if node.type in ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss") else 0
-    axis = node.attributes.get("axis", usual)
+        return min(shape[skipped : skipped + _shape(model, node.inputs[indices.position])[-1]])
+    axis = node.attributes.get("axis", indices.axis)
     assert isinstance(axis, int)
     return shape[axis]
 

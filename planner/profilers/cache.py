@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from planner.model.definitions import FOREIGN
+from planner.artefacts.operator_types import registered
 from planner.profilers.classes import TensorLayout
 from planner.support.caches import CacheFolder, cache_root
 
@@ -23,6 +23,7 @@ METHOD = 3
 """
 
 _CONVERSION = Path(__file__).resolve().parent.parent / "operators"
+_TYPES = _CONVERSION.parent / "artefacts/operator_types.py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +130,7 @@ def cache_for(device_name: str, threads: int | None, dtype: str, torch_version: 
         torch_version: version of PyTorch, such as "2.13.0+cpu".
     """
     # Operators that the user has registered: a change of their file is another conversion.
-    own = [
-        hashlib.sha256(one.source).hexdigest() for _, one in sorted(FOREIGN.items()) if one.source
-    ]
+    own = [hashlib.sha256(source).hexdigest() for source in registered().values()]
     conditions = [METHOD, device_name, threads, dtype, torch_version, _conversion(), *own]
     digest = hashlib.sha256(json.dumps(conditions).encode()).hexdigest()[:16]
     return Cache(cache_root() / "operators" / digest)
@@ -140,7 +139,7 @@ def cache_for(device_name: str, threads: int | None, dtype: str, torch_version: 
 @cache
 def _conversion() -> str:
     """A hash of the code that turns ONNX operators into torch functions."""
-    sources = sorted(_CONVERSION.glob("*.py"))
+    sources = [_TYPES, *sorted(_CONVERSION.glob("*.py"))]
     return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
 
 

@@ -25,7 +25,6 @@ from planner.model.load import Model
 from planner.operators import to_torch
 from planner.operators.binding import Call, Read, bind
 from planner.operators.running import REFUSALS, autocast
-from planner.operators.table import OPERATORS
 from planner.profilers.efficiencies import Kernel
 from planner.profilers.kernels import Kernels, listed
 from planner.profilers.runnable import Stash, Unit, address, observe, unit_of
@@ -241,11 +240,8 @@ class _FakeStep:
 
     def call(self, operator: int) -> Call:
         """The call that the operator becomes."""
-        node, kind = self.model.nodes[operator], self.model.graph.operators[operator].type
-        if kind not in OPERATORS:
-            to_torch(self.model, [operator])  # raises, and names what is missing
         try:
-            return bind(self.model, node, OPERATORS[kind], "cpu")
+            return bind(self.model, self.model.nodes[operator], "cpu")
         except (OperatorError, *REFUSALS):
             to_torch(self.model, [operator])  # raises, and names the operator
             raise

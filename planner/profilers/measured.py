@@ -421,7 +421,7 @@ class ModelTimer:
         import torch
 
         from planner.operators import input_names, output_names, to_torch
-        from planner.operators.running import autocast, told_whole
+        from planner.operators.running import autocast, naming_failed_operator
         from planner.profilers.losses import runnable_losses
         from planner.profilers.timing import whole_step_s
 
@@ -444,7 +444,7 @@ class ModelTimer:
             return [outputs[position] for position in positions]
 
         def whole() -> "StepTimes":
-            with told_whole(self.model, module):
+            with naming_failed_operator(self.model, module):
                 return whole_step_s(forward, [one.run for one in self.losses], self.watch)
 
         return whole
@@ -530,12 +530,12 @@ class ModelTimer:
             values: that it reads, by name.
             around: its surroundings.
         """
-        from planner.operators.running import autocast, told
+        from planner.operators.running import autocast, naming_operator
         from planner.profilers.runnable import observe
         from planner.profilers.timing import Trial
 
         leaves = one.leaves(values)
-        with told(self.model, operator):
+        with naming_operator(self.model, operator):
             with autocast(self.here.device, self.here.autocast):
                 flops = _flops(lambda: one.forward(*leaves))
                 outputs, stash = observe(one, values)
@@ -565,11 +565,14 @@ class ModelTimer:
 
     def advance(self, operator: int) -> None:
         """Runs the operators before this one that have not run yet, forward only."""
-        from planner.operators.running import autocast, told
+        from planner.operators.running import autocast, naming_operator
 
         while self.next < operator:
             one = self._unit(self.next)
-            with told(self.model, self.next), autocast(self.here.device, self.here.autocast):
+            with (
+                naming_operator(self.model, self.next),
+                autocast(self.here.device, self.here.autocast),
+            ):
                 outputs = one.forward(*one.leaves(self.alive))
             self._leave(self.next, dict(zip(one.outputs, outputs, strict=True)))
 

@@ -3,16 +3,15 @@
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 from planner.artefacts.graph import Graph, parameters_by_name, retyped, tensors_by_name
 from planner.artefacts.options import LossOptions
 from planner.artefacts.profile import BatchNorm, OperatorCost, Profile, View
-from planner.model.load import Model, load
+from planner.model.load import Model, ReadOptions, load_trained, modules_of
 from planner.model.modes import batch_norm_form
-from planner.model.modules import modules_of
+from planner.model.source import open_source
 from planner.support.errors import FileError
 
 if TYPE_CHECKING:
@@ -115,31 +114,23 @@ def profiled_model(profile: Profile, path: Path) -> Model:
         FileError: if it is missing, or is another model.
         ModelError: if the model cannot be bound as the profile says.
     """
-    losses = profile.graph.losses
-    read = partial(
-        load,
-        path,
+    source = open_source(path)
+    found = source.hash
+    if found != profile.model_hash:
+        raise FileError(
+            f"{path}: the profile was made for model {str(profile.model_hash)[:12]}, but this is"
+            f" {found[:12]}; run: planner profile {shlex.quote(str(path))}"
+        )
+    options = ReadOptions(
         batch=profile.microbatch_size,
         dimensions=profile.dimensions,
         tie=profile.tie,
         untie=profile.untie,
         batch_norm=profile.batch_norm,
-        loss=LossOptions(
-            output=tuple(one.output for one in losses),
-            loss={one.output: one.function for one in losses},
-            class_dim={one.output: one.class_dim for one in losses if one.class_dim is not None},
-        ),
+        loss=LossOptions.of(profile.graph.losses),
     )
-    model = read()
-    if model.hash != profile.model_hash:
-        raise FileError(
-            f"{path}: the profile was made for model {str(profile.model_hash)[:12]}, but this is"
-            f" {model.hash[:12]}; run: planner profile {shlex.quote(str(path))}"
-        )
-    trained = {one.name for one in profile.graph.parameters if one.trainable}
-    usual = {one.name for one in model.graph.parameters if one.trainable}
-    if trained != usual:
-        model = read(train=sorted(trained - usual), freeze=sorted(usual - trained))
+    trained = [one.name for one in profile.graph.parameters if one.trainable]
+    model = load_trained(source, options, trained, known_hash=found)
     if not _same(model.graph, profile.graph):
         raise FileError(
             f"{path}: its operators are not those of the profile, which another version may have"

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from planner.artefacts.graph import Operator, consumers, producers
 from planner.artefacts.profile import OperatorCost, Profile, SplitRule
-from planner.artefacts.sharding import dim_of, rule_of
+from planner.artefacts.sharding import dim_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,14 +152,13 @@ def split_kind(rule: SplitRule, operator: Operator) -> SplitKind | None:
     [<SplitKind.ATTRIBUTE: 'attribute'>, <SplitKind.PARAMETER: 'parameter'>, \
 <SplitKind.REDUCTION: 'reduction'>, None]
     """
-    parts = rule_of([rule.line])
-    given, made = [part for (part,) in parts.inputs], [part for (part,) in parts.outputs]
-    if "P" in made[0]:
+    given, (made, *_) = rule.rule.inputs, rule.rule.outputs
+    if made in ("P", "A"):
         cut = any(dim_of(part) is not None for part in given)
         return SplitKind.REDUCTION if cut else None
     if any(dim_of(part) is not None for part in given[len(operator.inputs) :]):
         return SplitKind.PARAMETER
-    return SplitKind.SAMPLE if dim_of(made[0]) == 0 else SplitKind.ATTRIBUTE
+    return SplitKind.SAMPLE if dim_of(made) == 0 else SplitKind.ATTRIBUTE
 
 
 def split_counts(profile: Profile) -> dict[SplitKind, int]:

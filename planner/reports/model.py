@@ -8,7 +8,7 @@ from dataclasses import asdict
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from planner.model.export.summary import Parameters, parameters_of
+from planner.artefacts.graph import ITEM_BYTES
 from planner.reports.tables import (
     MAX_ROWS,
     Column,
@@ -24,7 +24,8 @@ from planner.support.units import format_bytes
 if TYPE_CHECKING:
     from planner.model import export, inspection
     from planner.model.export.export import Exported
-    from planner.model.inspection import HeldParameter, Inspection, OperatorType, Part
+    from planner.model.inspection import HeldParameter, Inspection, Part, TypeSummary
+    from planner.model.record import ModuleRecord
     from planner.training.checkpoints.into_onnx import Weights
 
 MAX_NAMES = 6
@@ -37,7 +38,7 @@ def _value_text(value: "inspection.Value | export.export.Value") -> str:
 
 # ---------------------------------------------------------------------- planner inspect
 
-TYPE_COLUMNS: "tuple[Column[OperatorType], ...]" = (
+TYPE_COLUMNS: "tuple[Column[TypeSummary], ...]" = (
     Column("type", lambda kind: kind.type, "operator", left=True),
     Column("count", lambda kind: kind.count, "count"),
     Column("flops", lambda kind: kind.flops, "FLOPs", lambda number: _flops_text(number)),
@@ -183,13 +184,12 @@ def inspect_json(model: "Inspection") -> dict[str, Any]:
 
 def export_lines(exported: "Exported") -> tuple[str, ...]:
     """Operators, parameters, inputs, what was set and compared, and the next command."""
-    parameters = parameters_of(exported.record)
     mode = "training" if exported.record.training else "evaluation"
     lines = [
         f"{exported.record.module.rpartition('.')[2]} in {mode} mode:"
         f" {count(sum(exported.operators.values()), 'operator')} of"
         f" {count(len(exported.operators), 'type')}",
-        *_parameter_lines(parameters),
+        *_parameter_lines(_parameters(exported.record)),
         *(f"input {_value_text(value)}" for value in exported.inputs),
         *(f"output {_value_text(value)}" for value in exported.outputs),
         *(f"exported with {one}" for one in exported.settings),
@@ -220,20 +220,38 @@ def _gradient_lines(exported: "Exported") -> list[str]:
     ]
 
 
-def _parameter_lines(parameters: Parameters) -> list[str]:
+def _parameters(record: "ModuleRecord") -> dict[str, Any]:
+    """The parameters of a module, each tensor once: counts, and names of those that the file holds
+    and the module trains or does not train, that no output depends on, and that have several.
+    """
+    held = [one for one in record.parameters if one.initializer is not None]
+    sizes = [(prod(one.shape), ITEM_BYTES[one.dtype]) for one in record.parameters]
+    return {
+        "num_tensors": len(record.parameters),
+        "num_elements": sum(number for number, _ in sizes),
+        "num_bytes": sum(int(number * item) for number, item in sizes),
+        "trained": [one.name for one in held if one.requires_grad],
+        "frozen": [one.name for one in held if not one.requires_grad],
+        "unused": [one.name for one in record.parameters if one.initializer is None],
+        "ties": [[one.name, *one.aliases] for one in record.parameters if one.aliases],
+    }
+
+
+def _parameter_lines(parameters: dict[str, Any]) -> list[str]:
     lines = [
-        f"{count(parameters.num_tensors, 'parameter')} of"
-        f" {count(parameters.num_elements, 'element')}, {format_bytes(parameters.num_bytes)}:"
-        f" {len(parameters.trained)} trained, {len(parameters.frozen)} frozen,"
-        f" {len(parameters.unused)} unused"
+        f"{count(parameters['num_tensors'], 'parameter')} of"
+        f" {count(parameters['num_elements'], 'element')}, {format_bytes(parameters['num_bytes'])}:"
+        f" {len(parameters['trained'])} trained, {len(parameters['frozen'])} frozen,"
+        f" {len(parameters['unused'])} unused"
     ]
-    for names, reason in (
-        (parameters.frozen, "frozen (requires_grad is False)"),
-        (parameters.unused, "unused (no output depends on it)"),
-    ):
-        if names:
-            lines.append(f"{reason}: {listed(names, MAX_NAMES)}")
-    lines += [f"tied: {' = '.join(names)}" for names in parameters.ties]
+    reasons = {
+        "frozen": "frozen (requires_grad is False)",
+        "unused": "unused (no output depends on it)",
+    }
+    for key, reason in reasons.items():
+        if parameters[key]:
+            lines.append(f"{reason}: {listed(parameters[key], MAX_NAMES)}")
+    lines += [f"tied: {' = '.join(names)}" for names in parameters["ties"]]
     return lines
 
 
@@ -249,13 +267,12 @@ def _bindings(exported: "Exported") -> str:
 
 def export_json(exported: "Exported") -> dict[str, Any]:
     """The object that `export --json` prints."""
-    parameters = parameters_of(exported.record)
     return {
         "files": [str(path) for path in exported.files],
         "module": exported.record.module,
         "training": exported.record.training,
         "operators": exported.operators,
-        "parameters": asdict(parameters),
+        "parameters": _parameters(exported.record),
         "inputs": [asdict(value) for value in exported.inputs],
         "outputs": [asdict(value) for value in exported.outputs],
         "settings": list(exported.settings),

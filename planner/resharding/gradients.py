@@ -12,7 +12,7 @@ On one axis a rule is *split* if anything that the operator reads or makes is no
 The third line is f of Megatron-LM, the second its g (Shoeybi et al. 2019, section 3).
 """
 
-from planner.artefacts.sharding import OWN, Rule, Spec
+from planner.artefacts.sharding import OWN, AxisRule, Rule, Spec
 
 
 def gradient_spec(rule: Rule, spec: Spec) -> Spec:
@@ -29,16 +29,11 @@ def gradient_spec(rule: Rule, spec: Spec) -> Spec:
     >>> gradient_spec(rule_of(["R,S1->S2"]), ("R",))
     ('P',)
     """
-    return tuple(
-        part
-        if part == OWN or part.startswith("S")
-        else "R"
-        if part == "P" or not is_split(rule, axis)
-        else "P"
-        for axis, part in enumerate(spec)
-    )
+    return tuple(map(gradient_part, rule.axes, spec))
 
 
-def is_split(rule: Rule, axis: int) -> bool:
-    """Whether the devices along an axis do different work."""
-    return any(spec[axis] != "R" for spec in (*rule.inputs, *rule.outputs))
+def gradient_part(rule: AxisRule, part: str) -> str:
+    """The same on one axis: the part of the gradient's spec, from the tensor's."""
+    if part == OWN or part.startswith("S"):
+        return part
+    return "R" if part == "P" or not rule.is_split else "P"

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from planner.artefacts.graph import Graph, Operator, Parameter, holders, parameters_by_name
-from planner.artefacts.sharding import CHUNKS, OWN, Rule, Sharding, Spec, reads, rule_by
+from planner.artefacts.sharding import CHUNKS, OWN, AxisRule, Rule, Sharding, Spec, reads, rule_by
 from planner.artefacts.strategy import Stage, Strategy, indices_of, shared_level
 from planner.support.memo import remembered
 
@@ -96,16 +96,6 @@ def _sharding(stage: Stage, graph: Graph) -> Sharding:
 
 def _rule(stage: Stage, operator: Operator, parameters: Mapping[str, Parameter]) -> Rule:
     """The rule of an operator with one axis more."""
-    rule = None if stage.sharding is None else rule_by(stage.sharding, operator)
-    inputs = ((),) * len(reads(operator)) if rule is None else rule.inputs
-    outputs = ((),) * len(operator.outputs) if rule is None else rule.outputs
-    mean = ((),) * len(operator.outputs) if rule is None else rule.mean
-    return Rule(
-        inputs=tuple(
-            (*spec, "R" if name in parameters else OWN)
-            for name, spec in zip(reads(operator), inputs, strict=True)
-        ),
-        outputs=tuple((*spec, OWN) for spec in outputs),
-        local=(*(() if rule is None else rule.local), ()),
-        mean=tuple((*flags, False) for flags in mean),
-    )
+    axes = () if stage.sharding is None else rule_by(stage.sharding, operator).axes
+    inputs = tuple("R" if name in parameters else OWN for name in reads(operator))
+    return Rule((*axes, AxisRule(inputs, (OWN,) * len(operator.outputs))))

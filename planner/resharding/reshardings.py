@@ -25,24 +25,13 @@ from planner.artefacts.graph import (
     producers,
     tensors_by_name,
 )
+from planner.artefacts.operator_types import VIEW, facts
 from planner.artefacts.sharding import Sharding, Spec, reads, rule_by
 from planner.artefacts.strategy import Stage, indices_of, operator_indices
 from planner.resharding.conversion import LOCAL, Step, conversion
 from planner.resharding.gradients import gradient_spec
 from planner.resharding.over_replicas import over_replicas
 from planner.support.memo import remembered
-
-# These use no value of what they read in their backward.
-_READS_NOTHING_BACK = frozenset(
-    {
-        "Add", "Sub", "Gather", "Concat", "Split", "Slice", "Reshape", "Transpose", "Squeeze",
-        "Unsqueeze", "Flatten", "Expand", "Identity", "Cast",
-    }
-)  # fmt: skip
-# These read all parameters but their biases, which have one dimension.
-_READS_NO_BIAS = frozenset({"Gemm", "Conv", "ConvTranspose"})
-# What these make lies in the storage of what they read.
-_VIEWS = frozenset({"Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,12 +183,12 @@ def _again(
         if v in named or any(
             one in views and one != name and spec == at_home[one].spec for one, spec in wanted
         ):
-            if operator.type in _VIEWS:
+            if facts(operator.type).moves is VIEW:
                 views.update(operator.outputs)
                 following = {i for made in operator.outputs for i in consumers(graph)[made]}
                 for i in following.intersection(indices_of(stage, graph)).difference(todo):
                     heappush(todo, i)
-            bias = len(parameter.shape) == 1 and operator.type in _READS_NO_BIAS
+            bias = len(parameter.shape) == 1 and facts(operator.type).bias is not None
             if not bias and reads_back(operator, views, graph):
                 found.append(operator.name)
     return tuple(found)
@@ -213,7 +202,7 @@ def reads_back(operator: Operator, values: Collection[str], graph: Graph) -> boo
     others = [name for name in operator.inputs if name not in values]
     return (
         operator_indices(graph)[operator.name] in differentiated(graph)
-        and operator.type not in _READS_NOTHING_BACK
+        and facts(operator.type).saves_inputs
         and any(tensors[name].gradient for name in others)
     )
 

@@ -3,6 +3,7 @@ anything, and must neither move the cursor nor turn the line around nor pretend 
 """
 
 import unicodedata
+from collections.abc import Sequence
 
 # Control codes (ESC and C1 among them), formats (bidi overrides, invisible spaces), surrogates and
 # line separators.
@@ -30,3 +31,13 @@ def printable_lines(text: str) -> str:
     'two\nlines\\r\\x9b'
     """
     return "\n".join(map(printable, text.split("\n")))
+
+
+def few(names: Sequence[str], most: int = 3) -> str:
+    """A few of the names for a message.
+
+    >>> few(["a", "b", "c", "d", "e"])
+    'a, b, c and 2 more'
+    """
+    rest = len(names) - most
+    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")

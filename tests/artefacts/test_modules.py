@@ -15,7 +15,7 @@ from planner.artefacts.files import (
     write_profile,
 )
 from planner.model.annotated import STAGE_MODULES, check_agreement, write_partition
-from planner.model.load import load
+from planner.model.load import ReadOptions, load
 from planner.reports.plans import plan_json, stage_table
 from tests.model.annotated.test_annotated import plan_for, small_model
 from tests.support.builders import cluster, graph_of, profile_of, unit_type
@@ -66,7 +66,7 @@ def test_without_modules_stages_are_told_by_operators(plain, tmp_path):
 
 
 def test_annotated_files_name_the_modules_of_every_stage(tmp_path):
-    model = load(small_model(tmp_path / "small.onnx"), batch=2)
+    model = load(small_model(tmp_path / "small.onnx"), ReadOptions(batch=2))
     plan = replace(plan_for(model), modules=(("wte", "h.0"), ("h.1",)))
     write_partition(model, plan, tmp_path / "strategy.onnx")
     check_agreement(plan, tmp_path / "strategy.onnx")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.artefacts.sharding import Rule, Sharding, rule_lines, rule_of, tile
+from planner.artefacts.sharding import AxisRule, Rule, Sharding, rule_of, tile
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy, violations
 from tests.support.builders import graph_of
 
@@ -78,17 +78,17 @@ def test_a_spec_that_does_not_fit_the_tensor_is_an_error(shape, spec, wrong):
     ],
 )
 def test_a_rule_is_its_text(lines):
-    assert rule_lines(rule_of(lines)) == lines
+    assert rule_of(lines).lines == lines
 
 
 def test_a_rule_has_a_spec_for_each_tensor():
     rule = rule_of(["S0,R->A", "R,S1->S2 shape[2]"])
-    assert rule == Rule(
-        inputs=(("S0", "R"), ("R", "S1")),
-        outputs=(("P", "S2"),),
-        local=((), ("shape[2]",)),
-        mean=((True, False),),
-    )
+    assert rule.inputs == (("S0", "R"), ("R", "S1"))
+    assert rule.outputs == (("P", "S2"),)
+    assert rule.axes == (
+        AxisRule(("S0", "R"), ("A",)), AxisRule(("R", "S1"), ("S2",), ("shape[2]",)),
+    )  # fmt: skip
+    assert rule.num_means((3, 4)) == (3,)
 
 
 @pytest.mark.parametrize(
@@ -106,18 +106,20 @@ def test_a_text_that_is_no_rule_is_an_error(lines, wrong):
         rule_of(lines)
 
 
-@pytest.mark.parametrize(
-    ("change", "wrong"),
-    [
-        ({"outputs": ()}, "expected the spec of an output, got none"),
-        ({"mean": ((True,),)}, "mean: expected a flag for each output and axis"),
-        ({"mean": ()}, "mean: expected a flag for each output and axis"),
-        ({"mean": ((True, True),)}, "mean: expected only outputs that are summands"),
-    ],
-)
-def test_a_rule_that_contradicts_itself_is_an_error(change, wrong):
-    with pytest.raises(ValueError, match=wrong):
-        replace(rule_of(["S0,R->A", "R,S1->S2 shape[2]"]), **change)
+def test_a_rule_that_contradicts_itself_is_an_error():
+    with pytest.raises(ValueError, match="expected the spec of an output, got none"):
+        AxisRule(("R",), ())
+    with pytest.raises(ValueError, match="such as S0, got 'A'"):
+        AxisRule(("A",), ("R",))
+    with pytest.raises(ValueError, match="S0/2: expected no other axis to cut dimension 0"):
+        Rule((AxisRule(("S0/2",), ("R",)), AxisRule(("S0",), ("R",))))
+
+
+def test_a_rule_is_called_split_by_what_the_devices_do():
+    cases = {"R,R->R": (False, False), "P->P": (True, False), "S0,R->P": (True, True)}
+    cases["S0,R->P @rows"] = (True, False)  # each device looks up all the indices
+    rules = {line: AxisRule.parse(line) for line in cases}
+    assert {line: (one.is_split, one.shares_work) for line, one in rules.items()} == cases
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,10 @@ from pathlib import Path
 import onnx
 import torch
 
+from planner.artefacts.operator_types import facts
 from planner.model.expansion.control_flow import CONTROL_FLOW
 from planner.model.expansion.inlining import INLINED_OPERATORS
 from planner.model.expansion.sequences import SEQUENCE_OPERATORS
-from planner.operators.table import OPERATORS, UNSUPPORTED
 from tests.support.conformance import cases, run, slope
 
 FILE = Path(__file__).parents[2] / "docs" / "operators.md"
@@ -38,7 +38,7 @@ EXPLAINED = {
     "test_scan_sum": "Scan of version 8, which has a batch, is another operator",
     "test_training_dropout*": _RANDOM,
 }
-"""Tests that do not pass, and why; beside those of operators in `UNSUPPORTED`."""
+"""Tests that do not pass, and why; beside those of operators that are refused."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def reason(outcome):
     for pattern, why in EXPLAINED.items():
         if fnmatchcase(outcome.case.name, pattern):
             return why
-    return UNSUPPORTED.get(outcome.case.type)
+    return facts(outcome.case.type).refused or None
 
 
 def way(operator):
@@ -68,7 +68,7 @@ def way(operator):
         return "inlined"
     if operator in CONTROL_FLOW or operator in SEQUENCE_OPERATORS:
         return "expanded"
-    return "function" if operator in OPERATORS else "none"
+    return "function" if facts(operator).function is not None else "none"
 
 
 def standard():
@@ -133,7 +133,7 @@ def text(found):
         f" {ways['expanded']} are expanded, {ways['inlined']} inlined by onnx. {ways['none']} are"
         " not:\n\n",
         "| operator | why it is not supported |\n|---|---|\n",
-        *(f"| {name} | {UNSUPPORTED[name]} |\n" for name in types if way(name) == "none"),
+        *(f"| {name} | {facts(name).refused} |\n" for name in types if way(name) == "none"),
         f"\nOf {len(outcomes)} node tests, {count['passed']} pass, {count['failed']} fail and"
         f" {count['refused']} are refused with a message; every one that does not pass has its"
         f" reason in the table. Of {sum(by_gradient.values())} comparisons of gradients,"

@@ -28,7 +28,7 @@ from planner.artefacts.topology import Topology
 from planner.costs.evaluate import evaluate
 from planner.costs.peak_memory import peak_memory
 from planner.costs.stage_memory import stage_memory
-from planner.model.load import load
+from planner.model.load import ReadOptions, load
 from planner.profilers.measured import measure
 from planner.profilers.rules import with_rules
 from planner.reports.tables import percent
@@ -65,7 +65,7 @@ def profiled(name: str, folder: Path, *, rules: bool = False) -> Profile:
     """
     cached(name, folder, SUBJECTS[name].build)
     sizes = {key: int(size) for key, size in (text.split("=") for text in SUBJECTS[name].dims)}
-    model = load(folder / f"{name}.onnx", batch=SUBJECTS[name].batch, dimensions=sizes)
+    model = load(folder / f"{name}.onnx", ReadOptions(batch=SUBJECTS[name].batch, dimensions=sizes))
     quick = {"repetitions": 1, "budget_s": 0.0, "cached": False}
     profile = measure(model, model_path=f"{name}.onnx", **quick)
     profile = with_rules(profile, model) if rules else profile

@@ -15,7 +15,7 @@ from planner.artefacts.profile import Profile
 from planner.artefacts.topology import Topology, take
 from planner.clusters.routes import bandwidth_bytes_per_s
 from planner.clusters.yaml.read import device_table, find_topology, read_topology
-from planner.model.load import load
+from planner.model.load import ReadOptions, load
 from planner.profilers.analytic import analytic
 from tests.support import thesis_models
 from tests.support.builders import asked
@@ -78,7 +78,7 @@ class OnnxNetwork:
         with TemporaryDirectory() as folder:
             path = Path(folder) / "model.onnx"
             path.write_bytes(self.build().SerializeToString())
-            model = load(path, batch=batch, dimensions=dict(self.dimensions))
+            model = load(path, ReadOptions(batch=batch, dimensions=dict(self.dimensions)))
             kind = device_table()[DEVICE]
             return analytic(model, model_path=None, kind=kind, dtype="float32")
 

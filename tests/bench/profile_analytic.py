@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from planner.artefacts.profile import Profile
-from planner.model.load import load
+from planner.model.load import ReadOptions, load
 from planner.profilers.analytic import RooflineFit, fit_constants
 from planner.profilers.facts import facts
 
@@ -28,4 +28,4 @@ def rows(
 
 def fitted(path: Path, profile: Profile) -> RooflineFit:
     """The two constants that explain a model's measured profile best."""
-    return fit_constants(facts(load(path, dimensions=profile.dimensions)), profile)
+    return fit_constants(facts(load(path, ReadOptions(dimensions=profile.dimensions))), profile)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from planner.artefacts.files import write_profiles
 from planner.artefacts.formats.any import read_any_profiles
-from planner.model.load import load
+from planner.model.load import ReadOptions, load
 from planner.profilers.rules import with_rules
 from tests.support.models import LARGE, MODELS, SYNTHETIC
 
@@ -45,9 +45,8 @@ def renewed(profile, path):
     Raises:
         ValueError: if the model has other operators than the profile.
     """
-    model = load(
-        path, batch=profile.microbatch_size, dimensions=profile.dimensions, known_hash=""
-    )  # fmt: skip
+    options = ReadOptions(batch=profile.microbatch_size, dimensions=profile.dimensions)
+    model = load(path, options, known_hash="")
     if facts(model.graph) != facts(profile.graph):
         raise ValueError(f"{path}: expected the operators of the profile, got others")
     return with_rules(profile, model)

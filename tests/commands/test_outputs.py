@@ -12,8 +12,8 @@ from planner import api
 from planner.api.outputs import check_outputs
 from planner.artefacts.files import format_in
 from planner.model.export.write import write_model
-from planner.model.metadata import metadata_of
 from planner.model.record import METADATA_KEY
+from planner.model.wire import metadata_of
 from planner.reports.topology import probe_comments
 from planner.support.errors import FileError, OptionError
 from tests.commands.test_cli import mlp

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed as dist
 
+from planner.artefacts.operator_types import OPERATOR_TYPES, OperatorType
 from planner.artefacts.options import LossOptions
 from planner.launcher import rendezvous
 from planner.launcher.failures import hosts
@@ -13,7 +14,6 @@ from planner.launcher.failures.hosts import ENDED, LOST_S, HostHeartbeats
 from planner.launcher.options import Loop, function_name
 from planner.launcher.rendezvous import agree, report_failure, shake_hands
 from planner.launcher.seating import RankFacts, rank_assignment
-from planner.model.definitions import FOREIGN, Foreign
 from planner.support.errors import LaunchError
 from planner.support.options import Form, declared
 from planner.training.options import Checkpoints, Launching
@@ -122,7 +122,7 @@ def test_operators_of_ones_own_are_compared(plan, monkeypatch):
     without = values()
     given = []
     for source in (b"x + 1", b"x + 2"):
-        monkeypatch.setitem(FOREIGN, "mine.Swish", Foreign(lambda node: [], (), source))
+        monkeypatch.setitem(OPERATOR_TYPES, "mine.Swish", OperatorType(source=source))
         given.append(values())
     (line,) = rendezvous.differences([without, given[0]])
     assert line.startswith("operators: rank 0 has '', rank 1 on a has 'mine.Swish ")

@@ -15,7 +15,7 @@ from planner.artefacts.graph import LossChoice, loss_outputs
 from planner.artefacts.losses import losses
 from planner.artefacts.options import LossOptions
 from planner.artefacts.strategy import ScheduleName
-from planner.model.load import load
+from planner.model.load import ReadOptions, load
 from planner.operators import synthetic
 from planner.reports.launch import launch_json, loss_lines
 from planner.support.errors import LaunchError, OptionError
@@ -116,7 +116,9 @@ def two_heads(tmp_path, monkeypatch):
     """The module, the model with a loss of each head, and data for both."""
     module = TwoHeads()
     path = exported(module, (torch.zeros(4, 6),), tmp_path / "net.onnx", ["classes", "values"])
-    model = load(path, loss=LossOptions(("classes", "values"), {"values": "smooth-l1"}))
+    model = load(
+        path, ReadOptions(loss=LossOptions(("classes", "values"), {"values": "smooth-l1"}))
+    )
     assert loss_outputs(model.graph) == ("classes", "values")
     data = [
         (

@@ -14,7 +14,7 @@ from planner.artefacts.options import Optimizer
 from planner.artefacts.problem import Problem
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy
 from planner.launcher.updates import make_optimizer
-from planner.model.load import load
+from planner.model.load import ReadOptions, load
 from planner.profilers.measured import measure
 from planner.profilers.storages import StorageTracker
 from planner.reports.launch import launch_json, launch_tables
@@ -118,7 +118,7 @@ def profiled(tmp_path_factory):
     for name, (build, dimensions) in MODELS.items():
         path = folder / f"{name}.onnx"
         path.write_bytes(build().SerializeToString())
-        model = load(path, dimensions=dimensions)
+        model = load(path, ReadOptions(dimensions=dimensions))
         quick = {"repetitions": 1, "budget_s": 0.0, "cached": False}
         profile = measure(model, model_path=path.name, **quick)
         found[name] = replace(profile, warnings=())

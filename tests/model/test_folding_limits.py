@@ -124,7 +124,7 @@ def test_constants_that_no_step_could_make_are_refused(tmp_path, operator, size)
 
 
 def test_the_transpose_of_a_large_weight_is_no_large_constant(tmp_path, monkeypatch):
-    monkeypatch.setattr(folding, "MAX_SETTLED_BYTES", 8)
+    monkeypatch.setattr(folding, "MAX_INDEPENDENT_BYTES", 8)
     path = saved(tmp_path, [make_node("Transpose", ["v"], ["y"])], v=np.ones((2, 2), np.float32))
     assert "Transpose" in {one.type for one in load(path).graph.operators}
 

@@ -13,13 +13,11 @@ from onnx import TensorProto, helper
 
 import cli
 import planner
-from planner.api.models import _supported
-from planner.model.inspection import flops_of
-from planner.model.load import Node, load
-from planner.operators import OPERATORS
+from planner.model.flops import flops_of
+from planner.model.load import Node, ReadOptions, load
+from planner.model.weights import ModelFile
 from planner.profilers.efficiencies import Work
 from planner.profilers.facts import facts
-from planner.support.literals import keys_of
 from tests.support.models import light, llama
 from tests.support.one_operator import model_of
 
@@ -85,13 +83,16 @@ def test_a_file_of_3_gb_takes_little_memory_and_no_torch(tmp_path):
     assert found["dimensions"] == {"N": 2}
 
 
-def test_without_sizes_the_structure_is_told_alone(tmp_path):
+def test_without_sizes_the_structure_is_told_alone_and_a_file_is_read_once(tmp_path, monkeypatch):
     path = tmp_path / "llama.onnx"
     path.write_bytes(
         llama(layers=2, width=64, heads=4, inner=96, vocabulary=50).SerializeToString()
     )
+    reads, read = [], ModelFile.proto
+    monkeypatch.setattr(ModelFile, "proto", lambda own: reads.append(own) or read(own))
     bare = planner.inspect(path)
     whole = planner.inspect(path, batch=1, dims={"seq": 8})
+    assert len(reads) == 2
     assert "--dim" in bare.unbound
     assert whole.unbound == ""
     assert [one.name for one in bare.inputs] == ["tokens"]
@@ -115,19 +116,12 @@ def test_what_plans_cannot_have_is_named_with_its_nodes(tmp_path):
     assert "not supported: own.Strange: Strange_1" in result.stdout
 
 
-def test_the_table_of_operators_is_read_without_running_it():
-    path = ROOT / "planner/operators/table.py"
-    assert keys_of(path, "OPERATORS") == frozenset(OPERATORS) == _supported()
-    with pytest.raises(ValueError, match="expected a dict called nothing"):
-        keys_of(path, "nothing")
-
-
 @pytest.mark.parametrize("name", ["squeezenet", "llama"])
 def test_flops_are_those_of_the_kernels_that_torch_runs(tmp_path, name):
     path = tmp_path / "model.onnx"
     proto = light(name) if name != "llama" else llama(2, 64, 4, 96, 50, seed=0)
     path.write_bytes(proto.SerializeToString())
-    model = load(path, batch=2, dimensions={"seq": 8} if name == "llama" else {})
+    model = load(path, ReadOptions(batch=2, dimensions={"seq": 8} if name == "llama" else {}))
     shapes = {t.name: t.shape for t in (*model.graph.tensors, *model.graph.parameters)}
     for node, fact in zip(model.nodes, facts(model), strict=True):
         if node.type in ("MatMul", "Conv", "Gemm", "Attention"):

@@ -9,7 +9,7 @@ from planner.artefacts.files import read_profile, to_plain, write_profile
 from planner.artefacts.graph import Graph, LossChoice, Operator, Tensor, loss_outputs
 from planner.artefacts.losses import chosen, loss_json, loss_lines, losses
 from planner.artefacts.options import LossOptions
-from planner.model.load import load
+from planner.model.load import ReadOptions, load
 from planner.support.errors import ModelError, OptionError
 from tests.support.builders import graph_of, profile_of
 
@@ -34,7 +34,7 @@ def read(path, body, options=None, outputs="(float[2,3] y, float loss)", inputs=
     weights = "<float[4,3] w = {1,2,3,4,5,6,7,8,9,10,11,12}>"
     text = f"{header}agraph (float[2,4] x{inputs}) => {outputs} {weights} {{ {body} }}"
     onnx.save(onnx.parser.parse_model(text), path)
-    return load(path, **({} if options is None else {"loss": options}))
+    return load(path, ReadOptions(**({} if options is None else {"loss": options})))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from planner.artefacts.graph import Tensor, parameters_by_name, tensors_by_name
 from planner.artefacts.profile import BatchNorm
-from planner.model.load import Model, content_hash, first_consumers, load
+from planner.model.load import Model, ReadOptions, content_hash, first_consumers, load
 from planner.model.modes import batch_norm_form
 from planner.support.errors import FileError, ModelError, OperatorError
 from tests.support import models
@@ -40,7 +40,7 @@ def loaded(tmp_path):
     """Writes a tiny model and loads it."""
 
     def run(body: str, opset: int = 18, options: dict | None = None, **weights: object) -> Model:
-        return load(saved(proto(body, opset, **weights), tmp_path), **(options or {}))
+        return load(saved(proto(body, opset, **weights), tmp_path), ReadOptions(**(options or {})))
 
     return run
 
@@ -156,7 +156,7 @@ def test_functions_of_the_model_are_inlined(tmp_path):
     with pytest.raises(ModelError, match="found none; name one with --train"):
         load(saved(model, tmp_path))
     weight = next(n.output[0] for n in onnx.inliner.inline_local_functions(model).graph.node)
-    found = load(saved(model, tmp_path), train=[weight])
+    found = load(saved(model, tmp_path), ReadOptions(train=[weight]))
     assert types(found) == "MatMul Add"
     assert not found.proto.functions
     assert found.hash == content_hash(model)
@@ -650,7 +650,7 @@ def test_choices_that_make_no_sense_are_refused(tmp_path, options, said):
     model.graph.node[0].input[1] = "encoder.weight"
     model.graph.initializer.append(numpy_helper.from_array(floats(3), "encoder.weight"))
     with pytest.raises(ModelError, match=said):
-        load(saved(model, tmp_path), **options)
+        load(saved(model, tmp_path), ReadOptions(**options))
 
 
 # Values and external data
@@ -669,14 +669,14 @@ def external(folder: Path, delete: bool) -> Path:
 
 
 def test_weights_in_external_data_are_not_read(tmp_path):
-    model = load(external(tmp_path, delete=True), batch=2)
+    model = load(external(tmp_path, delete=True), ReadOptions(batch=2))
     assert trained(model) == {"w", "v"}
     with pytest.raises(FileError, match=r"big\.data: expected the values of 'w'"):
         model.values["w"]
 
 
 def test_external_data_is_read_on_access(tmp_path):
-    model = load(external(tmp_path, delete=False), batch=2)
+    model = load(external(tmp_path, delete=False), ReadOptions(batch=2))
     assert np.array_equal(model.values["w"], floats(64, 64))
     assert {*model.values} == {"w", "v", "s"}
     assert len(model.values) == 3
@@ -771,9 +771,9 @@ def test_external_initializers_are_hashed_by_where_they_lie(tmp_path):
 
 def test_the_hash_of_a_loaded_model_is_that_of_its_file(tmp_path):
     path = saved(SMALL, tmp_path)
-    model = load(path, batch=2)
+    model = load(path, ReadOptions(batch=2))
     assert model.hash == content_hash(onnx.load(path)) == content_hash(model.proto)
-    assert model.hash == load(path, batch=3).hash
+    assert model.hash == load(path, ReadOptions(batch=3)).hash
 
 
 # Real models
@@ -794,7 +794,7 @@ OPERATORS = {
     ],
 )
 def test_the_light_models_load_at_batch_2(name):
-    model = load(cached(name, CACHE), batch=2)
+    model = load(cached(name, CACHE), ReadOptions(batch=2))
     assert (len(model.graph.operators), len(trained(model))) == OPERATORS[name]
     assert tensors_by_name(model.graph)[model.graph.outputs[0]].shape[:2] == (2, 1000)
     assert [t.name for t in model.graph.tensors if not t.gradient] == list(model.graph.inputs)
@@ -812,7 +812,7 @@ def test_the_model_of_the_demo_is_in_training_mode(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.argv", ["models", *arguments])
     Path("demo").mkdir()
     models.main()
-    model = load(Path(arguments[1]), batch=4)
+    model = load(Path(arguments[1]), ReadOptions(batch=4))
     assert model.notes == ()
     assert batch_norm_form(model.nodes) is BatchNorm.TRAINING
     assert (len(model.graph.operators), len(trained(model))) == OPERATORS["resnet50"]
@@ -822,7 +822,7 @@ def test_the_model_of_the_demo_is_in_training_mode(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("build", "num_trainable"), [(gpt2, 28), (bert, 42)], ids=["gpt2", "bert"])
 def test_small_transformers_load_without_shape_arithmetic(tmp_path, build, num_trainable):
     path = cached("small", tmp_path, lambda: build(2, 128, 1000))
-    model = load(path, batch=2, dimensions={"seq": 32})
+    model = load(path, ReadOptions(batch=2, dimensions={"seq": 32}))
     assert len(trained(model)) == num_trainable
     assert not {"Shape", "Cast", "SequenceAt", "Range"} & {*types(model).split()}
     assert tensors_by_name(model.graph)["logits"].shape == (2, 32, 1000)

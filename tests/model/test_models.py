@@ -7,7 +7,7 @@ import onnxruntime
 import pytest
 import torch
 
-from planner.model.load import load
+from planner.model.load import ReadOptions, load
 from planner.operators.convert import to_torch
 from tests.support.models import llama
 
@@ -20,7 +20,7 @@ def small(tmp_path):
 
 
 def test_a_small_llama_agrees_with_onnx_runtime_and_trains(small):
-    model = load(small, batch=2, dimensions={"seq": 16})
+    model = load(small, ReadOptions(batch=2, dimensions={"seq": 16}))
     tokens = np.random.default_rng(0).integers(0, 1000, (2, 16))
     session = onnxruntime.InferenceSession(small, providers=["CPUExecutionProvider"])
     (expected,) = session.run(None, {"tokens": tokens})
@@ -33,7 +33,7 @@ def test_a_small_llama_agrees_with_onnx_runtime_and_trains(small):
 
 
 def test_all_weights_of_a_llama_are_trained_and_angles_are_constants(small):
-    model = load(small, batch=2, dimensions={"seq": 16})
+    model = load(small, ReadOptions(batch=2, dimensions={"seq": 16}))
     shapes = {p.name: p.shape for p in model.graph.parameters if not p.trainable}
     assert sorted(shapes.values()) == [(16, 8), (16, 8)]
     # 16 operators in a layer, the embedding, the last normalization and the head.
@@ -44,7 +44,7 @@ def test_a_llama_of_seven_billion_parameters_is_read_without_its_weights(tmp_pat
     path = tmp_path / "llama7b.onnx"
     path.write_bytes(llama().SerializeToString())
     assert path.stat().st_size < 200_000
-    graph = load(path, batch=1, dimensions={"seq": 2048}).graph
+    graph = load(path, ReadOptions(batch=1, dimensions={"seq": 2048})).graph
     trained = sum(p.bytes for p in graph.parameters if p.trainable) // 4
     # Two tables of tokens; per layer four, three and two; the last normalization.
     layer = 4 * 4096**2 + 3 * 4096 * 11_008 + 2 * 4096

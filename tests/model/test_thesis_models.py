@@ -10,7 +10,7 @@ import torch
 from onnx import numpy_helper
 
 from planner.artefacts.graph import producers
-from planner.model.load import load
+from planner.model.load import ReadOptions, load
 from planner.operators.convert import to_torch
 from tests.bench.placement_cases import CASES, PUBLISHED, megabytes, three
 from tests.support.inception import inception_v3
@@ -20,7 +20,7 @@ from tests.support.thesis_models import NETWORKS, amoebanet_d, deeplab_v3, unet,
 def read(folder, proto, batch=1):
     path = folder / "net.onnx"
     path.write_bytes(proto.SerializeToString())
-    return load(path, batch=batch)
+    return load(path, ReadOptions(batch=batch))
 
 
 def num_trained(graph):

@@ -9,9 +9,10 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 import planner
-from planner.model.load import load
-from planner.model.modules import modules_of
+from planner.model.load import ReadOptions, load, load_trained, modules_of
 from planner.model.record import ModuleRecord, TensorRecord, write_record
+from planner.model.repair import Ties, repaired
+from planner.model.source import open_source
 from planner.operators import to_torch
 from planner.support.errors import ModelError
 from tests.support import exports
@@ -78,9 +79,23 @@ def test_merged_initializers_are_parted_with_a_warning_that_names_nodes_and_the_
     (warning,) = model.warnings
     assert "node_u, node_v" in warning
     assert "planner export" in warning
-    assert load(path, tie=["a.ln.bias"]).graph.parameters[2].name == "b.ln.weight"
-    assert trained(load(path, tie=["a.ln.bias"])) == {"a.ln.weight", "a.ln.bias", "b.ln.weight"}
-    assert model.hash == load(path, tie=["a.ln.bias"]).hash
+    tied = load(path, ReadOptions(tie=["a.ln.bias"]))
+    assert tied.graph.parameters[2].name == "b.ln.weight"
+    assert trained(tied) == {"a.ln.weight", "a.ln.bias", "b.ln.weight"}
+    assert model.hash == tied.hash
+
+
+def test_a_source_is_read_again_with_other_choices(tmp_path):
+    """Each pass gives a new source, and leaves the file's as it is."""
+    source = open_source(two_norms(tmp_path)[0])
+    values, nodes = set(source.values), [*source.proto.graph.node]
+    parted = repaired(source, Ties())
+    assert set(parted.values) == {*values, "b.ln.weight", "b.ln.bias"}
+    everything = ["a.ln.weight", "a.ln.bias", "b.ln.weight", "b.ln.bias"]
+    assert trained(load_trained(source, ReadOptions(), everything, known_hash="")) == {*everything}
+    model = load_trained(source, ReadOptions(), ["b.ln.weight"], known_hash="")
+    assert trained(model) == {"b.ln.weight"}
+    assert (set(source.values), [*source.proto.graph.node]) == (values, nodes)
 
 
 def test_operators_know_their_modules(tmp_path):
@@ -91,9 +106,9 @@ def test_operators_know_their_modules(tmp_path):
 def test_a_tie_of_unknown_or_unequal_initializers_is_refused(tmp_path):
     path, _ = two_norms(tmp_path)
     with pytest.raises(ModelError, match="--untie none: expected the name of a float initializer"):
-        load(path, untie=["none"])
+        load(path, ReadOptions(untie=["none"]))
     with pytest.raises(ModelError, match=r"--tie a\.ln\.weight=a\.ln\.bias: expected initializers"):
-        load(path, tie=["a.ln.weight=a.ln.bias"])
+        load(path, ReadOptions(tie=["a.ln.weight=a.ln.bias"]))
 
 
 def test_a_bias_that_equals_a_running_mean_is_parted_from_it(tmp_path):
@@ -120,7 +135,7 @@ def test_a_transposed_copy_of_an_embedding_is_tied_to_it_again(tmp_path):
     assert trained(model) == {"emb.weight"}
     assert [o.type for o in model.graph.operators] == ["Gather", "Transpose", "MatMul"]
     assert "val_9 of emb.weight" in model.warnings[0]
-    assert trained(load(path, untie=["emb.weight"])) == {"emb.weight", "val_9"}
+    assert trained(load(path, ReadOptions(untie=["emb.weight"]))) == {"emb.weight", "val_9"}
 
 
 def test_a_copy_of_other_values_is_not_tied_and_said(tmp_path):
@@ -143,7 +158,7 @@ def test_a_pair_is_tied_as_the_user_says(tmp_path):
     weights = {"table": table, "head": np.ascontiguousarray(table.T)}
     path = saved(tmp_path, nodes, (3,), weights, "y", dtype=TensorProto.INT64)
     assert trained(load(path)) == {"table", "head"}
-    assert trained(load(path, tie=["table=head"])) == {"table"}
+    assert trained(load(path, ReadOptions(tie=["table=head"]))) == {"table"}
 
 
 def test_a_zero_bias_that_the_exporter_left_out_is_put_back(tmp_path):

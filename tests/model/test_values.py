@@ -3,9 +3,9 @@ import onnx_ir
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from planner.model.metadata import KEY, METADATA, VALUE, metadata_of
 from planner.model.values import Values
 from planner.model.weights import ModelFile, element_bits, size_of
+from planner.model.wire import KEY, METADATA, VALUE, metadata_of
 
 NUMBERS = sorted(set(TensorProto.DataType.values()) - {TensorProto.UNDEFINED, TensorProto.STRING})
 NAMED = [TensorProto.DataType.Name(kind) for kind in NUMBERS]

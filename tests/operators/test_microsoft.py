@@ -10,10 +10,10 @@ import torch
 from onnx import helper, numpy_helper
 from onnxruntime.capi import _pybind_state as runtime
 
-from planner.model.definitions import AS_ONNX, FOREIGN, FUSED
-from planner.model.inspection import flops_of
+from planner.artefacts.operator_types import OPERATOR_TYPES, function_of
+from planner.model.flops import flops_of
 from planner.model.load import load
-from planner.operators import OPERATORS, to_torch
+from planner.operators import to_torch
 from planner.profilers.efficiencies import Work
 from planner.profilers.facts import facts
 from planner.support.errors import OperatorError
@@ -271,13 +271,13 @@ def test_gradient_is_that_of_finite_differences(name, tmp_path):
 def test_operators_of_cuda_compute_what_they_say():
     x, bias, skip = (torch.from_numpy(floats(*s)) for s in ((2, 4, 6), (6,), (2, 4, 6)))
     left, right = (x + bias).chunk(2, -1)
-    split = OPERATORS["com.microsoft.BiasSplitGelu"](x, bias)
+    split = function_of("com.microsoft.BiasSplitGelu")(x, bias)
     assert torch.equal(split, left * torch.nn.functional.gelu(right))
-    assert torch.equal(OPERATORS["com.microsoft.BiasAdd"](x, bias, skip), x + bias + skip)
+    assert torch.equal(function_of("com.microsoft.BiasAdd")(x, bias, skip), x + bias + skip)
     matrix = torch.from_numpy(floats(6, 6))
-    inverse = OPERATORS["com.microsoft.Inverse"](matrix)
+    inverse = function_of("com.microsoft.Inverse")(matrix)
     torch.testing.assert_close(inverse @ matrix, torch.eye(6), rtol=1e-4, atol=1e-4)
-    product = OPERATORS["com.microsoft.GemmFastGelu"](x, matrix, bias)
+    product = function_of("com.microsoft.GemmFastGelu")(x, matrix, bias)
     gelu = torch.nn.functional.gelu(x @ matrix + bias, approximate="tanh")
     torch.testing.assert_close(product, gelu)
 
@@ -288,7 +288,7 @@ def test_group_norm_is_that_of_torch_with_channels_last():
     torch.nn.init.normal_(norm.weight)
     total = x + skip[:, None, None]
     expected = torch.nn.functional.silu(norm(total.movedim(-1, 1))).movedim(1, -1)
-    y, made = OPERATORS["com.microsoft.SkipGroupNorm"](
+    y, made = function_of("com.microsoft.SkipGroupNorm")(
         x, norm.weight, norm.bias, skip, groups=2, activation=1, epsilon=1e-3, num_outputs=2
     )
     torch.testing.assert_close(y, expected)
@@ -340,15 +340,15 @@ def schema(kind):
     return max(known, key=lambda one: one.since_version)
 
 
-OWN = [kind for kind in OPERATORS if kind.startswith(MICROSOFT)]
+OWN = [kind for kind in OPERATOR_TYPES if kind.startswith(MICROSOFT)]
 
 
 @pytest.mark.parametrize("kind", [*OWN, "SimplifiedLayerNormalization"])
 def test_parameters_are_the_inputs_and_attributes_of_onnx_runtime(kind):
     one = schema(kind)
-    if kind in AS_ONNX:
+    if OPERATOR_TYPES[kind].onnx or OPERATOR_TYPES[kind].function.startswith("torch."):
         return
-    parameters = inspect.signature(OPERATORS[kind]).parameters.values()
+    parameters = inspect.signature(function_of(kind)).parameters.values()
     inputs = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
     theirs = [formal.name.lower() for formal in one.inputs]
     assert inputs == theirs[: len(inputs)]
@@ -359,7 +359,8 @@ def test_parameters_are_the_inputs_and_attributes_of_onnx_runtime(kind):
 
 @pytest.mark.parametrize("kind", [*OWN, "SimplifiedLayerNormalization"])
 def test_every_operator_has_types_for_its_outputs(kind):
-    assert (kind in FOREIGN) + (kind in FUSED) + (kind in AS_ONNX) == 1
+    row = OPERATOR_TYPES[kind]
+    assert sum(one is not None for one in (row.shapes, row.fused, row.onnx)) == 1
 
 
 # ---- what is refused

@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from planner.artefacts.graph import ITEM_BYTES, Graph, Operator, Parameter, Tensor
-from planner.model.load import Model, Node, load
+from planner.artefacts.operator_types import OPERATOR_TYPES, function_of, imported, supported
+from planner.model.load import Model, Node, ReadOptions, load
 from planner.model.values import Values
 from planner.model.weights import ModelFile
-from planner.operators import OPERATORS, check, input_names, output_names, parameters, to_torch
+from planner.operators import check, input_names, output_names, parameters, to_torch
 from planner.support.errors import ModelError, OperatorError
 from tests.support.conformance import all_tests
 from tests.support.models import MODELS, cached
@@ -79,6 +80,18 @@ def as_tensor(array):
     return torch.from_numpy(np.array(array))
 
 
+# ---- the table
+
+
+@pytest.mark.parametrize("kind", OPERATOR_TYPES)
+def test_the_functions_of_a_row_are_there(kind):
+    row = OPERATOR_TYPES[kind]
+    assert callable(function_of(kind)) == (row.function is not None)
+    assert not (row.function and row.refused)
+    for name, module in ((row.shapes, "output_types"), (row.flops, "flops")):
+        assert not name or callable(imported(name, f"planner.model.{module}"))
+
+
 # ---- ONNX's own node tests
 
 RANDOM = frozenset({  # ONNX's expected numbers are numpy's, the planner's are torch's
@@ -97,7 +110,7 @@ def node_cases():
         found = defaultdict(list)
         for case in all_tests():
             nodes = case.model.graph.node if case.model else ()
-            if len(nodes) == 1 and not nodes[0].domain and nodes[0].op_type in OPERATORS:
+            if len(nodes) == 1 and not nodes[0].domain and nodes[0].op_type in supported():
                 found[nodes[0].op_type].append((case.name, case.model, arrays_of(case)))
         return found
 
@@ -164,7 +177,7 @@ def assert_same(module, arrays):
     assert all(tensor._version == 0 for tensor in inputs), "an input was written to"
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("operator", sorted(supported()))
 def test_computes_what_onnx_says(operator):
     for name, proto, arrays in node_cases()[operator]:
         if inapplicable(name, arrays):
@@ -539,7 +552,9 @@ def test_an_even_neighbourhood_of_lrn_has_its_larger_half_behind():
 def compare(name, folder):
     """Largest difference of the logits, relative to the largest logit; then the gradients."""
     path = cached(name, folder)
-    model = load(path, batch=2, dimensions={"seq": 16} if name in ("gpt2", "bert") else {})
+    model = load(
+        path, ReadOptions(batch=2, dimensions={"seq": 16} if name in ("gpt2", "bert") else {})
+    )
     module = to_torch(model)
     random, feeds = np.random.default_rng(0), {}
     for tensor in model.graph.tensors[: len(model.graph.inputs)]:

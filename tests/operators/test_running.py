@@ -9,7 +9,7 @@ from onnx import numpy_helper
 from planner.clusters.yaml.read import device_table
 from planner.model.load import load
 from planner.operators import check, synthetic, to_torch
-from planner.operators.running import failing_operator, told_whole
+from planner.operators.running import failing_operator, naming_failed_operator
 from planner.profilers.analytic import analytic
 from planner.profilers.measured import measure
 from planner.support.errors import ModelError, OperatorError, words_of
@@ -82,13 +82,13 @@ def test_the_operator_at_which_a_whole_model_fails_is_found(tmp_path):
     module = to_torch(model)
     with (
         pytest.raises(OperatorError, match=r"Mul 'Mul_0' \(version 18\): torch does not run it"),
-        told_whole(model, module),
+        naming_failed_operator(model, module),
     ):
         module.forward(torch.ones(2, 3, 8, 7))
     assert failing_operator(module, ValueError()) is None
     with (
         pytest.raises(OperatorError, match="the whole model: torch does not run it: MemoryError"),
-        told_whole(model, module),
+        naming_failed_operator(model, module),
     ):
         raise MemoryError
 

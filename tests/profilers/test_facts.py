@@ -3,7 +3,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from planner.model.load import load
+from planner.artefacts.operator_types import OPERATOR_TYPES, OperatorType
+from planner.model.load import ReadOptions, load
 from planner.operators import parameters, synthetic, to_torch
 from planner.profilers.efficiencies import Work
 from planner.profilers.facts import facts
@@ -69,7 +70,7 @@ def test_the_stash_is_the_one_of_a_real_run(build, tmp_path):
 
 @pytest.mark.parametrize("name", ["squeezenet", "shufflenet"])
 def test_the_stash_of_a_real_network_is_the_one_of_a_real_run(name, tmp_path):
-    model = load(cached(name, tmp_path), batch=1)
+    model = load(cached(name, tmp_path), ReadOptions(batch=1))
     assert [comparable(f.stash) for f in facts(model)] == [comparable(s) for s in observed(model)]
 
 
@@ -77,7 +78,7 @@ def test_the_stash_of_a_real_network_is_the_one_of_a_real_run(name, tmp_path):
 @pytest.mark.parametrize("name", sorted(set(MODELS) - {"squeezenet", "shufflenet"}))
 def test_the_stash_of_every_model_is_the_one_of_a_real_run(name, tmp_path):
     sizes = {} if name in LIGHT_MODELS else {"dimensions": {"seq": SEQUENCE}}
-    model = load(cached(name, tmp_path), batch=1, **sizes)
+    model = load(cached(name, tmp_path), ReadOptions(batch=1, **sizes))
     assert [comparable(f.stash) for f in facts(model)] == [comparable(s) for s in observed(model)]
 
 
@@ -233,7 +234,7 @@ def test_groups_of_a_convolution_divide_its_flops_both_ways(tmp_path):
 def test_seven_billion_parameters_whose_data_is_not_there(tmp_path):
     path = tmp_path / "large.onnx"
     path.write_bytes(deep_transformer(layers=32, width=4096, sequence=1024).SerializeToString())
-    model = load(path, batch=1)
+    model = load(path, ReadOptions(batch=1))
     found = facts(model)
     num_weights = sum(p.bytes for p in model.graph.parameters) / FLOAT
     assert num_weights > 6.5e9
@@ -249,8 +250,7 @@ def test_an_operator_that_needs_numbers_is_named(tmp_path, monkeypatch):
     def peeks(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return a @ b * (1 if a.is_meta else float(a.sum()))
 
-    monkeypatch.setattr("planner.operators.convert.OPERATORS", {"MatMul": peeks})
-    monkeypatch.setattr("planner.profilers.facts.OPERATORS", {"MatMul": peeks})
+    monkeypatch.setitem(OPERATOR_TYPES, "MatMul", OperatorType(peeks))
     with pytest.raises(OperatorError, match=r"MatMul .*cannot run it without.*measure the model"):
         facts(model)
 
@@ -258,7 +258,6 @@ def test_an_operator_that_needs_numbers_is_named(tmp_path, monkeypatch):
 def test_an_operator_that_is_unknown_is_named(tmp_path, monkeypatch):
     model = read(tmp_path, "agraph (float[6,4] x) => (float[6,5] y) { y = MatMul (x, w) }",
                  {"w": (4, 5)})  # fmt: skip
-    monkeypatch.setattr("planner.operators.convert.OPERATORS", {})
-    monkeypatch.setattr("planner.profilers.facts.OPERATORS", {})
+    monkeypatch.delitem(OPERATOR_TYPES, "MatMul")
     with pytest.raises(OperatorError, match=r"MatMul .* is not supported"):
         facts(model)

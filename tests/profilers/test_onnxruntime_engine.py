@@ -15,7 +15,7 @@ from planner.artefacts.files import read_profile, shipped, write_profile
 from planner.artefacts.formats.any import read_any_profiles
 from planner.artefacts.graph import tensors_by_name
 from planner.artefacts.profile import Source, View
-from planner.model.load import load
+from planner.model.load import ReadOptions, load
 from planner.operators import synthetic
 from planner.profilers.backward import BackwardRatios, estimates, ratios, shipped_ratios
 from planner.profilers.compare import compare_engines
@@ -85,7 +85,7 @@ def attention(folder, **options):
 def squeezenet(folder):
     path = folder / "squeezenet.onnx"
     path.write_bytes(light("squeezenet").SerializeToString())
-    return load(path, batch=1)
+    return load(path, ReadOptions(batch=1))
 
 
 def profiled(model, **options):

@@ -68,7 +68,7 @@ def test_a_part_makes_its_part_of_the_outputs(kind, mesh, tmp_path):
             inside = local_values(model, v, part, values)
             made = own.forward(*own.leaves(inside))
             rule = rule_of(part[1])
-            marked = any(HALO in words for words in rule.local)
+            marked = any(HALO in axis.marks for axis in rule.axes)
             for name, one, spec in zip(operator.outputs, made, rule.outputs, strict=True):
                 assert one.shape == local_shape(outputs[name].shape, spec, part[0])
                 assert one.requires_grad == outputs[name].requires_grad

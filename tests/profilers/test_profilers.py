@@ -14,7 +14,7 @@ import torch
 from planner.artefacts.graph import LossChoice, tensors_by_name
 from planner.artefacts.losses import losses
 from planner.artefacts.profile import Source, View, WholeStep, stash_bytes
-from planner.model.load import load
+from planner.model.load import ReadOptions, load
 from planner.operators import input_names, parameters, synthetic, to_torch
 from planner.profilers.cache import cache_for
 from planner.profilers.classes import TensorLayout, class_name, contiguous, surroundings
@@ -40,7 +40,7 @@ def read(folder, text, weights=None, **options):
         proto.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
     path = folder / "model.onnx"
     path.write_bytes(proto.SerializeToString())
-    return load(path, **options)
+    return load(path, ReadOptions(**options))
 
 
 @pytest.fixture(autouse=True)
@@ -153,6 +153,12 @@ def test_integers_index_the_smallest_table_that_they_reach(tmp_path):
             " s = Slice (p, none1, two) c = GatherElements <axis = 1> (y, s)",
             3,
         ),
+        ("l = CastLike (i, none) c = GatherElements <axis = 1> (y, l)", 3),
+        (
+            "f = Squeeze (i, one) r = Concat <axis = 1> (y, u) m = Reshape (y, four)"
+            " d = RoiAlign (m, r, f) c = Reshape (d, flat)",
+            4,
+        ),
         ("c = Cast <to = 1> (i)", 0),
     ],
 )
@@ -160,7 +166,8 @@ def test_labels_are_drawn_among_the_classes(body, classes, tmp_path):
     text = f"""agraph (int64[400,1] i, float[400,2] x, float[400,1] u) =>
         (float[400,3] y, float[N] c)
         <int64[1] one = {{1}}, int64 five = {{5}}, float[2] zeroone = {{0, 1}}, int64 none = {{0}},
-         int64 ignored = {{-100}}, int64[1] none1 = {{0}}, int64[1] two = {{400}}> {{
+         int64 ignored = {{-100}}, int64[1] none1 = {{0}}, int64[1] two = {{400}},
+         int64[4] four = {{4, 3, 10, 10}}, int64[1] flat = {{-1}}> {{
         y = MatMul (x, w)
         {body}
     }}"""
@@ -311,7 +318,7 @@ def test_a_transposed_weight_that_comes_from_elsewhere_is_stashed(tmp_path):
 
 @pytest.mark.parametrize("name", ["squeezenet", pytest.param("shufflenet", marks=pytest.mark.slow)])
 def test_the_stash_of_any_range_of_a_real_network_is_exact(name, tmp_path):
-    model = load(cached(name, tmp_path), batch=1)
+    model = load(cached(name, tmp_path), ReadOptions(batch=1))
     assert_exact(model, profiled(model), num_ranges=2)
 
 
@@ -320,7 +327,7 @@ def test_the_stash_of_any_range_of_a_real_network_is_exact(name, tmp_path):
 def test_the_stash_of_random_stages_of_every_model_is_exact(name, tmp_path, monkeypatch):
     monkeypatch.setattr("planner.profilers.measured.free_bytes", lambda device: 0)  # saves time
     sizes = {"seq": 32} if name in ("gpt2", "bert") else {}
-    model = load(cached(name, tmp_path), batch=2, dimensions=sizes)
+    model = load(cached(name, tmp_path), ReadOptions(batch=2, dimensions=sizes))
     assert_exact(model, profiled(model, cached=False), num_ranges=8)
 
 
@@ -686,7 +693,7 @@ def test_warnings_say_how_times_drift_and_whether_others_had_the_cores(tmp_path)
 
 @pytest.mark.slow
 def test_a_constant_foreign_load_is_noticed(tmp_path):
-    model = load(cached("squeezenet", tmp_path), batch=4)
+    model = load(cached("squeezenet", tmp_path), ReadOptions(batch=4))
     cores = len(os.sched_getaffinity(0))
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * cores)]
     try:
@@ -700,7 +707,7 @@ def test_a_constant_foreign_load_is_noticed(tmp_path):
 
 @pytest.mark.slow
 def test_a_load_that_comes_midway_makes_the_whole_step_drift(tmp_path):
-    model = load(cached("squeezenet", tmp_path), batch=4)
+    model = load(cached("squeezenet", tmp_path), ReadOptions(batch=4))
     cores = len(os.sched_getaffinity(0))
     busy = []
 

@@ -31,8 +31,7 @@ from planner.solvers.dnn_partitioning.placement import bottleneck_of, place
 from planner.solvers.dnn_partitioning.solve import split
 from planner.solvers.engines import mip
 from planner.solvers.engines.engine import Engine
-from planner.solvers.engines.gurobi import EngineUnavailableError
-from planner.solvers.engines.mip import Mip, MipLimits, gurobi, highs
+from planner.solvers.engines.mip import EngineUnavailableError, Mip, MipLimits, gurobi, highs
 from planner.support.brake import Brake
 from tests.support import reference
 from tests.support.often import often

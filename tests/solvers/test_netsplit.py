@@ -14,17 +14,17 @@ from planner.artefacts.options import Objective, Optimizer
 from planner.artefacts.problem import Status
 from planner.artefacts.topology import Sharing
 from planner.clusters.routes import fastest_way_s
-from planner.solvers.engines.gurobi import EngineUnavailableError
+from planner.solvers.engines.mip import EngineUnavailableError
 from planner.solvers.netsplit import bottleneck as netsplit_bottleneck
 from planner.solvers.netsplit import cpsat as netsplit_cpsat
 from planner.solvers.netsplit import gurobi as netsplit_gurobi
+from planner.solvers.netsplit.jobs import schedule_of
 from planner.solvers.netsplit.model import (
     LOSS,
     canonical,
     grouped,
     instance_of,
     overflow,
-    schedule_of,
     ticks_by_way,
     transfer_ticks,
 )

@@ -11,13 +11,17 @@ from hypothesis import strategies as st
 from planner.solvers.engines.watch import SearchWatch
 from planner.solvers.netsplit import neighbourhoods as netsplit_neighbourhoods
 from planner.solvers.netsplit.cpsat_call import SearchBudget
-from planner.solvers.netsplit.jobs import OPERATOR, jobs_of, retimed
+from planner.solvers.netsplit.jobs import (
+    OPERATOR,
+    jobs_of,
+    known_placement_of,
+    retimed,
+    schedule_of,
+)
 from planner.solvers.netsplit.model import (
     canonical,
     instance_of,
-    known_placement_of,
     overflow,
-    schedule_of,
     transfer_ticks,
 )
 from planner.solvers.netsplit.neighbourhoods import NeighbourSettings, mended
@@ -186,12 +190,11 @@ def test_a_schedule_timed_anew_is_no_longer_and_its_tails_are_the_rest(problem, 
         jobs_of(instance, known.device_of, known.schedule, backward=backward)
         for backward in (False, True)
     ]
-    device_of, schedule = retimed(instance, known.device_of, [one.start for one in jobs])
-    assert (device_of, schedule) == (known.device_of, known.schedule)
+    assert retimed(instance, known.device_of, [one.start for one in jobs]) == known
     # As late as possible is a schedule, too, and as long.
     latest = [{job: one.end - one.tail[job] for job in one.start} for one in jobs]
     for one, start in zip(jobs, latest, strict=True):
         assert all(start[job] >= begin for job, begin in one.start.items())
         assert max(one.tail[OPERATOR, i] for i in range(size)) == one.end
-    assert retimed(instance, device_of, latest)[1].latency == schedule.latency
-    assert schedule_of(instance, device_of) == schedule
+    assert retimed(instance, known.device_of, latest).latest == known.latest
+    assert schedule_of(instance, known.device_of) == known.schedule

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from planner.solvers.netsplit import spans as netsplit_spans
 from planner.solvers.netsplit.cpsat_call import SearchBudget
-from planner.solvers.netsplit.model import schedule_of
+from planner.solvers.netsplit.jobs import schedule_of
 from planner.solvers.netsplit.spans import joined, merged, spanned, spans_of
 from planner.solvers.placement.problem import placement_problem_of
 from tests.solvers.test_netsplit import alone, brute_force, partly_trained, placement_problem_from

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from planner.solvers.netsplit import windows as netsplit_windows
 from planner.solvers.netsplit.bounds import joint_bounds_of, phase_bounds_of
 from planner.solvers.netsplit.cpsat_call import SearchBudget
-from planner.solvers.netsplit.model import instance_of, part, schedule_of
+from planner.solvers.netsplit.jobs import schedule_of
+from planner.solvers.netsplit.model import instance_of, part
 from planner.solvers.netsplit.windows import windowed
 from planner.solvers.placement.links import SharedLink
 from planner.solvers.placement.problem import placement_problem_of

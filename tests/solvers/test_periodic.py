@@ -117,7 +117,7 @@ def test_the_schedule_is_that_of_its_rules(seed):
     for window in (1, 2, 3):
         where = [draw.randrange(3) for _ in units]
         model = model_of(placement, units, 3, window)
-        made_s = kernels.makespan_s(model, kernels.scratch_of(model), np.array(where), float("inf"))
+        made_s = kernels.price_s(model, kernels.scratch_of(model), np.array(where), float("inf"))
         assert made_s == pytest.approx(by_hand_s(problem, where, 3, window), rel=1e-6)
 
 
@@ -148,8 +148,8 @@ def test_memory_counts_what_all_microbatches_in_flight_keep():
     stash = sum(t.bytes for t in graph.tensors if t.gradient and placement_reads(graph, t.name))
     assert len(operators) == len(units)
     needed = 2 * parameters + 2 * stash  # the gradients; two microbatches
-    tight = model._replace(room_bytes=np.array([needed - 7.0, 0.0, 0.0]))
-    assert kernels.excess_bytes(tight, one) == 7.0
+    tight = model._replace(room_bytes=np.array([needed - 7, 0, 0]))
+    assert kernels.over_bytes(tight, kernels.scratch_of(tight), one) == 7
 
 
 def placement_reads(graph, name):

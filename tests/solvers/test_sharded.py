@@ -15,7 +15,7 @@ from planner.artefacts.formats.any import read_any_profiles
 from planner.artefacts.graph import LossChoice, tensors_by_name
 from planner.artefacts.options import Optimizer, Recompute
 from planner.artefacts.problem import Problem, Status
-from planner.artefacts.sharding import rule_lines
+from planner.artefacts.profile import SplitRule
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy, violations
 from planner.artefacts.topology import take
 from planner.clusters.yaml.read import find_topology, read_topology
@@ -37,7 +37,7 @@ from planner.solvers.sharded.complete import may_leave, shardings
 from planner.solvers.sharded.layout import axis_of, host_by_host
 from planner.solvers.sharded.options import Megatron, Zero
 from planner.solvers.sharded.promise import Promise, promises
-from planner.solvers.sharded.rules import axis_rule, rules_of
+from planner.solvers.sharded.rules import rules_of
 from planner.support.errors import OptionError
 from tests.costs.test_split_bounds import with_rules
 from tests.support.builders import asked, islands
@@ -68,7 +68,7 @@ def only_stage(strategy):
 
 def lines_of(stage):
     """The lines of its rules, by operator."""
-    return {name: list(rule_lines(rule)) for name, rule in stage.sharding.rules.items()}
+    return {name: list(rule.lines) for name, rule in stage.sharding.rules.items()}
 
 
 def collectives(strategy, graph):
@@ -236,7 +236,7 @@ def test_classes_behind_a_softmax_or_in_blocks_stay_whole(block):
 
 def test_two_axes_do_not_both_cut_the_classes(block):
     size = len(block.graph.operators)
-    columns = axis_rule(block.graph, "R,S1->S2", None)
+    columns = SplitRule("R,S1->S2")
     whole = [one[0] for one in rules_of(block)]
     (made,) = shardings(block.graph, [range(size)], (2, 2), [[*whole[:-1], columns]] * 2)
     assert made.outputs == {block.graph.outputs[0]: ("S2", "R")}
@@ -252,7 +252,7 @@ def test_a_tensor_in_blocks_crosses_stages_whole(tmp_path):
     shape = (BATCH, WIDTH)
     graph = load(net.save(tmp_path / "net.onnx", (shape, TensorProto.DOUBLE), (made, shape))).graph
     texts = ("R,S1/3->S1/3", "S1/3->S1,S1,S1 split", "S1,S1->S1", "S1,S1->S1")
-    lines = [axis_rule(graph, text, None) for text in texts]
+    lines = list(map(SplitRule, texts))
     stages = [(0,), (1, 2, 3)]
     first, last = shardings(graph, stages, (2,), [lines])
     assert (first.outputs, last.inputs) == ({}, {})

@@ -69,4 +69,4 @@ def test_where_no_conversion_is_allowed_that_is_needed_all_are(beam):
     axis = replace(axis_of(given, [(0, 1)], (2,), 0, 1), latency_s=0.0)
     policy = Policy(rule=lambda v, _: v == 0, conversion=lambda *_: False)
     rules = chosen(given, dict(named(given.profile.graph)), axis, policy, 0, beam=beam)
-    assert [rule.cuts for rule in rules] == [beam == 1, False, False, False]
+    assert [one.rule.cuts for one in rules] == [beam == 1, False, False, False]

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import strategies as st
-from ortools.sat.python import cp_model
 
 from planner.artefacts.options import Objective
 from planner.artefacts.problem import Status
@@ -19,13 +18,14 @@ from planner.solvers.netsplit import cpsat as netsplit_cpsat
 from planner.solvers.netsplit.bounds import phase_bounds_of
 from planner.solvers.netsplit.cpsat_model import (
     add_apart,
-    add_channels,
+    add_phase,
+    add_sent,
     add_transfers,
+    model_of,
     num_constraints,
-    phase_of,
-    placement_of,
 )
-from planner.solvers.netsplit.model import instance_of, known_placement_of
+from planner.solvers.netsplit.jobs import known_placement_of
+from planner.solvers.netsplit.model import instance_of
 from planner.solvers.placement.problem import placement_problem_of
 from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type
 from tests.support.netsplit_instances import problem_from
@@ -42,15 +42,15 @@ def single_operators(num_devices, num_operators=30):
 def test_the_size_of_a_model_is_known_before_it_is_built(num_devices, channels):
     instance = single_operators(num_devices)
     known = known_placement_of(instance, [0] * instance.problem.num_operators)
-    model = placement_of(instance, cp_model.CpModel(), known.device_of, memory=False)
-    add_apart(model, known.device_of)
+    model = model_of(instance, known, memory=False)
+    add_apart(model)
     if channels:
-        add_transfers(model, known.device_of)
+        add_sent(model)
     for backward in (False, True):
         bounds = phase_bounds_of(instance, backward=backward)
-        phase = phase_of(model, bounds, known, 10**9, backward=backward)
+        phase = add_phase(model, bounds, 10**9, backward=backward)
         if channels:
-            add_channels(model, phase, known, 10**9)
+            add_transfers(phase)
     built = len(model.cp.proto.constraints)
     estimated = num_constraints(instance, (False, True), channels=channels)
     # (b) has fewer where links are equal, and then no constraint for a pair of devices.

@@ -48,7 +48,7 @@ from planner.launcher.options import Loop
 from planner.launcher.rendezvous import begin_generation
 from planner.launcher.totals import loss_totals
 from planner.launcher.transfers import boxes_of
-from planner.model.load import load
+from planner.model.load import ReadOptions, load
 from planner.operators import parameters, synthetic, to_torch
 from planner.operators.running import autocast
 from planner.profilers.measured import measure
@@ -193,7 +193,7 @@ def make_model(path, dtype):
 
 
 def load_model(path):
-    return load(path, dimensions={"N": BATCH}, freeze=["frozen"])
+    return load(path, ReadOptions(dimensions={"N": BATCH}, freeze=["frozen"]))
 
 
 def stage_parts(case, model):

@@ -31,7 +31,7 @@ from planner.artefacts.problem import Problem
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy
 from planner.commands.errors import ranks_leave_at_once
 from planner.launcher.updates import make_optimizer
-from planner.model.load import load
+from planner.model.load import ReadOptions, load
 from planner.operators import randomness, synthetic
 from planner.profilers.measured import measure
 from planner.schedules.orders import default_warmups
@@ -119,7 +119,7 @@ def net(path, dtype="float64", training=True, noise=True):
 
 def profile_of(path, **options):
     """A quick profile of a model with a symbolic batch."""
-    model = load(path, batch=BATCH, **options)
+    model = load(path, ReadOptions(batch=BATCH, **options))
     quick = {"repetitions": 1, "budget_s": 0.0, "cached": False}
     return replace(measure(model, model_path=path.name, **quick), warnings=())
 
@@ -181,7 +181,7 @@ def loop(module, path, steps, learning_rate=0.1, num_microbatches=MICROBATCHES, 
         begin: is called with the optimizer first.
         before, after: are called before and after each step of the optimizer.
     """
-    model = load(path, batch=BATCH)
+    model = load(path, ReadOptions(batch=BATCH))
     (chosen,) = model_losses(model.graph)
     step_of = make_optimizer(
         OptimizerName(optimizer), list(module.parameters()), learning_rate, weight_decay

@@ -8,7 +8,7 @@ from planner.artefacts.graph import parameters_by_name, tensors_by_name
 from planner.artefacts.profile import OperatorCost, Profile, Source, View
 from planner.artefacts.roofline import roofline_s
 from planner.clusters.yaml.read import device_table
-from planner.model.load import load
+from planner.model.load import ReadOptions, load
 
 # They change no value; their output lies in the storage of their input.
 _VIEWS = ("Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
@@ -19,7 +19,7 @@ def roofline_of_onnx(proto, device, batch=1):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         path.write_bytes(proto.SerializeToString())
-        model = load(path, batch=batch)
+        model = load(path, ReadOptions(batch=batch))
     return roofline_of(model.graph, device, batch, model.hash, model.dimensions)
 
 

@@ -16,7 +16,6 @@ from planner.launcher.device_part import (
     stage_criteria,
     unreported_losses,
 )
-from planner.launcher.mesh.convert import local_part
 from planner.launcher.mesh.module import split_module
 from planner.launcher.stage import StageModule
 from planner.operators import parameters, synthetic, to_torch
@@ -52,7 +51,7 @@ def lines_for(model, operator, rules, size):
 
 def sound(rule):
     """Whether a rule may be composed: windows cut each dimension along one axis."""
-    if not any("@halo" in words for words in rule.local):
+    if not any("@halo" in axis.marks for axis in rule.axes):
         return True
     cut = [part for part in rule.inputs[0] if part.startswith("S")]
     return len(cut) == len(set(cut))
@@ -238,7 +237,7 @@ def local_run(model, stage, batches, mesh, recompute=False):
     total = 0.0
     for m, (inputs, target) in enumerate(batches):
         local = {
-            name: local_part(one, sharding.inputs.get(name, ("R",) * len(mesh.sizes)), mesh)
+            name: mesh.local_part(one, sharding.inputs.get(name, ("R",) * len(mesh.sizes)))
             for name, one in inputs.items()
         }
         goals = target_of(model, sharding, target, mesh)
@@ -255,7 +254,7 @@ def target_of(model, sharding, target, mesh):
     (loss,) = losses(model.graph)
     name = loss.output.name
     if loss.has_target and loss.class_dim is None:
-        target = local_part(target, sharding.outputs.get(name, ("R",) * len(mesh.sizes)), mesh)
+        target = mesh.local_part(target, sharding.outputs.get(name, ("R",) * len(mesh.sizes)))
     return {name: target}
 
 

@@ -11,9 +11,9 @@ from dataclasses import replace
 
 import torch
 
-from planner.artefacts.sharding import blocks_of, dim_of, rule_of
-from planner.operators.parts import MARKED, Cut, localized
-from planner.resharding import gradient_spec
+from planner.artefacts.sharding import AxisRule, blocks_of, dim_of
+from planner.operators.parts import MARKED, Cut, divided
+from planner.resharding.gradients import gradient_part
 
 
 class Board:
@@ -118,11 +118,11 @@ def check(kind, call, made, tensors, line, n, still=(), seed=0):
         The number of gradients compared.
     """
     generator = torch.Generator().manual_seed(seed)
-    rule = rule_of([line])
-    given, results = [p for (p,) in rule.inputs], [p for (p,) in rule.outputs]
-    means = [flag for (flag,) in rule.mean]
-    gradients_in = [gradient_spec(rule, spec)[0] for spec in rule.inputs]
-    gradients_out = [gradient_spec(rule, spec)[0] for spec in rule.outputs]
+    rule = AxisRule.parse(line)
+    given, means = rule.inputs, [part == "A" for part in rule.outputs]
+    results = ["P" if mean else part for part, mean in zip(rule.outputs, means, strict=True)]
+    gradients_in = [gradient_part(rule, part) for part in given]
+    gradients_out = [gradient_part(rule, part) for part in results]
     moving = [i for i, one in enumerate(tensors) if one.dtype == torch.float64 and i not in still]
 
     def leaves(some):
@@ -148,10 +148,9 @@ def check(kind, call, made, tensors, line, n, still=(), seed=0):
         [None] * n if w is None else shares(w, p, n, generator)
         for w, p in zip(weights, gradients_out, strict=True)
     ]
-    marks = [one for one in rule.local[0] if one.startswith("@")]
-    names = [one for one in rule.local[0] if not one.startswith("@")]
-    own_call = localized(call, names, n)
-    assert own_call is not None, "an attribute that cannot be divided"
+    marks = [one for one in rule.local if one.startswith("@")]
+    names = [one for one in rule.local if not one.startswith("@")]
+    own_call = replace(call, kwargs=divided(call.kwargs, names, n))
 
     def work(device):
         one = own_call

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from planner import launch
 from planner.artefacts.losses import losses as model_losses
-from planner.model.load import load
+from planner.model.load import ReadOptions, load
 from planner.operators import randomness
 from planner.support.errors import LaunchError
 from planner.training.data.batching import BatchLayout, BatchSizeHistory
@@ -39,7 +39,7 @@ def made(tmp_path_factory):
 @pytest.fixture
 def feed(made):
     """Makes the feed of a device, by the name of a dataset."""
-    model = load(made[0] / "net.onnx", batch=4)
+    model = load(made[0] / "net.onnx", ReadOptions(batch=4))
 
     def make(name, mine=(0, 1, 2, 3), needs=ALL, **changes):
         where, data = given_data(f"{HERE}:{name}", "--data", SEED)

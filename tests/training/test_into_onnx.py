@@ -17,9 +17,9 @@ from planner.artefacts.files import read_plan
 from planner.artefacts.profile import BatchNorm
 from planner.model.annotated import write_partition
 from planner.model.export.forms import remove_annotations, to_evaluation
-from planner.model.load import load
-from planner.model.metadata import metadata_of
+from planner.model.load import ReadOptions, load
 from planner.model.record import WEIGHTS_KEY, ModuleRecord, TensorRecord, evaluated
+from planner.model.wire import metadata_of
 from planner.operators import parameters, randomness, to_torch
 from planner.support.errors import FileError, ModelError, OptionError
 from planner.training.checkpoints import into_onnx as weights
@@ -66,7 +66,7 @@ def test_the_trained_file_gives_the_launcher_s_evaluation_outputs(made, tmp_path
     )  # fmt: skip
     onnx.checker.check_model(str(tmp_path / "trained.onnx"), full_check=True)
     # The launcher's own operators on the tensors of the checkpoint, frozen and without Dropout.
-    model = load(folder / "net.onnx", batch=BATCH, batch_norm=BatchNorm.FROZEN)
+    model = load(folder / "net.onnx", ReadOptions(batch=BATCH, batch_norm=BatchNorm.FROZEN))
     values = parameters(model, [one.name for one in model.graph.parameters])
     for name, tensor in tensors_of(folder / "kept").items():
         kind, _, parameter = name.partition("/")
@@ -113,8 +113,8 @@ def test_the_training_form_keeps_the_file_s_operators(made, tmp_path):
 def test_the_trained_file_can_be_trained_on(made, tmp_path):
     folder, _ = made
     planner.write_weights(folder / "kept", tmp_path / "again.onnx", form="training")
-    first = load(tmp_path / "again.onnx", batch=BATCH)
-    usual = load(folder / "net.onnx", batch=BATCH)
+    first = load(tmp_path / "again.onnx", ReadOptions(batch=BATCH))
+    usual = load(folder / "net.onnx", ReadOptions(batch=BATCH))
     assert first.graph.parameters == usual.graph.parameters
     assert metadata_of(tmp_path / "again.onnx")[WEIGHTS_KEY].startswith("step 3 of model ")
 
@@ -497,7 +497,9 @@ def test_a_checkpoint_names_the_user_s_own_file_and_not_the_annotated_one(tmp_pa
     net(tmp_path / "net.onnx", dtype="float32")
     path = write_strategy(tmp_path / "s.json", profile_of(tmp_path / "net.onnx"), (1,))
     write_partition(
-        load(tmp_path / "net.onnx", batch=BATCH), read_plan(path), path.with_suffix(".onnx")
+        load(tmp_path / "net.onnx", ReadOptions(batch=BATCH)),
+        read_plan(path),
+        path.with_suffix(".onnx"),
     )
     planner.launch(path, steps=1, checkpoint=tmp_path / "kept")
     assert find(tmp_path / "kept").record.model_path == "../net.onnx"

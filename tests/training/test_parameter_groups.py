@@ -12,7 +12,7 @@ from planner.launcher.options import Loop, ParameterGroup
 from planner.launcher.rendezvous import _values, differences
 from planner.launcher.seating import RankFacts
 from planner.launcher.trained_groups import _names_of, settings, trained_groups
-from planner.model.load import load
+from planner.model.load import ReadOptions, load
 from planner.model.trainable import Choice
 from planner.support.errors import FileError, OptionError
 from planner.training.options import options_of
@@ -174,7 +174,7 @@ def test_groups_that_make_no_sense_are_refused(made, how, message):
 
 
 def test_a_group_of_frozen_parameters_is_refused(made):
-    model = load(made[0] / "net.onnx", freeze=["up.bias"])
+    model = load(made[0] / "net.onnx", ReadOptions(freeze=["up.bias"]))
     with pytest.raises(OptionError, match=r"up\.\[b\]\*: matches only parameters that are not tr"):
         groups_of(model, {"names": "up.[b]*"})
 

@@ -11,7 +11,7 @@ from torch.distributed.checkpoint import FileSystemReader, load
 
 import planner
 from planner.artefacts.files import write_plan
-from planner.artefacts.sharding import Rule, Sharding
+from planner.artefacts.sharding import Sharding, rule_of
 from planner.artefacts.strategy import ScheduleName, Strategy
 from planner.support.errors import FileError
 from planner.training.checkpoints.files import whole_tensors
@@ -50,7 +50,7 @@ def zero(tmp_path_factory):
     folder = tmp_path_factory.mktemp("zero")
     model = loaded(wide(folder / "net.onnx"))
     rows, (output,) = ("S0",), model.graph.outputs
-    product = Rule((rows, ("R",)), (rows,), ((),), ((False,),))
+    product = rule_of(["S0,R->S0"])
     lies = Sharding(
         (RANKS,),
         dict.fromkeys((one.name for one in model.graph.operators), product),

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from planner.artefacts.sharding import CHUNKS, Spec, blocks_of, dim_of
+from planner.artefacts.sharding import CHUNKS
 from planner.launcher.mesh.lines import ConversionGroup, Mesh
+from planner.operators.parts.slices import chunk_rows, joined, padded, part_of, parts
 from planner.resharding.conversion import Collective, Step
 
 
@@ -71,97 +72,6 @@ _DONE: Mapping[Collective, Callable[[Tensor, Step, ConversionGroup], Tensor]] = 
     Collective.FIRST: _first,
     Collective.SCATTER: _scatter,
 }
-
-
-def parts(tensor: Tensor, n: int, cut: str) -> Tensor:
-    """(n, *shape) the equal parts of a tensor, contiguous.
-
-    Args:
-        cut: along which dimension, and in how many blocks, such as "S1/3".
-
-    >>> parts(torch.arange(6), 2, "S0/3").tolist()
-    [[0, 2, 4], [1, 3, 5]]
-    """
-    dim = _dim_of(cut)
-    return views_of_parts(tensor, n, cut).flatten(dim + 1, dim + 2).contiguous()
-
-
-def views_of_parts(tensor: Tensor, n: int, cut: str) -> Tensor:
-    """The same where they lie in the tensor, so that they can be written to, with the dimension
-    that is cut as two: blocks, and what a part has of each.
-
-    >>> views_of_parts(torch.arange(6), 2, "S0/3").tolist()
-    [[[0], [2], [4]], [[1], [3], [5]]]
-    """
-    dim, blocks = _dim_of(cut), blocks_of(cut)
-    width = tensor.shape[dim] // (blocks * n)
-    return _apart(tensor, dim, (blocks, n, width)).movedim(dim + 1, 0)
-
-
-def joined(some: Tensor, cut: str) -> Tensor:
-    """The tensor with these parts.
-
-    Args:
-        some: (n, *shape) as `parts` gives them.
-        cut: as of `parts`.
-
-    >>> joined(torch.tensor([[0, 2, 4], [1, 3, 5]]), "S0/3").tolist()
-    [0, 1, 2, 3, 4, 5]
-    """
-    dim, blocks = _dim_of(cut), blocks_of(cut)
-    if blocks == 1:
-        return some.movedim(0, dim).flatten(dim, dim + 1)
-    apart = _apart(some, dim + 1, (blocks, some.shape[dim + 1] // blocks))
-    return apart.movedim(0, dim + 1).flatten(dim, dim + 2)
-
-
-def chunk_rows(rows: int, n: int) -> int:
-    """Rows of the largest of n chunks."""
-    return -(-rows // n)
-
-
-def padded(tensor: Tensor, rows: int) -> Tensor:
-    """The tensor with zeros behind its rows, up to so many; itself where it has them."""
-    short = rows - tensor.shape[0]
-    return torch.cat([tensor, tensor.new_zeros((short, *tensor.shape[1:]))]) if short else tensor
-
-
-def _dim_of(cut: str) -> int:
-    dim = dim_of(cut)
-    assert dim is not None, "a part of a spec that cuts"
-    return dim
-
-
-def _apart(tensor: Tensor, dim: int, sizes: tuple[int, ...]) -> Tensor:
-    """A view with several dimensions in the place of one."""
-    return tensor.reshape((*tensor.shape[:dim], *sizes, *tensor.shape[dim + 1 :]))
-
-
-def part_of(tensor: Tensor, n: int, cut: str, k: int) -> Tensor:
-    """The k-th of the parts of a tensor, equal but for chunks; where there are no blocks, a view.
-
-    >>> [part_of(torch.arange(5), 4, "C", k).tolist() for k in range(4)]
-    [[0, 1], [2, 3], [4], []]
-    """
-    dim, blocks = _dim_of(cut), blocks_of(cut)
-    if cut == CHUNKS:
-        rows, width = tensor.shape[0], chunk_rows(tensor.shape[0], n)
-        return tensor[min(k * width, rows) : min((k + 1) * width, rows)]
-    width = tensor.shape[dim] // (n * blocks)
-    if blocks == 1:
-        return tensor.narrow(dim, k * width, width)
-    return _apart(tensor, dim, (blocks, n, width)).select(dim + 1, k).flatten(dim, dim + 1)
-
-
-def local_part(whole: Tensor, spec: Spec, mesh: Mesh) -> Tensor:
-    """The part of a whole tensor that this device has, under a spec without summands.
-
-    The first axis is the outer one, so cuts are put on from the first.
-    """
-    for axis, part in enumerate(spec):
-        if dim_of(part) is not None:
-            whole = part_of(whole, mesh.sizes[axis], part, mesh.coordinates[axis])
-    return whole
 
 
 class Conversion(nn.Module):

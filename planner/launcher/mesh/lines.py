@@ -17,8 +17,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from planner.artefacts.graph import Graph
+from planner.artefacts.sharding import Spec
 from planner.artefacts.strategy import Stage, Strategy
 from planner.operators.parts.line import MeshAxisGroup
+from planner.operators.parts.slices import local_part
 from planner.resharding.over_replicas import with_axes
 from planner.resharding.sums import coordinates
 
@@ -210,6 +212,10 @@ class Mesh:
     def coordinates(self) -> tuple[int, ...]:
         """Of this device, by axis."""
         return coordinates(self.index, self.sizes)
+
+    def local_part(self, whole: Tensor, spec: Spec) -> Tensor:
+        """The part of a whole tensor that this device has; of a summand, all."""
+        return local_part(whole, spec, self.sizes, self.coordinates)
 
 
 def replica_and_index(stage: Stage, device: int) -> tuple[int, int]:

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from planner.artefacts.losses import Loss
 from planner.artefacts.sharding import Spec, blocks_of, dim_of
-from planner.launcher.mesh.convert import local_part
 from planner.launcher.mesh.lines import Mesh
 from planner.operators.losses import Criterion, LossValue, criterion
 from planner.operators.parts import cross_entropy
@@ -48,7 +47,7 @@ def split_criterion(loss: Loss, spec: Spec, mesh: Mesh) -> Criterion:
     # devices of the mesh wait in.
     def of_classes(output: Tensor, target: Tensor | None) -> LossValue:
         assert target is not None, "a loss over classes has a target"
-        return whole(output, local_part(target, cut, mesh))
+        return whole(output, mesh.local_part(target, cut))
 
     return of_classes
 

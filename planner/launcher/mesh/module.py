@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 
 from planner.artefacts import graph as graphs
 from planner.artefacts.graph import Graph, Operator, parameters_by_name, tensors_by_name
-from planner.artefacts.sharding import Rule, local_shape, reads, rule_by, rule_lines
+from planner.artefacts.sharding import Rule, local_shape, reads, rule_by
 from planner.artefacts.strategy import Stage, indices_of
 from planner.launcher.denominators import Denominator
 from planner.launcher.mesh.convert import Conversion
@@ -32,7 +32,6 @@ from planner.operators.parts.calls import (
     exchanged,
     free_name,
     is_call,
-    num_means,
     parts_function,
     take_means,
     values_of,
@@ -86,7 +85,7 @@ def split_module(
         if name not in divided:
             take_means(made, operator, rule, mesh.sizes)
             continue
-        num_parts = num_means(rule, mesh.sizes)[0]
+        num_parts = rule.num_means(mesh.sizes)[0]
         nodes[name] = _divided_by_total(module, nodes[name], divided[name], made, num_parts)
     copies = reshardings(stage, graph)
     inserted = [
@@ -245,7 +244,7 @@ def _check(
         shape = local_shape(described[name].shape, specs[name], sizes)
         return torch.empty(shape, dtype=getattr(torch, described[name].dtype), device="meta")
 
-    where = f"operator {operator.name} ({operator.type}): by the rule {'; '.join(rule_lines(rule))}"
+    where = f"operator {operator.name} ({operator.type}): by the rule {'; '.join(rule.lines)}"
     try:
         args: Any = fx.map_arg(node.args, empty)
         kwargs: Any = fx.map_arg(node.kwargs, empty)

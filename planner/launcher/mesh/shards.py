@@ -16,16 +16,9 @@ from torch import Tensor, nn
 from planner.artefacts.graph import Graph
 from planner.artefacts.sharding import CHUNKS, Spec
 from planner.artefacts.strategy import Stage
-from planner.launcher.mesh.convert import (
-    chunk_rows,
-    joined,
-    local_part,
-    padded,
-    part_of,
-    views_of_parts,
-)
 from planner.launcher.mesh.lines import ConversionGroup, Mesh
 from planner.launcher.mesh.module import conversions_of
+from planner.operators.parts.slices import chunk_rows, joined, padded, part_of, views_of_parts
 from planner.resharding.conversion import Collective, Step
 from planner.resharding.sums import gathered_together, lies_in, state_steps, steps_key
 
@@ -60,7 +53,7 @@ class OptimizerShards:
             )
             # Along the first dimension it is a view, so that it takes no memory of its own: to step
             # it is to step the parameter, and `gather` overwrites that part with itself.
-            part = local_part(values[name].detach(), self._further[name], self._mesh)
+            part = self._mesh.local_part(values[name].detach(), self._further[name])
             self.shards[name] = nn.Parameter(part if part.is_contiguous() else part.clone())
             if one.gradient == one.state:
                 cut.add(name)
@@ -139,7 +132,7 @@ class OptimizerShards:
                 self._fill([name], [self._cut_of(name, self._values[name].grad)])
 
     def _cut_of(self, name: str, whole: Tensor | None) -> Tensor | None:
-        return None if whole is None else local_part(whole, self._further[name], self._mesh)
+        return None if whole is None else self._mesh.local_part(whole, self._further[name])
 
     def _fill(self, names: Sequence[str], gradients: Sequence[Tensor | None]) -> None:
         for name, gradient in zip(names, gradients, strict=True):
@@ -191,7 +184,7 @@ class OptimizerShards:
     def refresh(self) -> None:
         """Makes the shards out of the parameters, which have changed."""
         for name, shard in self.shards.items():
-            shard.copy_(local_part(self._values[name], self._further[name], self._mesh))
+            shard.copy_(self._mesh.local_part(self._values[name], self._further[name]))
 
 
 def _whole(parts: Tensor, step: Step) -> Tensor:

@@ -25,6 +25,7 @@ from planner.model.annotated.annotations import (
 from planner.model.annotated.shards import Shards, read_shards, replica_ranks, shards_of
 from planner.model.annotated.write import MODEL_HASH, short
 from planner.model.load import content_hash, read_proto
+from planner.model.protos import metadata
 from planner.model.weights import ModelFile
 from planner.support.errors import FileError
 
@@ -80,7 +81,7 @@ def _read(file: ModelFile) -> ModelProto:
 
 def _differences(plan: Plan, file: ModelFile, *, weights: bool) -> Iterator[str]:
     proto = _read(file)
-    notes = {one.key: one.value for one in proto.metadata_props}
+    notes = metadata(proto)
     found_hash = content_hash(proto, file) if weights else notes.get(MODEL_HASH)
     if found_hash != plan.model_hash:
         yield f"it is model {short(found_hash)}, the strategy is for {short(plan.model_hash)}"
@@ -156,7 +157,7 @@ def _cut(shards: Shards | None) -> str:
 
 
 def _other_transfers(plan: Plan, proto: ModelProto) -> Iterator[str]:
-    notes = {one.key: one.value for one in proto.metadata_props}
+    notes = metadata(proto)
     if notes[STAGE_DEVICES] != json.dumps(stage_devices(plan)):
         yield (
             f"its stages are on {notes[STAGE_DEVICES]}, the strategy's on"

@@ -25,8 +25,8 @@ from planner.artefacts.graph import consumers, producers
 from planner.artefacts.modules import from_to
 from planner.artefacts.plan import Plan
 from planner.model.annotated.shards import shards_by_operator, write_shards
-from planner.model.expansion.inlining import subgraphs
 from planner.model.load import Model, first_consumers
+from planner.model.protos import metadata, set_metadata, subgraphs
 from planner.support.errors import FileError
 
 CONFIGURATION = "planner"
@@ -64,18 +64,10 @@ def annotate(proto: ModelProto, model: Model, plan: Plan) -> None:
     for node in proto.graph.node:
         _note(node, SENDS, sends.get(node.name, []))
         _note(node, RECEIVES, receives.get(node.name, []))
-    notes = {STAGE_DEVICES: json.dumps(stage_devices(plan))}
+    notes: dict[str, str | None] = {STAGE_DEVICES: json.dumps(stage_devices(plan))}
     if plan.modules:
         notes[STAGE_MODULES] = json.dumps([from_to(paths) for paths in plan.modules])
-    describe(proto, notes)
-
-
-def describe(proto: ModelProto, properties: Mapping[str, str]) -> None:
-    """Puts entries into a model's metadata, in place of older ones."""
-    kept = {one.key: one.value for one in proto.metadata_props}
-    del proto.metadata_props[:]
-    for key, value in (kept | {**properties}).items():
-        proto.metadata_props.add(key=key, value=value)
+    set_metadata(proto, notes)
 
 
 def device_names(plan: Plan) -> list[str]:
@@ -116,7 +108,7 @@ def transfers(plan: Plan) -> list[dict[str, Any]]:
 
 def note_of(node: NodeProto, key: str) -> Any:
     """The JSON in an entry of a node's metadata; None if there is none, or it is damaged."""
-    text = next((one.value for one in node.metadata_props if one.key == key), "null")
+    text = metadata(node).get(key, "null")
     try:
         return json.loads(text)
     except ValueError:
@@ -196,8 +188,4 @@ def _annotate(node: NodeProto, stage: int) -> None:
 
 def _note(node: NodeProto, key: str, content: Any) -> None:
     """Writes an entry into a node's metadata in place of an older one; none if it is empty."""
-    for at in reversed(range(len(node.metadata_props))):
-        if node.metadata_props[at].key == key:
-            del node.metadata_props[at]
-    if content:
-        node.metadata_props.add(key=key, value=json.dumps(content, sort_keys=True))
+    set_metadata(node, {key: json.dumps(content, sort_keys=True) if content else None})

@@ -17,10 +17,10 @@ from typing import BinaryIO
 
 from onnx import GraphProto, ModelProto, TensorProto
 
-from planner.model.expansion.inlining import subgraphs
 from planner.model.load import Model
-from planner.model.metadata import metadata_of
+from planner.model.protos import set_metadata, subgraphs
 from planner.model.weights import INLINE, ModelFile, is_inline, is_stored, place_of, put
+from planner.model.wire import metadata_of
 from planner.support.errors import FileError
 from planner.support.reading import check_mapped
 
@@ -72,9 +72,7 @@ def _take_in(tensor: TensorProto, file: ModelFile) -> None:
     tensor.raw_data = bytes(content)
     tensor.ClearField("data_location")
     del tensor.external_data[:]
-    for at in reversed(range(len(tensor.metadata_props))):
-        if tensor.metadata_props[at].key == INLINE:
-            del tensor.metadata_props[at]
+    set_metadata(tensor, {INLINE: None})
 
 
 def copies(model: Model, path: Path, copy: str | None) -> dict[Path, Path]:

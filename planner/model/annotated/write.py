@@ -8,9 +8,10 @@ from onnx import ModelProto
 
 from planner.artefacts.files import artefact_hash
 from planner.artefacts.plan import Plan
-from planner.model.annotated.annotations import annotate, describe
+from planner.model.annotated.annotations import annotate
 from planner.model.annotated.weights import WEIGHTS, copies, fill, settle
 from planner.model.load import Model
+from planner.model.protos import set_metadata
 from planner.model.record import ANNOTATION_KEY
 from planner.support.errors import FileError, ModelError
 from planner.support.writing import file_error, writing
@@ -48,7 +49,7 @@ def write_partition(
     annotate(proto, model, plan)
     copy = settle(proto, model, path)
     notes = {MODEL_HASH: model.hash, STRATEGY_HASH: artefact_hash(plan.strategy)}
-    describe(proto, notes if copy is None else {**notes, WEIGHTS: copy})
+    set_metadata(proto, notes if copy is None else {**notes, WEIGHTS: copy})
     contents = {path: proto.SerializeToString(deterministic=True), **(also or {})}
     copied = copies(model, path, copy)
     with writing(*copied, *contents) as files:

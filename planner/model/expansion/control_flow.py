@@ -89,7 +89,7 @@ def _iterations(x: Expander, call: Call, body: Body) -> Iterator[tuple[int, bool
 
 def _goes_on(x: Expander, call: Call, condition: Value, iteration: int) -> bool:
     """The condition that an iteration ends with."""
-    value = x.demand(call, condition) if isinstance(condition, str) else None
+    value = x.evaluate_now(call, condition) if isinstance(condition, str) else None
     if value is None:
         raise ModelError(
             f"{call}: expected a condition that is known before the model runs, got one that"

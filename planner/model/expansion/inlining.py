@@ -6,7 +6,7 @@ inputs are known, because the function may depend on them.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from onnx import (
@@ -22,9 +22,13 @@ from onnx import (
 )
 from onnx.checker import ValidationError
 
+from planner.artefacts.operator_types import OPERATOR_TYPES
+from planner.model.protos import metadata, nodes_of
 from planner.support.errors import ModelError
 
-INLINED_OPERATORS = frozenset({"DynamicQuantizeLinear"})
+INLINED_OPERATORS = frozenset(
+    kind for kind, row in OPERATOR_TYPES.items() if row.function is None and not row.refused
+)
 """Standard operators that are replaced by the function that defines them: all that have one, and no
 function in torch."""
 
@@ -54,37 +58,18 @@ def inlined(proto: ModelProto) -> ModelProto:
         ) from None
 
 
-def inherit_metadata(node: NodeProto, metadata: Mapping[str, str]) -> None:
+def inherit_metadata(node: NodeProto, inherited: Mapping[str, str]) -> None:
     """Adds to a node the metadata that it has no own entries for."""
     own = {entry.key for entry in node.metadata_props}
-    for key, value in metadata.items():
+    for key, value in inherited.items():
         if key not in own:
             node.metadata_props.add(key=key, value=value)
-
-
-def metadata_of(node: NodeProto) -> dict[str, str]:
-    """The metadata of a node by key."""
-    return {entry.key: entry.value for entry in node.metadata_props}
-
-
-def subgraphs(node: NodeProto) -> Iterator[GraphProto]:
-    """The graphs among the attributes of a node."""
-    for attribute in node.attribute:
-        yield from [attribute.g] if attribute.HasField("g") else attribute.graphs
 
 
 def _all_nodes(proto: ModelProto) -> Iterator[NodeProto]:
     yield from nodes_of(proto.graph.node)
     for function in proto.functions:
         yield from nodes_of(function.node)
-
-
-def nodes_of(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
-    """The nodes, each before those of the graphs among its attributes."""
-    for node in nodes:
-        yield node
-        for graph in subgraphs(node):
-            yield from nodes_of(graph.node)
 
 
 Called = tuple[tuple[str, str, str], ...]  # domains, names and overloads, from the outermost on
@@ -103,15 +88,15 @@ def _with_metadata_of_calls(proto: ModelProto) -> ModelProto:
         (node, {}, ()) for node in nodes_of(copied.graph.node)
     )
     while waiting:
-        node, metadata, called = waiting.popleft()
-        inherit_metadata(node, metadata)
+        node, inherited, called = waiting.popleft()
+        inherit_metadata(node, inherited)
         key = (node.domain, node.op_type, node.overload)
         if key not in known or key in called:  # onnx refuses circles
             continue
         body: FunctionProto = copied.functions.add()
         body.CopyFrom(known[key])
         body.overload = node.overload = f"{node.overload}call{len(copied.functions)}"
-        waiting += [(one, metadata_of(node), (*called, key)) for one in nodes_of(body.node)]
+        waiting += [(one, metadata(node), (*called, key)) for one in nodes_of(body.node)]
     copied.functions.extend(proto.functions)  # those that call themselves
     return copied
 

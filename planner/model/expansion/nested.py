@@ -17,12 +17,13 @@ import numpy as np
 from onnx import GraphProto, NodeProto, ValueInfoProto, helper
 
 from planner.model.canonical import unique_names
-from planner.model.definitions import modules_of
-from planner.model.expansion.inlining import inherit_metadata, metadata_of, subgraphs
-from planner.model.folding import Pass, operator_type, some
-from planner.model.scopes import is_next_state
+from planner.model.expansion.inlining import inherit_metadata
+from planner.model.folding import Pass
+from planner.model.protos import metadata, operator_type, subgraphs
+from planner.model.scopes import is_next_state, module_names
 from planner.model.values import shape_of
 from planner.support.errors import ModelError
+from planner.support.printable import few
 
 MAX_UNROLLED_NODES = 10_000  # of all loops of a model together
 
@@ -201,8 +202,8 @@ class Call:
     def __str__(self) -> str:
         """The node for a message: its name, and the module that it came from."""
         marked = NodeProto()
-        inherit_metadata(marked, {**self.scope.metadata, **metadata_of(self.node)})
-        modules = modules_of([marked])
+        inherit_metadata(marked, {**self.scope.metadata, **metadata(self.node)})
+        modules = module_names([marked])
         return f"{self.name} (in {modules[0]})" if modules else self.name
 
 
@@ -223,7 +224,9 @@ class Expander:
         self._handlers = handlers
         self._origin = ""
         self._unrolled = 0
-        self._shared: dict[tuple[str, str], str] = {}  # (place, name) -> an initializer, a Constant
+        # By place and name, the name in the flat graph of an initializer or a Constant. A place has
+        # no numbers of iterations, so that 1,000 iterations share one.
+        self._shared: dict[tuple[str, str], str] = {}
         self._names = {node.name for node in graph.node}
         self._tensors = {*tensors.types, *(name for node in graph.node for name in node.output)}
 
@@ -263,8 +266,8 @@ class Expander:
                 f"{call}: expected dense initializers, got sparse ones; make them dense"
             )
         place = f"{call.place}/{branch}" + ("/" if branch else "")
-        metadata = {**call.scope.metadata, **metadata_of(call.node)}
-        scope = Scope(f"{call.name}/", place, body.reads, call.scope, metadata=metadata)
+        inherited = {**call.scope.metadata, **metadata(call.node)}
+        scope = Scope(f"{call.name}/", place, body.reads, call.scope, metadata=inherited)
         for tensor in body.graph.initializer:
             key = (place, tensor.name)
             if key not in self._shared:
@@ -278,8 +281,8 @@ class Expander:
 
     def open_function(self, call: Call, body: Body) -> Scope:
         """A scope for the function of a call, which sees nothing of what is around it."""
-        metadata = {**call.scope.metadata, **metadata_of(call.node)}
-        return Scope(f"{call.name}/", f"{call.name}/", body.reads, metadata=metadata)
+        inherited = {**call.scope.metadata, **metadata(call.node)}
+        return Scope(f"{call.name}/", f"{call.name}/", body.reads, metadata=inherited)
 
     def walk(
         self,
@@ -309,7 +312,7 @@ class Expander:
         results = [scope.find(output.name) for output in body.graph.output]
         unknown = [o.name for o, v in zip(body.graph.output, results, strict=True) if v is None]
         if unknown:
-            raise ModelError(f"{path}: returns {some(unknown)}, which no node in it makes")
+            raise ModelError(f"{path}: returns {few(unknown)}, which no node in it makes")
         return [value for value in results if value is not None]
 
     def charge(self, call: Call, body: Body, iterations: int) -> None:
@@ -338,12 +341,12 @@ class Expander:
         unknown = [o for o, v in zip(node.input, inputs, strict=True) if o and v is None]
         if unknown:
             raise ModelError(
-                f"{call}: reads {some(unknown)}, which no earlier node makes; "
+                f"{call}: reads {few(unknown)}, which no earlier node makes; "
                 "nodes must be in topological order"
             )
         again = [one for one in node.output if one in scope.values]
         if again:
-            raise ModelError(f"{call}: makes {some(again)}, which exists already")
+            raise ModelError(f"{call}: makes {few(again)}, which exists already")
         handler = self._handlers.get(operator_type(node), Expander.plain)
         results = handler(self, call)
         for output, value in zip(node.output, results, strict=False):
@@ -375,7 +378,7 @@ class Expander:
                   if not isinstance(v, str | None)]  # fmt: skip
         if others:
             raise ModelError(
-                f"{call}: {operator_type(call.node)} takes {some(others)}, a sequence or optional,"
+                f"{call}: {operator_type(call.node)} takes {few(others)}, a sequence or optional,"
                 " which only operators on sequences can: export the model without it"
             )
         inputs = ["" if value is None else str(value) for value in call.inputs]
@@ -414,7 +417,7 @@ class Expander:
         self.tensors.learn([node])
         self.tensors.read.update(filter(None, outputs))
         self._label(node, call, f"{call.name}/{suffix}" if suffix else call.name)
-        inherit_metadata(node, metadata_of(call.node))
+        inherit_metadata(node, metadata(call.node))
         self.tensors.visit(node)
         return node
 
@@ -465,9 +468,9 @@ class Expander:
         self.tensors.add_constant(name, value)
         return name
 
-    def demand(self, call: Call, name: str) -> np.ndarray | None:
+    def evaluate_now(self, call: Call, name: str) -> np.ndarray | None:
         """The value of a tensor that a call needs; None if it depends on data."""
-        return self.tensors.demand(name, call.name)
+        return self.tensors.evaluate_now(name, call.name)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor."""

@@ -55,7 +55,7 @@ def known(x: Expander, call: Call, position: int, meaning: str) -> np.ndarray | 
     if position >= len(call.inputs) or call.inputs[position] is None:
         return None
     name = call.tensor(position)
-    value = x.demand(call, name)
+    value = x.evaluate_now(call, name)
     if value is None:
         raise ModelError(
             f"{call}: expected a constant {meaning} for {call.node.op_type}, got {name!r}, "

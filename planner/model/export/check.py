@@ -19,6 +19,7 @@ from torch._ops import HigherOrderOperator
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from planner.artefacts.operator_types import facts
 from planner.model.export.eager import Eagerly, UnseenError
 from planner.model.export.forms import normalized_by_batch, ranks_in
 from planner.model.export.inputs import Inputs
@@ -26,10 +27,6 @@ from planner.support.draws import ELSEWHERE, drawn_elsewhere
 from planner.support.errors import ExportError, words_of
 from planner.support.units import format_bytes
 
-RANDOM = frozenset({
-    "Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
-    "RandomUniformLike",
-})  # fmt: skip
 MAX_BYTES = 1_800_000_000
 """Models with more weights are not run: ONNX Runtime holds them a second time."""
 
@@ -60,7 +57,8 @@ def check(module: nn.Module, inputs: Inputs, model: ir.Model) -> Check:
     """
     values = model.graph.initializers.values()
     size = sum(one.const_value.nbytes for one in values if one.const_value is not None)
-    random = sorted({node.op_type for node in model.graph.all_nodes() if node.op_type in RANDOM})
+    kinds = {node.op_type for node in model.graph.all_nodes()} - {"Dropout"}  # it is taken out
+    random = sorted(kind for kind in kinds if facts(kind).random)
     if size > MAX_BYTES:
         return Check(None, f"the model holds {format_bytes(size)}")
     if random:

@@ -20,15 +20,13 @@ from planner.model.export.check import Check, GradientCheck
 from planner.model.export.check import check as compared
 from planner.model.export.inputs import Inputs, dynamic_shapes_of, inputs_of
 from planner.model.export.modes import mark_dropout, mark_modes, mark_norms
-from planner.model.export.quiet import quiet
-from planner.model.export.settings import settings_for_export
 from planner.model.export.state import mark_state, returning_state
 from planner.model.export.tidy import tidy
-from planner.model.export.trace import scalars_of, traced, translated
+from planner.model.export.trace import quiet, scalars_of, settings_for_export, traced, translated
 from planner.model.export.write import write_model
-from planner.model.folding import some
 from planner.model.record import METADATA_KEY, Checked, ModuleRecord, record_text
 from planner.support.errors import ExportError
+from planner.support.printable import few
 
 GradientChecker = Callable[[nn.Module, Sequence[object], Mapping[str, object], Path], GradientCheck]
 """Compares a module with its file on example inputs; see `check_gradients`."""
@@ -225,7 +223,7 @@ def _notes(module: nn.Module, changed: Sequence[str], unlike: str) -> Iterator[s
     ]
     if own:
         yield (
-            f"forward changes {some(own)}: a launch updates them with every microbatch, and each"
+            f"forward changes {few(own)}: a launch updates them with every microbatch, and each"
             " replica has its own"
         )
     if unlike:

@@ -11,9 +11,8 @@ from typing import Any
 
 from onnx import GraphProto, ModelProto, NodeProto, StringStringEntryProto, helper
 
-from planner.model.canonical import domain_of, own_domain
-from planner.model.expansion.inlining import subgraphs
 from planner.model.expansion.nested import names_read
+from planner.model.protos import domain_of, opsets, subgraphs
 from planner.model.record import METADATA_KEY
 from planner.model.scopes import ALWAYS, EVALUATION_MARK, MARKS, MODE_MARK, STATE_MARK, mark_of
 from planner.support.errors import ModelError
@@ -36,7 +35,7 @@ def to_evaluation(proto: ModelProto) -> int:
     Raises:
         ModelError: if an output is read that there is in training alone.
     """
-    versions = {own_domain(one.domain): one.version for one in proto.opset_import}
+    versions = opsets(proto)
     changed = sum(_evaluate(graph, versions.get("", 1)) for graph in _graphs(proto.graph))
     changed += _obey_marks(proto.graph)
     for graph in reversed([*_graphs(proto.graph)]):  # inner ones read values of outer ones

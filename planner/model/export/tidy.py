@@ -12,7 +12,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass, RemoveUnusedFunctionsPass
 from onnxscript.optimizer import fold_constants_ir
 
-from planner.model.folding import RANDOM_OPERATORS
+from planner.artefacts.operator_types import facts
 from planner.model.scopes import MARKS, PADDING_MARK, STATE_MARK, STOP_MARK, padding_in
 
 # Metadata of nodes that is kept: the modules that a node comes from, and their classes. The
@@ -73,7 +73,7 @@ def _foldable(node: ir.Node, held: frozenset[str]) -> bool | None:
     step; None leaves the choice to the pass.
     """
     reads = any(value is not None and value.name in held for value in node.inputs)
-    return False if reads or node.op_type in (*RANDOM_OPERATORS, "Dropout") else None
+    return False if reads or facts(node.op_type).random else None
 
 
 def _remove_identities(graph: ir.Graph) -> None:

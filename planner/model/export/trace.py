@@ -4,20 +4,24 @@ The trace and its translation are two calls, so that what cannot be traced and w
 translation are told apart, and so that the trace can be mended between them.
 """
 
+import io
+import logging
 import re
 import traceback
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.fx import GraphModule, Node
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from planner.model.export.assumptions import Assumptions
 from planner.model.export.composed import Composed
 from planner.model.export.inputs import Inputs
 from planner.model.export.stops import FlagChanges, keep_stops, modes_traced
@@ -205,3 +209,101 @@ def _line_of_user(error: Exception) -> str:
         if frame.line and not any(root in path.parents for root in roots):
             place = f"{path.name}:{frame.lineno}: {frame.line.strip()}"
     return place
+
+
+# ---- what surrounds the exporter
+
+FINITE = "all values are finite: branches on torch.isfinite(...).all() are taken so"
+
+
+class Assumptions(TorchFunctionMode):
+    """While a module is traced under it, `torch.isfinite(x).all()` is True.
+
+    Some models of transformers clamp what overflows. A graph cannot branch on that.
+
+    Attributes:
+        made: what was assumed, in words.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: dict[str, None] = {}
+        self._known: dict[int, tuple[str, Tensor]] = {}  # keeps the tensors, so that ids are unique
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """One call of torch."""
+        first = args[0] if args else None
+        state = self._known[id(first)][0] if id(first) in self._known else ""
+        if state == "all" and func is Tensor.__bool__:
+            self.made[FINITE] = None
+            return True
+        made = func(*args, **(kwargs or {}))
+        if func in (torch.isfinite, Tensor.isfinite):
+            self._known[id(made)] = ("elements", made)
+        elif state == "elements" and func in (torch.all, Tensor.all) and made.ndim == 0:
+            self._known[id(made)] = ("all", made)
+        return made
+
+
+@contextmanager
+def settings_for_export(module: nn.Module) -> Iterator[tuple[str, ...]]:
+    """Turns off what makes outputs that a graph cannot have, for as long as it is entered.
+
+    Models of transformers return the keys and values of their attention for later tokens
+    (`use_cache`). Training has no use for them.
+
+    Yields:
+        what was set, such as "use_cache=False".
+    """
+    changed = [one for one in _configurations(module) if getattr(one, "use_cache", False) is True]
+    for one in changed:
+        one.use_cache = False  # type: ignore[attr-defined]
+    try:
+        yield ("use_cache=False",) if changed else ()
+    finally:
+        for one in changed:
+            one.use_cache = True  # type: ignore[attr-defined]
+
+
+def _configurations(module: nn.Module) -> list[object]:
+    """The `config` of each submodule, and the configurations in these."""
+    waiting = [one.config for one in module.modules() if hasattr(one, "config")]
+    seen: dict[int, object] = {}
+    while waiting:
+        one = waiting.pop()
+        if id(one) not in seen and hasattr(one, "__dict__"):
+            seen[id(one)] = one
+            waiting += [part for part in vars(one).values() if hasattr(part, "use_cache")]
+    return list(seen.values())
+
+
+# Loggers of the exporter and of what it calls.
+LOGGERS = frozenset({"torch", "onnxscript", "onnx_ir"})
+
+
+@contextmanager
+def quiet(wanted: bool) -> Iterator[None]:
+    """Hides what is printed, warned and logged for as long as it is entered.
+
+    Args:
+        wanted: otherwise nothing is hidden.
+    """
+    if not wanted:
+        yield
+        return
+    known = {**logging.root.manager.loggerDict, **dict.fromkeys(LOGGERS)}
+    loggers = [logging.getLogger(name) for name in known if name.split(".")[0] in LOGGERS]
+    levels = [one.level for one in loggers]
+    with (
+        warnings.catch_warnings(),
+        redirect_stdout(io.StringIO()),
+        redirect_stderr(io.StringIO()),
+    ):
+        warnings.simplefilter("ignore")
+        for one in loggers:
+            one.setLevel(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            for one, level in zip(loggers, levels, strict=True):
+                one.setLevel(level)

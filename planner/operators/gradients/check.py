@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from planner.artefacts.losses import losses
 from planner.model.export.check import GradientCheck, advice_on_difference
 from planner.model.export.eager import UnseenError
-from planner.model.load import Model, load, read_proto
+from planner.model.load import Model, ReadOptions, load, read_proto
 from planner.model.record import TensorRecord
 from planner.operators.gradients.distance import FLOOR, TOLERANCE, apart, largest
 from planner.operators.gradients.events import Suspect
@@ -29,6 +29,7 @@ from planner.operators.gradients.module_run import (
 from planner.operators.gradients.places import Between, between
 from planner.support.draws import ELSEWHERE
 from planner.support.errors import ExportError, ModelError, OperatorError, words_of
+from planner.support.printable import few
 from planner.support.units import format_bytes
 
 SHORT = {torch.float16: 2.0**-9, torch.bfloat16: 2.0**-6}
@@ -170,7 +171,7 @@ def _loaded(path: Path, tensors: Sequence[Tensor]) -> Model:
         for dim, size in zip(value.type.tensor_type.shape.dim, tensor.shape, strict=True):
             if dim.dim_param:
                 sizes[dim.dim_param] = size
-    return load(path, dimensions=sizes, known_hash="")
+    return load(path, ReadOptions(dimensions=sizes), known_hash="")
 
 
 def _run(of_module: Callable[..., ModuleRun]) -> tuple[ModuleRun | None, bool, str]:
@@ -332,7 +333,7 @@ def _words(
     lines = [
         f"{type(case.module).__name__}: the file would train otherwise than the module: the"
         f" gradients of {len(wrong)} of {count} parameters differ:"
-        f" {_some([f'{name} by {_percent(one)}' for name, one in wrong.items()])}",
+        f" {few([f'{name} by {_percent(one)}' for name, one in wrong.items()], _FEW)}",
         *_place_lines(where),
     ]
     causes = run.suspects if where is None else where.causes
@@ -354,11 +355,6 @@ def _place_lines(where: Between | None) -> list[str]:
     if str(where.behind) == str(where.before):
         return [f"at {where.before}"]
     return [f"between {where.before}", f"and {where.behind}"]
-
-
-def _some(texts: Sequence[str]) -> str:
-    more = f" and {len(texts) - _FEW} more" if len(texts) > _FEW else ""
-    return ", ".join(texts[:_FEW]) + more
 
 
 _ADVICE = (
@@ -395,18 +391,18 @@ def _notes(case: _Case, run: ModuleRun, graph: Gradients, floor: float) -> Itera
     zero = _only_zero(case, run)
     if zero:
         yield (
-            f"the module gives {_some(zero)} a gradient of zeros, by which weight decay changes it;"
-            " the file does not train it"
+            f"the module gives {few(zero, _FEW)} a gradient of zeros, by which weight decay changes"
+            " it; the file does not train it"
         )
     differing = _differing_inputs(case, run, graph, floor) if run.of_inputs else []
     if differing:
         yield (
-            f"no gradient flows back to {_some(differing)} as it does in the file; training has no"
-            " use for it"
+            f"no gradient flows back to {few(differing, _FEW)} as it does in the file; training has"
+            " no use for it"
         )
     stopped = _stopped(case, run)
     if stopped and not case.own:
-        yield f"no gradient flows through {_some(stopped)}, which no loss can be made of"
+        yield f"no gradient flows through {few(stopped, _FEW)}, which no loss can be made of"
 
 
 def _only_zero(case: _Case, run: ModuleRun) -> list[str]:

@@ -13,7 +13,7 @@ from planner.operators.convert import parameters, to_torch
 from planner.operators.gradients.module_run import Gradients, dense, leaf, loss_of
 from planner.operators.gradients.precision import Recording, widened
 from planner.operators.randomness import Draw, fed, random_operators
-from planner.operators.running import evaluating, told_whole
+from planner.operators.running import evaluating, naming_failed_operator
 
 
 @dataclass(slots=True)
@@ -89,7 +89,7 @@ def run_graph(
     given = [by_name[name] for name in module.input_names]  # type: ignore[union-attr]
     runner = _Keeping(module) if tensors else None
     recording = Recording(double=double, rounding=rounding)
-    with torch.enable_grad(), recording, fed(draws), told_whole(model, module):
+    with torch.enable_grad(), recording, fed(draws), naming_failed_operator(model, module):
         made = module(*given) if runner is None else runner.run(*given)
         by_output = dict(zip(module.output_names, made, strict=True))  # type: ignore[arg-type]
         outputs = [by_output[name] for name in model.graph.outputs]
@@ -127,7 +127,7 @@ def run_graph_in_evaluation(
         Recording(double=double),
         drawing,
         evaluating(),
-        told_whole(model, module),
+        naming_failed_operator(model, module),
     ):
         made = module(*given)
     by_output = dict(zip(module.output_names, made, strict=True))  # type: ignore[arg-type]

@@ -2,12 +2,12 @@
 devices with the other parts.
 """
 
-from planner.operators.parts.attributes import localized
+from planner.artefacts.sharding import HALO, ROWS
+from planner.operators.parts.attributes import divided
 from planner.operators.parts.halo import average_pool, conv, lp_pool, max_pool
 from planner.operators.parts.line import Cut, MeshAxisGroup
 from planner.operators.parts.vocabulary import cross_entropy, gather
 
-HALO, ROWS = "@halo", "@rows"
 MARKED = {
     (HALO, "AveragePool"): average_pool,
     (HALO, "Conv"): conv,
@@ -18,4 +18,4 @@ MARKED = {
 """By a rule's mark and the operator's ONNX type, the function that runs in the place of the
 operator's own: it takes the same arguments, and `cuts`, one for each axis with the mark."""
 
-__all__ = ["HALO", "MARKED", "ROWS", "Cut", "MeshAxisGroup", "cross_entropy", "localized"]
+__all__ = ["HALO", "MARKED", "ROWS", "Cut", "MeshAxisGroup", "cross_entropy", "divided"]

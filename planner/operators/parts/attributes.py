@@ -1,26 +1,13 @@
 """Attributes of operators that are divided where the operator runs on one part of its tensors."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from planner.artefacts.operator_types import facts
 from planner.operators.binding import Call
 
-_COUNTED: Mapping[str, tuple[tuple[str, ...], ...]] = {
-    "Attention": (("q_num_heads", "kv_num_heads"), ("q_num_heads",)),
-    "GroupNormalization": (("num_groups",),),
-    "LinearAttention": (("q_num_heads", "kv_num_heads"), ("q_num_heads",)),
-    "RotaryEmbedding": (("num_heads",),),
-    "Conv": (("group",),),
-    "ConvTranspose": (("group",),),
-    "com.microsoft.Attention": (("num_heads",),),
-    "com.microsoft.FusedConv": (("group",),),
-    "com.microsoft.GroupNorm": (("groups",),),
-    "com.microsoft.GroupQueryAttention": (("num_heads", "kv_num_heads"), ("num_heads",)),
-    "com.microsoft.MultiHeadAttention": (("num_heads",),),
-    "com.microsoft.RotaryEmbedding": (("num_heads",),),
-    "com.microsoft.SkipGroupNorm": (("groups",),),
-}
+_ATTRIBUTE = re.compile(r"(?P<name>\w+)(\[(?P<index>\d+)\])?")
 
 
 def divisible(
@@ -53,30 +40,39 @@ def divisible(
             sets.append((f"sizes[{axes.index(dim)}]",))
     if kind == "Split" and call.kwargs.get("split") is not None:
         sets.append(("split",))
-    for names in _COUNTED.get(kind, ()):
-        if all(isinstance(call.kwargs.get(name), int) for name in names):
+    heads = facts(kind).heads
+    for names in dict.fromkeys((heads, heads[:1])):
+        if names and all(isinstance(call.kwargs.get(name), int) for name in names):
             sets.append(names)
     return tuple(sets)
 
 
-def localized(call: Call, names: Sequence[str], parts: int) -> Call | None:
-    """The call with some of its attributes divided by the number of parts: "group" is a number,
-    "shape[2]" one of several, "split" all of them. None where one cannot be divided.
+def divided(
+    kwargs: Mapping[str, Any], names: Iterable[str], parts: int
+) -> dict[str, Any]:  # fmt: skip
+    """The arguments of a call with some of them divided by the number of parts: "group" is a
+    number, "shape[2]" one of several, "split" all of them.
 
-    >>> call = Call(print, (), {"shape": (4, 12, 64), "group": 6})
-    >>> localized(call, ["shape[1]", "group"], 2).kwargs
+    Raises:
+        ValueError: if there is none of a name, or the number of parts does not divide one.
+
+    >>> divided({"shape": (4, 12, 64), "group": 6}, ["shape[1]", "group"], 2)
     {'shape': (4, 6, 64), 'group': 3}
-    >>> localized(call, ["group"], 4) is None
-    True
+    >>> divided({"group": 6}, ["group"], 4)
+    Traceback (most recent call last):
+    ValueError: group: expected a number that 4 divides, got 6
     """
-    kwargs = dict(call.kwargs)
+    made = dict(kwargs)
     for one in names:
-        name, _, place = one.rstrip("]").partition("[")
-        value = kwargs[name]
-        numbers: list[Any] = list(value) if isinstance(value, tuple) else [value]
-        for i in [int(place)] if place else range(len(numbers)):
-            if numbers[i] % parts:
-                return None
-            numbers[i] //= parts
-        kwargs[name] = tuple(numbers) if isinstance(value, tuple) else numbers[0]
-    return replace(call, kwargs=kwargs)
+        match = _ATTRIBUTE.fullmatch(one)
+        value = made.get(match["name"]) if match else None
+        if match is None or value is None:
+            raise ValueError(f"there is no attribute {one!r} to divide")
+        numbers = list(value) if isinstance(value, list | tuple) else [value]
+        for i in range(len(numbers)) if match["index"] is None else [int(match["index"])]:
+            number = numbers[i] if i < len(numbers) else None
+            if not isinstance(number, int) or number < 0 or number % parts:
+                raise ValueError(f"{one}: expected a number that {parts} divides, got {value}")
+            numbers[i] = number // parts
+        made[match["name"]] = tuple(numbers) if isinstance(value, list | tuple) else numbers[0]
+    return made

@@ -3,11 +3,9 @@ rule names are divided, a function that asks the devices with the other parts ta
 operator's own, and summands of means are divided.
 """
 
-import re
 from collections.abc import Callable
 from functools import partial
 from itertools import count
-from math import prod
 from operator import is_not, truediv
 from typing import Any, cast
 
@@ -18,10 +16,9 @@ from planner.artefacts.graph import Graph, Operator
 from planner.artefacts.sharding import Rule, dim_of, reads
 from planner.model.load import Model
 from planner.operators.parts import HALO, MARKED
+from planner.operators.parts.attributes import divided
 from planner.operators.parts.line import Cut, MeshAxisGroup
 from planner.support.errors import LaunchError
-
-_ATTRIBUTE = re.compile(r"(?P<name>\w+)(\[(?P<index>\d+)\])?")
 
 
 class Parts(nn.Module):
@@ -66,7 +63,32 @@ def parts_function(
     Raises:
         LaunchError: if there is none.
     """
-    marks = {word for words in rule.local for word in words if word.startswith("@")}
+    mark = _mark(operator, rule)
+    if mark is None:
+        return None
+    node = next(one for one in model.nodes if one.name == operator.name)
+    place = reads(operator).index(node.inputs[0])
+    cuts = []
+    for axis, own in enumerate(rule.axes):
+        if mark in own.marks:
+            dim = dim_of(own.inputs[place])
+            if dim is None:
+                raise LaunchError(
+                    f"operator {operator.name} ({operator.type}): {mark}: expected a cut of"
+                    f" {node.inputs[0]}, got {own.inputs[place]}"
+                )
+            cuts.append(Cut(line(axis), dim))
+    if mark == HALO and len({cut.dim for cut in cuts}) < len(cuts):
+        raise LaunchError(
+            f"operator {operator.name} ({operator.type}): {mark}: expected a dimension to be cut"
+            f" along one axis, got {','.join(rule.inputs[place])}"
+        )
+    return Parts(cast(Callable[..., Any], MARKED[mark, operator.type]), tuple(cuts))
+
+
+def _mark(operator: Operator, rule: Rule) -> str | None:
+    """The mark of an operator's rule; None if it has none."""
+    marks = {mark for axis in rule.axes for mark in axis.marks}
     if not marks:
         return None
     known = sorted(mark for mark, kind in MARKED if kind == operator.type)
@@ -75,25 +97,7 @@ def parts_function(
             f"operator {operator.name} ({operator.type}): expected one mark among"
             f" {', '.join(known) or 'none'}, got {', '.join(sorted(marks))}"
         )
-    (mark,) = marks
-    node = next(one for one in model.nodes if one.name == operator.name)
-    first = rule.inputs[reads(operator).index(node.inputs[0])]
-    cuts = []
-    for axis, words in enumerate(rule.local):
-        dim = dim_of(first[axis])
-        if mark in words:
-            if dim is None:
-                raise LaunchError(
-                    f"operator {operator.name} ({operator.type}): {mark}: expected a cut of"
-                    f" {node.inputs[0]}, got {first[axis]}"
-                )
-            cuts.append(Cut(line(axis), dim))
-    if mark == HALO and len({cut.dim for cut in cuts}) < len(cuts):
-        raise LaunchError(
-            f"operator {operator.name} ({operator.type}): {mark}: expected a dimension to be cut"
-            f" along one axis, got {','.join(first)}"
-        )
-    return Parts(cast(Callable[..., Any], MARKED[mark, operator.type]), tuple(cuts))
+    return marks.pop()
 
 
 def exchanged(
@@ -120,54 +124,31 @@ def free_name(module: nn.Module, start: str) -> str:
 def divide(
     node: fx.Node, operator: Operator, rule: Rule, sizes: tuple[int, ...]
 ) -> None:  # fmt: skip
-    """Divides the attributes of an operator that its rule names."""
+    """Divides the attributes of an operator that its rule names.
+
+    Raises:
+        LaunchError: if one is not there, or cannot be divided.
+    """
     kwargs = dict(node.kwargs)
-    for words, size in zip(rule.local, sizes, strict=True):
-        for word in words:
-            if word.startswith("@"):
-                continue
-            match = _ATTRIBUTE.fullmatch(word)
-            name = match["name"] if match else ""
-            if match is None or kwargs.get(name) is None:
-                raise LaunchError(
-                    f"operator {operator.name}: {operator.type} has no attribute {word!r} to divide"
-                )
-            index = None if match["index"] is None else int(match["index"])
-            kwargs[name] = _divided(kwargs[name], index, size, f"{operator.name}: {word}")
+    for axis, size in zip(rule.axes, sizes, strict=True):
+        try:
+            kwargs = divided(kwargs, axis.attributes, size)
+        except ValueError as error:
+            raise LaunchError(f"operator {operator.name} ({operator.type}): {error}") from None
     node.kwargs = kwargs
-
-
-def _divided(value: Any, index: int | None, size: int, where: str) -> Any:
-    """A number, or a number of several, divided by the size of an axis."""
-    whole = list(value) if isinstance(value, list | tuple) else [value]
-    which = range(len(whole)) if index is None else [index]
-    for i in which:
-        if i >= len(whole) or not isinstance(whole[i], int) or whole[i] < 1 or whole[i] % size:
-            raise LaunchError(
-                f"operator {where}: expected a number that {size} divides, got {value}"
-            )
-        whole[i] //= size
-    return tuple(whole) if isinstance(value, list | tuple) else whole[0]
 
 
 def take_means(
     made: dict[str, fx.Node], operator: Operator, rule: Rule, sizes: tuple[int, ...]
 ) -> None:  # fmt: skip
     """Divides the outputs that are summands of a mean."""
-    for name, n in zip(operator.outputs, num_means(rule, sizes), strict=True):
+    for name, n in zip(operator.outputs, rule.num_means(sizes), strict=True):
         if n > 1:
             node = made[name]
             with node.graph.inserting_after(node):
                 mean = node.graph.call_function(truediv, (node, n))
             node.replace_all_uses_with(mean, delete_user_cb=partial(is_not, mean))
             made[name] = mean
-
-
-def num_means(rule: Rule, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """Per output, the number of devices whose means it is the mean of; 1 where it is none."""
-    return tuple(
-        prod(size for size, flag in zip(sizes, flags, strict=True) if flag) for flags in rule.mean
-    )
 
 
 def is_call(node: fx.Node) -> bool:

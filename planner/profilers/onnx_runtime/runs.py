@@ -27,8 +27,8 @@ from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper
 from onnx.defs import OpSchema, SchemaError
 
 from planner.artefacts.graph import Graph, Parameter, Tensor, producers, tensors_by_name
-from planner.model.folding import operator_type
 from planner.model.load import Model, Node
+from planner.model.protos import operator_type
 from planner.model.scopes import ALWAYS, OWN_DOMAIN
 from planner.support.errors import OperatorError, OptionError
 from planner.support.repeat import repeat

@@ -222,8 +222,8 @@ def part_name(whole: str, graph: Graph, v: int, part: Part) -> str:
     own = graph.operators[v]
     shapes = local_shapes(graph, v, part)
     divided: dict[str, int] = {}
-    for size, words in zip(part[0], rule_of(part[1]).local, strict=True):
-        for word in words:
+    for size, axis in zip(part[0], rule_of(part[1]).axes, strict=True):
+        for word in axis.local:
             divided[word] = divided.get(word, 1) * size
     content = [whole, [shapes[n] for n in (*reads(own), *own.outputs)], divided]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

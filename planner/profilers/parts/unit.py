@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from planner.artefacts.profile import Part
-from planner.artefacts.sharding import Spec, blocks_of, dim_of, reads, rule_of, tiles
+from planner.artefacts.sharding import Spec, reads, rule_of
 from planner.model.load import Model
 from planner.operators import parameters, to_torch
 from planner.operators.parts.calls import (
@@ -20,6 +20,7 @@ from planner.operators.parts.calls import (
     take_means,
     values_of,
 )
+from planner.operators.parts.slices import local_part
 from planner.profilers.runnable import Unit, unit_of
 
 
@@ -85,10 +86,7 @@ def local(whole: Tensor, spec: Spec, mesh: Sequence[int]) -> Tensor:
     >>> local(torch.arange(12).reshape(2, 6).t(), ("S0",), (3,)).tolist()
     [[0, 6], [1, 7]]
     """
-    boxes = tiles(tuple(whole.shape), spec, mesh, 0)
-    pieces = [whole[tuple(slice(first, last) for first, last in box)] for box in boxes]
-    blocked = [dim_of(one) for one in spec if blocks_of(one) > 1]
-    part = torch.cat(pieces, blocked[0] or 0) if blocked else pieces[0]
+    part = local_part(whole, spec, mesh, (0,) * len(mesh))
     order = by_stride(whole.stride())
     back = [order.index(dim) for dim in range(whole.dim())]
     return part.permute(order).clone(memory_format=torch.contiguous_format).permute(back)

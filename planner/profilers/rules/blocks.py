@@ -13,12 +13,11 @@ there are samples.
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 
-from planner.artefacts.sharding import blocks_of, dim_of
+from planner.artefacts.sharding import AxisRule, blocks_of, dim_of
 from planner.operators.binding import Call
-from planner.profilers.rules.search import Found
 from planner.profilers.rules.template import Factors, Shape, reshaped
 
 MAX_BLOCKS = 3
@@ -46,18 +45,18 @@ class Node:
     reads: tuple[str, ...]
     makes: tuple[str, ...]
     shapes: Mapping[str, Shape]
-    rules: tuple[Found, ...]
+    rules: tuple[AxisRule, ...]
 
 
 def in_blocks(
-    nodes: Sequence[Node], holds: Callable[[int, Found], bool]
-) -> list[list[Found]]:  # fmt: skip
+    nodes: Sequence[Node], holds: Callable[[int, AxisRule], bool]
+) -> list[list[AxisRule]]:  # fmt: skip
     """The rules with blocks of every operator.
 
     Args:
         holds: whether a rule holds for the operator of an index.
     """
-    found: list[dict[Found, None]] = [{} for _ in nodes]
+    found: list[dict[AxisRule, None]] = [{} for _ in nodes]
     touched: dict[str, list[int]] = {}
     for v, node in enumerate(nodes):
         for name in dict.fromkeys((*node.reads, *node.makes)):
@@ -66,10 +65,10 @@ def in_blocks(
     waiting: deque[tuple[str, str]] = deque()
     seen: set[tuple[str, str]] = set()
 
-    def keep(v: int, rule: Found) -> None:
+    def keep(v: int, rule: AxisRule) -> None:
         found[v][rule] = None
         node = nodes[v]
-        both = zip((*node.reads, *node.makes), (*rule.given, *rule.made), strict=True)
+        both = zip((*node.reads, *node.makes), rule.parts, strict=True)
         for name, part in both:
             if blocks_of(part) > 1 and name in node.tensors and (name, part) not in seen:
                 seen.add((name, part))
@@ -88,15 +87,13 @@ def in_blocks(
     return [list(rules) for rules in found]
 
 
-def _alike(node: Node, name: str, part: str) -> Iterator[Found]:
+def _alike(node: Node, name: str, part: str) -> Iterator[AxisRule]:
     """The rules of an operator that cut a tensor along a dimension, with all cuts in blocks."""
     plain, blocks = f"S{dim_of(part)}", blocks_of(part)
     for rule in node.rules:
-        both = zip((*node.reads, *node.makes), (*rule.given, *rule.made), strict=True)
+        both = zip((*node.reads, *node.makes), rule.parts, strict=True)
         if (name, plain) in both:
-            made = replace(
-                rule, given=_with(rule.given, blocks), made=_with(rule.made, blocks)
-            )  # fmt: skip
+            made = AxisRule(_with(rule.inputs, blocks), _with(rule.outputs, blocks), rule.local)
             if all(_divides(node, one) for one in _cuts(node, made)):
                 yield made
 
@@ -105,8 +102,8 @@ def _with(parts: Sequence[str], blocks: int) -> tuple[str, ...]:
     return tuple(f"{one}/{blocks}" if one.startswith("S") else one for one in parts)
 
 
-def _cuts(node: Node, rule: Found) -> Iterator[tuple[str, str]]:
-    both = zip((*node.reads, *node.makes), (*rule.given, *rule.made), strict=True)
+def _cuts(node: Node, rule: AxisRule) -> Iterator[tuple[str, str]]:
+    both = zip((*node.reads, *node.makes), rule.parts, strict=True)
     return ((name, part) for name, part in both if dim_of(part) is not None)
 
 
@@ -119,7 +116,7 @@ def _divides(node: Node, cut: tuple[str, str]) -> bool:
 # ---- where blocks come from
 
 
-def _first(node: Node) -> Iterator[Found]:
+def _first(node: Node) -> Iterator[AxisRule]:
     if node.kind == "Split" and len(node.reads) == 1:
         axis = node.call.kwargs.get("axis", 0)
         assert isinstance(axis, int)
@@ -127,7 +124,7 @@ def _first(node: Node) -> Iterator[Found]:
         sizes = [node.shapes[name][axis] for name in node.makes]
         if len(sizes) == node.call.kwargs["num_outputs"] and len(sizes) > 1 == len(set(sizes)):
             local = () if node.call.kwargs.get("split") is None else ("split",)
-            yield Found((f"S{axis}/{len(sizes)}",), (f"S{axis}",) * len(sizes), local)
+            yield AxisRule((f"S{axis}/{len(sizes)}",), (f"S{axis}",) * len(sizes), local)
     if node.kind in ("Flatten", "Reshape"):
         read, made = node.shapes[node.reads[0]], node.shapes[node.makes[0]]
         (before,), (after,), _, _ = reshaped(node.call, read, made)
@@ -138,7 +135,7 @@ def _first(node: Node) -> Iterator[Found]:
             ):
                 explicit = isinstance(shape, tuple) and shape[j] > 1
                 local = (f"shape[{j}]",) if explicit else ()
-                yield Found((_part(d, left),), (_part(j, right),), local)
+                yield AxisRule((_part(d, left),), (_part(j, right),), local)
 
 
 def _part(dim: int, blocks: int) -> str:

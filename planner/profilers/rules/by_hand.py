@@ -8,20 +8,18 @@ are listed here, and run by the functions of `planner.operators.parts`.
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
+from planner.artefacts.profile import SplitRule
+from planner.artefacts.sharding import HALO, ROWS, AxisRule
 from planner.model.scopes import NEXT_STATE, OWN_DOMAIN
 from planner.operators.binding import Call, Read
-from planner.operators.parts import HALO, MARKED, ROWS
+from planner.operators.parts import MARKED
 from planner.operators.parts.halo import fits, window
-from planner.profilers.rules.search import Found
 from planner.profilers.rules.template import Shape
-
-Rule = tuple[Found, tuple[int, ...] | None]
-"""A rule, and the numbers of parts for which it holds; None for all."""
 
 
 def by_hand(
     kind: str, call: Call, shapes: Mapping[str, Shape], floats: frozenset[str], made: Shape
-) -> Iterator[Rule]:  # fmt: skip
+) -> Iterator[SplitRule]:  # fmt: skip
     """The rules with marks of an operator with one output.
 
     Args:
@@ -37,12 +35,12 @@ def by_hand(
             axis = call.kwargs["axis"]
             assert isinstance(axis, int)
             part = f"S{axis % len(shapes[data.name])}"
-            yield Found(_given(call, data.name, part), ("P",), (ROWS,)), None
+            yield SplitRule(str(AxisRule(_inputs(call, data.name, part), ("P",), (ROWS,))))
     if (HALO, kind) in MARKED and call.kwargs.get("num_outputs", 1) == 1:
         yield from _windows(kind, call, shapes, made)
 
 
-def with_statistics(kind: str, call: Call, rules: Iterable[Rule]) -> Iterator[Rule]:
+def with_statistics(kind: str, call: Call, rules: Iterable[SplitRule]) -> Iterator[SplitRule]:
     """The rules of an operator, those of a batch normalization in training with its running
     statistics cut as its scale is: it updates them, so each device has those of its channels. Its
     output does not depend on them, so running it does not tell. New values of state are made whole.
@@ -52,18 +50,18 @@ def with_statistics(kind: str, call: Call, rules: Iterable[Rule]) -> Iterator[Ru
         call: of its function.
         rules: found by running it.
     """
-    for rule, sizes in () if kind == f"{OWN_DOMAIN}.{NEXT_STATE}" else rules:
-        given = dict(zip(call.reads, rule.given, strict=True))
+    for one in () if kind == f"{OWN_DOMAIN}.{NEXT_STATE}" else rules:
+        inputs = dict(zip(call.reads, one.rule.inputs, strict=True))
         if kind == "BatchNormalization" and call.kwargs.get("training_mode"):
             scale, *kept = (call.kwargs[name] for name in ("scale", "mean", "var"))
-            if isinstance(scale, Read) and given[scale.name].startswith("S"):
-                given |= {one.name: given[scale.name] for one in kept if isinstance(one, Read)}
-        yield replace(rule, given=tuple(given.values())), sizes
+            if isinstance(scale, Read) and inputs[scale.name].startswith("S"):
+                inputs |= {own.name: inputs[scale.name] for own in kept if isinstance(own, Read)}
+        yield replace(one, line=str(replace(one.rule, inputs=tuple(inputs.values()))))
 
 
 def _windows(
     kind: str, call: Call, shapes: Mapping[str, Shape], made: Shape
-) -> Iterator[Rule]:  # fmt: skip
+) -> Iterator[SplitRule]:  # fmt: skip
     x = call.kwargs["x"]
     assert isinstance(x, Read)
     shape = shapes[x.name]
@@ -78,8 +76,8 @@ def _windows(
         sizes = tuple(n for n in range(2, size + 1) if fits(size, out, n, one))
         if sizes:
             part = f"S{2 + i}"
-            yield Found(_given(call, x.name, part), (part,), (HALO,)), sizes
+            yield SplitRule(str(AxisRule(_inputs(call, x.name, part), (part,), (HALO,))), sizes)
 
 
-def _given(call: Call, name: str, part: str) -> tuple[str, ...]:
+def _inputs(call: Call, name: str, part: str) -> tuple[str, ...]:
     return tuple(part if one == name else "R" for one in call.reads)

@@ -24,18 +24,16 @@ import torch
 from torch import Tensor
 
 from planner.artefacts.graph import FLOAT_DTYPES, parameters_by_name, tensors_by_name
+from planner.artefacts.operator_types import registered
 from planner.artefacts.profile import Profile, SplitRule
-from planner.artefacts.sharding import blocks_of, dim_of
-from planner.model.definitions import FOREIGN
+from planner.artefacts.sharding import AxisRule, blocks_of, dim_of, reads
 from planner.model.load import Model, Node
 from planner.operators.binding import Call, Read, bind
 from planner.operators.gradients.events import functions_in
-from planner.operators.parts.attributes import localized
-from planner.operators.table import OPERATORS
 from planner.profilers.rules import blocks
 from planner.profilers.rules.blocks import in_blocks
-from planner.profilers.rules.by_hand import Rule, by_hand, with_statistics
-from planner.profilers.rules.search import Found, holds, rules_at
+from planner.profilers.rules.by_hand import by_hand, with_statistics
+from planner.profilers.rules.search import holds, rules_at
 from planner.profilers.rules.template import (
     Factors,
     Sizes,
@@ -79,13 +77,13 @@ def split_rules(
         OperatorError: if an operator has no conversion.
     """
     operators = operators_of(model)
-    forms: dict[str, tuple[Rule, ...]] = {}
+    forms: dict[str, tuple[SplitRule, ...]] = {}
 
     def tried(question: _Question) -> object:
         index, rule = question
         if rule is not None:
             return operators[index].in_blocks(rule)
-        return [_plain(one) for one in operators[index].discover(forms)]
+        return [(one.line, one.sizes) for one in operators[index].discover(forms)]
 
     with Forked(tried) as process:
         trials = _Trials(operators, CacheFolder(_folder() if cached else None), process)
@@ -101,7 +99,7 @@ def split_rules(
             f" {whole}"
         )
     return tuple(
-        () if name in trials.ended else one.lines((*own, *((rule, None) for rule in more)))
+        () if name in trials.ended else one.lines((*own, *(SplitRule(str(rule)) for rule in more)))
         for name, one, own, more in zip(trials.names, operators, rules, blocked, strict=True)
     )
 
@@ -129,7 +127,7 @@ def with_rules(profile: Profile, model: Model, *, cached: bool = True) -> Profil
     )
 
 
-_Question = tuple[int, Found | None]
+_Question = tuple[int, AxisRule | None]
 """What is tried: the operator of an index, or a rule with blocks of it."""
 
 
@@ -154,11 +152,14 @@ class _Trials:
         self._shelf, self._process = shelf, process
         self._results: dict[str, Any] = {}
 
-    def rules(self, index: int) -> tuple[Rule, ...]:
+    def rules(self, index: int) -> tuple[SplitRule, ...]:
         """The rules of an operator without blocks."""
-        return tuple(map(_found, self._result(self.names[index], (index, None)) or ()))
+        return tuple(
+            SplitRule(line, sizes and tuple(sizes))
+            for line, sizes in self._result(self.names[index], (index, None)) or ()
+        )
 
-    def hold_in_blocks(self, index: int, rule: Found) -> bool:
+    def hold_in_blocks(self, index: int, rule: AxisRule) -> bool:
         """Whether a rule with blocks holds."""
         name = hashlib.sha256(f"{self.names[index]} {rule}".encode()).hexdigest()
         return bool(self._result(name, (index, rule)))
@@ -216,7 +217,7 @@ class Discovered:
         self.model, self.index = model, index
         self.node: Node = model.nodes[index]
         self.own = model.graph.operators[index]
-        self.call: Call = bind(model, self.node, OPERATORS[self.own.type], "cpu")
+        self.call: Call = bind(model, self.node, "cpu")
         tensors, parameters = tensors_by_name(model.graph), parameters_by_name(model.graph)
         self.held = {
             name: (one.shape, one.dtype)
@@ -251,7 +252,7 @@ class Discovered:
         ]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
-    def discover(self, known: dict[str, tuple[Rule, ...]]) -> tuple[Rule, ...]:
+    def discover(self, known: dict[str, tuple[SplitRule, ...]]) -> tuple[SplitRule, ...]:
         """Its rules; none where it cannot be tried.
 
         Args:
@@ -270,15 +271,15 @@ class Discovered:
 
     def template(self) -> Template:
         """The operator at small sizes."""
-        reads: list[tuple[tuple[int, ...], str, Tensor | None]] = []
+        values: list[tuple[tuple[int, ...], str, Tensor | None]] = []
         for name in self.call.reads:
             if name in self.held:
                 shape, dtype = self.held[name]
-                reads.append((shape, _kind(dtype), None))
+                values.append((shape, _kind(dtype), None))
             else:
                 value = torch.from_numpy(self.constants[name].copy())
-                reads.append((tuple(value.shape), _kind(str(value.dtype)), value))
-        return template(self.own.type, self.call, reads, self.outputs)
+                values.append((tuple(value.shape), _kind(str(value.dtype)), value))
+        return template(self.own.type, self.call, values, self.outputs)
 
     @property
     def made(self) -> tuple[int, ...]:
@@ -296,7 +297,7 @@ class Discovered:
         constants = {i for i, one in enumerate(made.values) if one.constant is not None}
         return trial.call, trial.values, constants
 
-    def node_with(self, rules: Sequence[Rule]) -> blocks.Node:
+    def node_with(self, rules: Sequence[SplitRule]) -> blocks.Node:
         """The operator, as the search for rules with blocks needs it."""
         tensors = {*self.own.inputs, *self.own.outputs}
         shapes = {name: shape for name, (shape, _) in self.held.items()}
@@ -305,46 +306,42 @@ class Discovered:
         shapes |= dict(zip(self.own.outputs, made, strict=True))
         return blocks.Node(
             self.own.type, self.call, frozenset(tensors), self.call.reads, self.own.outputs, shapes,
-            tuple(rule for rule, sizes in rules if sizes is None and not _marked(rule)),
+            tuple(one.rule for one in rules if one.sizes is None and not one.rule.marks),
         )  # fmt: skip
 
-    def in_blocks(self, rule: Found) -> bool:
+    def in_blocks(self, rule: AxisRule) -> bool:
         """Whether a rule with blocks holds."""
         made = self.template()
-        few = min(FEW_BLOCKS, max(blocks_of(part) for part in (*rule.given, *rule.made)))
+        few = min(FEW_BLOCKS, max(blocks_of(part) for part in rule.parts))
         with _alone():
             try:
                 for parts, seed in ((2, 0), (2, 1), (3, 0)):
                     trial = Trial(made, parts, seed, blocks=few)
                     own = _in_blocks_of(made, rule, few, trial.sizes)
-                    if own is None or not trial.makes(own.given, own.local, own.made):
+                    if own is None or not trial.makes(own):
                         return False
             except TooLargeError:
                 return False
         return True
 
-    def _by_hand(self) -> tuple[Rule, ...]:
+    def _by_hand(self) -> tuple[SplitRule, ...]:
         if len(self.outputs) != 1 or self.constants:
             return ()
         shapes = {name: shape for name, (shape, _) in self.held.items()}
         floats = frozenset(n for n, (_, dtype) in self.held.items() if dtype in FLOAT_DTYPES)
         return tuple(by_hand(self.own.type, self.call, shapes, floats, self.outputs[0][1]))
 
-    def lines(self, rules: Sequence[Rule]) -> tuple[SplitRule, ...]:
+    def lines(self, rules: Sequence[SplitRule]) -> tuple[SplitRule, ...]:
         """Rules as a profile has them."""
-        return tuple(SplitRule(self._line(rule), sizes) for rule, sizes in rules)
+        return tuple(replace(one, line=str(self._reordered(one.rule))) for one in rules)
 
-    def _line(self, rule: Found) -> str:
-        given = dict(zip(self.call.reads, rule.given, strict=True))
-        inputs = [given.get(name, "R") for name in (*self.own.inputs, *self.own.parameters)]
-        return " ".join((f"{','.join(inputs)}->{','.join(rule.made)}", *rule.local))
-
-
-def _marked(rule: Found) -> bool:
-    return any(one.startswith("@") for one in rule.local)
+    def _reordered(self, rule: AxisRule) -> AxisRule:
+        """A rule with its inputs in the order of the operator's, not of the call's."""
+        inputs = dict(zip(self.call.reads, rule.inputs, strict=True))
+        return replace(rule, inputs=tuple(inputs.get(name, "R") for name in reads(self.own)))
 
 
-def _in_blocks_of(made: Template, rule: Found, few: int, sizes: Sizes) -> Found | None:
+def _in_blocks_of(made: Template, rule: AxisRule, few: int, sizes: Sizes) -> AxisRule | None:
     """A rule with as many blocks as the dimensions have at small sizes: a few where the rest of the
     dimension is free, else those to the left of what is cut. None where a dimension is fixed.
     """
@@ -363,12 +360,12 @@ def _in_blocks_of(made: Template, rule: Found, few: int, sizes: Sizes) -> Found 
             count = few
         return f"S{dim}/{count}" if count > 1 else f"S{dim}"
 
-    given = [part(one, v.dims) for one, v in zip(rule.given, made.values, strict=True)]
-    results = [part(one, dims) for one, dims in zip(rule.made, made.outputs, strict=True)]
+    given = [part(one, v.dims) for one, v in zip(rule.inputs, made.values, strict=True)]
+    results = [part(one, dims) for one, dims in zip(rule.outputs, made.outputs, strict=True)]
     known, due = [p for p in given if p is not None], [p for p in results if p is not None]
     if len(known) < len(given) or len(due) < len(results):
         return None
-    return Found(tuple(known), tuple(due), rule.local)
+    return AxisRule(tuple(known), tuple(due), rule.local)
 
 
 @contextmanager
@@ -399,7 +396,7 @@ def has_own_backward(template: Template) -> bool:
     return made is not None and any(functions_in(made))
 
 
-def discovered(template: Template, kind: str) -> tuple[Rule, ...]:
+def discovered(template: Template, kind: str) -> tuple[SplitRule, ...]:
     """The rules of an operator, each with the numbers of parts for which it holds.
 
     Args:
@@ -411,15 +408,15 @@ def discovered(template: Template, kind: str) -> tuple[Rule, ...]:
         scale = OTHER_SCALE if seed % 2 else 1.0
         return trials.setdefault((parts, seed), Trial(template, parts, seed, scale))
 
-    def right(rule: Found, parts: int) -> bool | None:
+    def right(rule: AxisRule, parts: int) -> bool | None:
         try:
-            if localized(trial(parts, 0).call, rule.local, parts) is None:
+            if trial(parts, 0).localized(rule.local) is None:
                 return None
             return all(holds(trial(parts, seed), rule) for seed in SEEDS[parts == 2])
         except TooLargeError:
             return None
 
-    found: dict[Found, None] = {}
+    found: dict[AxisRule, None] = {}
     for parts in (2, 3):
         try:
             found |= dict.fromkeys(rules_at(trial(parts, 0), kind))
@@ -427,16 +424,16 @@ def discovered(template: Template, kind: str) -> tuple[Rule, ...]:
             continue
         if not _thirds(template):
             break
-    checked: list[Rule] = []
+    checked: list[SplitRule] = []
     for rule in found:
         sizes = _sizes(rule, template)
         if sizes is None or not _cut_fixed(rule, template):
             # Heads and groups are free, too: what holds for some numbers of parts holds for all.
             tried = [right(rule, parts) for parts in (2, *MORE_PARTS)]
             if tried[0] and False not in tried and sizes != ():
-                checked.append((rule, sizes))
+                checked.append(SplitRule(str(rule), sizes))
         elif held := tuple(parts for parts in sizes if right(rule, parts)):
-            checked.append((rule, held))
+            checked.append(SplitRule(str(rule), held))
     return tuple(checked)
 
 
@@ -478,17 +475,17 @@ def _real(dim: Factors) -> int:
     return prod(factor.real for factor in dim)
 
 
-def _cut_fixed(rule: Found, template: Template) -> list[int]:
+def _cut_fixed(rule: AxisRule, template: Template) -> list[int]:
     """The real sizes of the dimensions that a rule cuts, as far as they are fixed."""
     every = [
-        *((spec, one.dims) for spec, one in zip(rule.given, template.values, strict=True)),
-        *((spec, dims) for spec, dims in zip(rule.made, template.outputs, strict=True)),
+        *((spec, one.dims) for spec, one in zip(rule.inputs, template.values, strict=True)),
+        *((spec, dims) for spec, dims in zip(rule.outputs, template.outputs, strict=True)),
     ]
     cut = [dims[d] for spec, dims in every if (d := dim_of(spec)) is not None]
     return [_real(dim) for dim in cut if not _is_free(dim)]
 
 
-def _sizes(rule: Found, template: Template) -> tuple[int, ...] | None:
+def _sizes(rule: AxisRule, template: Template) -> tuple[int, ...] | None:
     """The numbers of parts for which a rule may hold: all that divide what it cuts (None), all that
     divide the heads or groups that it counts, or those that are tried because a size is fixed.
     """
@@ -507,8 +504,7 @@ def _sizes(rule: Found, template: Template) -> tuple[int, ...] | None:
 
 def _folder() -> Path:
     """The folder of the rules that these sources find with this version of torch."""
-    own = [hashlib.sha256(one.source).hexdigest() for _, one in sorted(FOREIGN.items())
-           if one.source]  # fmt: skip
+    own = [hashlib.sha256(source).hexdigest() for source in registered().values()]
     conditions = [METHOD, torch.__version__, _sources(), *own]
     digest = hashlib.sha256(json.dumps(conditions).encode()).hexdigest()[:16]
     return cache_root() / "rules" / digest
@@ -518,24 +514,15 @@ def _folder() -> Path:
 def _sources() -> str:
     """A hash of the operators' functions, of the discovery, and of the specs that it tries."""
     here = Path(__file__).resolve().parent
+    artefacts = here.parents[1] / "artefacts"
     operators = (here.parents[1] / "operators").rglob("*.py")
-    files = sorted((*here.glob("*.py"), *operators, here.parents[1] / "artefacts/sharding.py"))
+    known = artefacts / "operator_types.py", artefacts / "sharding.py"
+    files = sorted((*here.glob("*.py"), *operators, *known))
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
 def _file(name: str) -> str:
     return f"{name[:2]}/{name}.entry"
-
-
-def _plain(rule: Rule) -> object:
-    found, sizes = rule
-    return [list(found.given), list(found.made), list(found.local), sizes]
-
-
-def _found(plain: list[list[str]]) -> Rule:
-    given, made, local, sizes = plain
-    rule = Found(tuple(given), tuple(made), tuple(local))
-    return rule, None if sizes is None else tuple(map(int, sizes))
 
 
 def _kind(dtype: str) -> str:

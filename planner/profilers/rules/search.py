@@ -12,12 +12,12 @@ no gradient that follows from them, and are left out.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product
 from math import prod
 
 from torch import Tensor
 
+from planner.artefacts.sharding import AxisRule
 from planner.operators.parts.attributes import divisible
 from planner.profilers.rules.trial import Given, Trial, joined
 
@@ -25,22 +25,7 @@ MAX_WAYS = 3_000
 """Of giving the inputs; where there are more, inputs of one shape are all given alike."""
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A rule on one axis.
-
-    Attributes:
-        given: how each value is read.
-        made: how each output is made.
-        local: attributes divided by the number of parts.
-    """
-
-    given: Given
-    made: tuple[str, ...]
-    local: tuple[str, ...] = ()
-
-
-def rules_at(trial: Trial, kind: str) -> tuple[Found, ...]:
+def rules_at(trial: Trial, kind: str) -> tuple[AxisRule, ...]:
     """The rules of an operator for the trial's number of parts.
 
     Args:
@@ -52,7 +37,7 @@ def rules_at(trial: Trial, kind: str) -> tuple[Found, ...]:
     # An experiment with each input rules out most ways before any is run. All combinations of specs
     # took 0.9 s for an Attention with six inputs.
     seen = _Dependence(trial)
-    found: dict[object, Found] = {}
+    found: dict[object, AxisRule] = {}
     for dim in (*seen.output_dims(), None):
         for local in divisible(kind, trial.call, dim, trial.whole[0].dim()):
             for given in _ways(seen.options(dim), trial.shapes):
@@ -60,18 +45,18 @@ def rules_at(trial: Trial, kind: str) -> tuple[Found, ...]:
                     continue
                 made = trial.outcome(given, local, _may_be(trial, dim))
                 if made is not None and _needs(local, given, found):
-                    found[given, local] = Found(given, made, local)
+                    found[given, local] = AxisRule(given, made, local)
     return tuple(found.values())
 
 
-def _needs(local: tuple[str, ...], given: Given, found: Mapping[object, Found]) -> bool:
+def _needs(local: tuple[str, ...], given: Given, found: Mapping[object, AxisRule]) -> bool:
     """Whether a rule is not already one without its local attributes."""
     return not local or (given, ()) not in found
 
 
-def holds(trial: Trial, rule: Found) -> bool:
+def holds(trial: Trial, rule: AxisRule) -> bool:
     """Whether a rule makes the same of the trial's numbers."""
-    return trial.outcome(rule.given, rule.local) == rule.made
+    return trial.outcome(rule.inputs, rule.local) == rule.outputs
 
 
 def _may_be(trial: Trial, dim: int | None) -> Callable[[Tensor], bool]:
@@ -106,48 +91,49 @@ class _Dependence:
 
     def __init__(self, trial: Trial) -> None:
         self.trial, self.parts = trial, trial.parts
-        # Per value and dimension: the dimensions of the first output along which its first part is
-        # all that the first part of the value reaches; None where it reaches other outputs only. A
-        # part that reaches nothing is not cut: who knows what it reaches with other numbers?
-        self.confined: list[dict[int, set[int] | None]] = []
+        # Per value and dimension, the ways to make the first output if the value is cut so. A part
+        # that reaches nothing is not cut: who knows what it reaches with other numbers?
+        self.allowed: list[dict[int, frozenset[int | None]]] = []
         self.used: list[bool] = []
         for i, shape in enumerate(trial.shapes):
             constant = trial.template.values[i].constant is not None
             everywhere = None if constant else trial.reached(i, None)
             self.used.append(everywhere is not None and any(map(_any, everywhere)))
-            cuttable = range(len(shape)) if self.used[-1] else ()
-            own: dict[int, set[int] | None] = {}
-            for dim in cuttable:
-                if shape[dim] > 1 and shape[dim] % self.parts == 0:
-                    changed = trial.reached(i, dim)
-                    if changed is not None and any(map(_any, changed)):
-                        own[dim] = self._inside(changed[0]) if _any(changed[0]) else None
-            self.confined.append(own)
+            reached = {dim: trial.reached(i, dim) for dim in self._cuttable(shape, self.used[-1])}
+            self.allowed.append({
+                dim: self._allowed(changed[0])
+                for dim, changed in reached.items()
+                if changed is not None and any(map(_any, changed))
+            })  # fmt: skip
 
     def output_dims(self) -> list[int]:
         """The dimensions along which the first output can be cut."""
-        shape = self.trial.whole[0].shape
-        return [d for d, size in enumerate(shape) if size > 1 and size % self.parts == 0]
+        return self._cuttable(self.trial.whole[0].shape)
 
-    def _inside(self, changed: Tensor) -> set[int]:
-        dims = set()
+    def _cuttable(self, shape: Sequence[int], used: bool = True) -> list[int]:
+        return [d for d, size in enumerate(shape) if used and size > 1 and size % self.parts == 0]
+
+    def _allowed(self, changed: Tensor) -> frozenset[int | None]:
+        """The ways to make the first output, cut along a dimension, or None, as a sum: along those
+        in which the first part of a value reaches its first part alone; all of them where it only
+        reaches other outputs.
+        """
+        if not _any(changed):
+            return frozenset((*self.output_dims(), None))
+        inside = []
         for d in self.output_dims():
             size = changed.shape[d] // self.parts
             if not _any(changed.narrow(d, size, changed.shape[d] - size)):
-                dims.add(d)
-        return dims
+                inside.append(d)
+        return frozenset(inside) or frozenset((None,))
 
     def options(self, dim: int | None) -> list[list[str]]:
         """How each value may be given if the first output is cut along a dimension, or is a sum."""
         every = []
-        for i, own in enumerate(self.confined):
-            options = ["R"]
-            if dim is None:
-                options += [f"S{d}" for d, inside in own.items() if not inside]
-                is_float = self.trial.values[i].is_floating_point()
-                options += ["P"] if self.used[i] and is_float else []
-            else:
-                options += [f"S{d}" for d, inside in own.items() if inside is None or dim in inside]
+        for i, own in enumerate(self.allowed):
+            options = ["R", *(f"S{d}" for d, allowed in own.items() if dim in allowed)]
+            if dim is None and self.used[i] and self.trial.values[i].is_floating_point():
+                options.append("P")
             every.append(options)
         return every
 

@@ -25,13 +25,17 @@ import torch
 from onnx import TensorProto
 from torch import Tensor
 
+from planner.artefacts.operator_types import CHANNELS, DATA, facts
+from planner.model.protos import FLOATS
 from planner.operators.binding import Call, Read
 
 IN_PLACE_OF_INFINITY = 1.7
 """Masks fill with minus infinity, of which sums and differences tell nothing."""
 MULTIPLES = (2, 3, 4, 5)
 """A free factor is one of these times the number of parts: parts of one element would hide a
-dimension of size 1, which is repeated where it does not fit."""
+dimension of size 1, which is repeated where it does not fit. Four of them, so that few factors have
+one size by chance; for more than two parts only two, because tensors of several factors would have
+too many elements."""
 
 Shape = tuple[int, ...]
 Factors = tuple["Factor", ...]
@@ -160,7 +164,7 @@ def template(
     every = Template(
         _tamed(operator_type, call), values, tuple(map(tuple, out_dims)),
         tuple(position for position, _ in outputs), attributes, counts,
-        operator_type in _PLACES,
+        facts(operator_type).places,
     )  # fmt: skip
     for value in values:  # numbers that belong to the operator are as many as they are
         if value.constant is not None:
@@ -237,29 +241,6 @@ _META = {"float": torch.float64, "int": torch.int64, "bool": torch.bool}
 _Dims = list[list[Factors]]
 _Parts = tuple[_Dims, _Dims, dict[str, Callable[[Sizes], object]], dict[str, int]]
 
-COUNTS: Mapping[str, tuple[str, ...]] = {
-    "Attention": ("kv_num_heads", "q_num_heads"),
-    "GroupNormalization": ("num_groups",),
-    "LinearAttention": ("kv_num_heads", "q_num_heads"),
-    "RotaryEmbedding": ("num_heads",),
-    "Conv": ("group",),
-    "ConvTranspose": ("group",),
-    "com.microsoft.Attention": ("num_heads",),
-    "com.microsoft.FusedConv": ("group",),
-    "com.microsoft.GroupNorm": ("groups",),
-    "com.microsoft.GroupQueryAttention": ("kv_num_heads", "num_heads"),
-    "com.microsoft.MultiHeadAttention": ("num_heads",),
-    "com.microsoft.RotaryEmbedding": ("num_heads",),
-    "com.microsoft.SkipGroupNorm": ("groups",),
-}
-"""Attributes that count heads or groups, one that divides another first."""
-_BY_CHANNEL = frozenset({"ConvTranspose", "GroupNormalization"})
-"""Operators whose groups are in the second dimension, whatever the rank."""
-_WITH_WEIGHTS = _BY_CHANNEL | {
-    "com.microsoft.Attention", "com.microsoft.GroupNorm", "com.microsoft.MultiHeadAttention",
-    "com.microsoft.SkipGroupNorm",
-}  # fmt: skip
-_UNITS = {"GRU": "hidden_size", "LSTM": "hidden_size", "RNN": "hidden_size"}
 _RESIZED = frozenset({"Resize", "Upsample"})
 
 
@@ -275,20 +256,21 @@ def _factors(
         return _conv(call, reads, outputs)
     if kind in ("AveragePool", "LpPool", "MaxPool"):
         return _pool(call, reads, outputs)
-    if kind in COUNTS:
+    known = facts(kind)
+    if known.heads:
         return _counted(kind, call, reads, outputs)
-    if kind in _UNITS and isinstance(unit := call.kwargs.get(_UNITS[kind]), int):
-        return _by_unit(_UNITS[kind], unit, reads, outputs)
+    if isinstance(unit := call.kwargs.get(known.unit), int):
+        return _by_unit(known.unit, unit, reads, outputs)
     if kind in _RESIZED:
         return _by_dimension(call, reads, outputs)
     if kind == "Slice":
         return _sliced(reads[0], outputs[0])
     dims = [[_plain(size) for size in shape] for shape in reads]
-    known = {size for shape in reads for size in shape}
+    sizes = {size for shape in reads for size in shape}
     if kind == "Expand":
         made = [[_plain(n) for n in outputs[0]]]
         return dims, made, {"shape": _shape_attribute(call.kwargs["shape"], made[0])}, {}
-    made = [[_plain(n) if n in known else _own(n) for n in shape] for shape in outputs]
+    made = [[_plain(n) if n in sizes else _own(n) for n in shape] for shape in outputs]
     return dims, made, {}, {}
 
 
@@ -307,6 +289,10 @@ def reshaped(call: Call, read: Shape, made: Shape) -> _Parts:
     the same order: (6, 4) and (24,) are of 6 and 4. Where there are none, as of (6, 4) and (4, 6),
     the dimensions that hang together keep their sizes.
     """
+    # Marks are products of the first sizes. Of (6, 4) -> (24,) they are 1, 6 and 24, of which both
+    # shapes have 1 and 24; between these, 6 = 6 / 1 and 4 = 24 / 6 are the factors. Of (6, 4) ->
+    # (4, 6) they are 1, 4, 6 and 24: 6 / 4 is no whole number, so no factor is known between 1 and
+    # 24 (None), and each dimension in there keeps its size.
     if 0 in read:
         return [list(map(_own, read))], [list(map(_own, made))], {}, {}
     before, after = (list(accumulate(shape, mul)) for shape in (read, made))
@@ -434,7 +420,9 @@ def _pixels(
 
 _STEPS = ("strides", "dilations")
 _MOST_PARTS, _CYCLE = 8, 24
-"""Numbers of parts that are tried divide the second, and are at most the first."""
+"""Numbers of parts that are tried (2, 3, 4 and 8) are at most the first and divide the second,
+their least common multiple. So a size that is smaller by cycles of 24 strides leaves the remainder
+of the real one, whatever the number of parts."""
 
 
 def _by_unit(name: str, unit: int, reads: Sequence[Shape], outputs: Sequence[Shape]) -> _Parts:
@@ -459,14 +447,19 @@ def _by_dimension(call: Call, reads: Sequence[Shape], outputs: Sequence[Shape]) 
     return dims, made, _resized(call, made[0]), {}
 
 
-def _counts(kind: str, call: Call, reads: Sequence[Shape]) -> dict[str, int]:
-    """The numbers of heads or groups above 1, by attribute; blanks name those that are sizes."""
-    given: dict[str, Any] = {name: call.kwargs.get(name) for name in COUNTS[kind]}
-    found = {name: n for name, n in given.items() if isinstance(n, int) and n > 1}
-    if found or kind != "Attention" or len(reads[0]) != 4:
-        return found
-    heads = {"": min(reads[0][1], reads[1][1]), " ": max(reads[0][1], reads[1][1])}
-    return {name: n for name, n in heads.items() if n > 1}
+def _counts(kind: str, call: Call) -> dict[str, int]:
+    """The numbers of heads or groups above 1, by attribute."""
+    given: dict[str, Any] = {name: call.kwargs.get(name) for name in reversed(facts(kind).heads)}
+    return {name: n for name, n in given.items() if isinstance(n, int) and n > 1}
+
+
+def _heads(kind: str, given: Mapping[str, int], reads: Sequence[Shape]) -> list[int]:
+    """The numbers of heads or groups above 1: by attributes, or the sizes of the second dimension
+    of four.
+    """
+    if given or kind != "Attention" or len(reads[0]) != 4:
+        return [*given.values()]
+    return sorted({reads[0][1], reads[1][1]} - {1})
 
 
 def _size_of_head(kind: str, reads: Sequence[Shape], most: int) -> int:
@@ -485,16 +478,17 @@ def _size_of_head(kind: str, reads: Sequence[Shape], most: int) -> int:
 
 def _counted(kind: str, call: Call, reads: Sequence[Shape], outputs: Sequence[Shape]) -> _Parts:
     """Sizes that are multiples of a number of heads or groups are this number and the rest."""
-    given = _counts(kind, call, reads)
-    if not given:
+    given = _counts(kind, call)
+    heads = _heads(kind, given, reads)
+    if not heads:
         return *_by_size(reads, outputs), {}, {}
-    least = gcd(*given.values())
+    least = gcd(*heads)
     common = Factor("count", least) if least > 1 else None
     named: dict[int, Factors] = {}
-    for count in given.values():
+    for count in heads:
         rest = _plain_part(("times", count // least), count // least)
         named[count] = (*([common] if common else ()), *rest)
-    head = _size_of_head(kind, reads, max(given.values()))
+    head = _size_of_head(kind, reads, max(heads))
 
     def apart(size: int) -> Factors:
         if size in (head, 1):
@@ -510,17 +504,17 @@ def _counted(kind: str, call: Call, reads: Sequence[Shape], outputs: Sequence[Sh
         return (*named[fitting[0]], *_plain_part(("rest", rest), rest))
 
     known = {n for shape in reads for n in shape}
-    channels = kind in _BY_CHANNEL
+    grouped = facts(kind).grouped
 
     def by_place(shape: Shape, made: bool) -> list[Factors]:
         """Heads and groups are in the last dimension of three, or the second of four; in weights
         and biases anywhere. Tables of positions and masks have none.
         """
-        places = {1} if channels or len(shape) == 4 else {len(shape) - 1}
+        places = {1} if grouped is CHANNELS or len(shape) == 4 else {len(shape) - 1}
         if kind == "ConvTranspose" and shape == reads[1] and not made:
             places = {0}
         if len(shape) < 3:
-            places = set(range(len(shape))) if kind in _WITH_WEIGHTS else set()
+            places = set() if grouped is DATA else set(range(len(shape)))
         return [
             _own(n) if made and n not in known else apart(n) if d in places or n == head
             else _plain(n)
@@ -529,8 +523,7 @@ def _counted(kind: str, call: Call, reads: Sequence[Shape], outputs: Sequence[Sh
 
     dims = [by_place(shape, made=False) for shape in reads]
     made = [by_place(shape, made=True) for shape in outputs]
-    attributes = {name: partial(size_of, named[n]) for name, n in given.items() if name.strip()}
-    return dims, made, {**attributes}, {name: given[name] for name in attributes}
+    return dims, made, {name: partial(size_of, named[n]) for name, n in given.items()}, given
 
 
 def _plain_part(name: object, size: int) -> Factors:
@@ -547,13 +540,6 @@ def _by_size(reads: Sequence[Shape], outputs: Sequence[Shape]) -> tuple[_Dims, _
 
 # ---- numbers that are indices, and attributes with limits
 
-_INDICES: Mapping[str, tuple[int, int, int]] = {
-    "Gather": (1, 0, 0), "GatherElements": (1, 0, 0), "NegativeLogLikelihoodLoss": (1, 0, 1),
-    "ScatterElements": (1, 0, 0), "Scatter": (1, 0, 0), "SoftmaxCrossEntropyLoss": (1, 0, 1),
-    "RoiAlign": (2, 0, 0), "RotaryEmbedding": (3, 1, 0), "com.microsoft.RotaryEmbedding": (1, 2, 0),
-}  # fmt: skip
-"""By operator: the input with indices, the input that they point into, the usual axis there."""
-
 
 def _with_ranges(kind: str, call: Call, values: tuple[Value, ...]) -> tuple[Value, ...]:
     """The values with the range of those that are indices. Others are below the smallest size of
@@ -561,21 +547,25 @@ def _with_ranges(kind: str, call: Call, values: tuple[Value, ...]) -> tuple[Valu
     """
     places = {name: i for i, name in enumerate(call.reads)}
     formals = [places[v.name] for v in _in_order(call) if isinstance(v, Read)]
-    special = _INDICES.get(kind)
+    indices = facts(kind).indices
     ranged = []
     floats = [dim for one in values if one.kind == "float" for dim in one.dims if dim]
     least = min(floats, key=lambda dim: prod(f.real for f in dim), default=_own(_FEW))
     for i, one in enumerate(values):
         below = least
-        if special and len(formals) > max(special[:2]) and formals[special[0]] == i:
-            table = values[formals[special[1]]]
-            axis = call.kwargs.get("axis", special[2])
-            below = table.dims[axis if isinstance(axis, int) else special[2]]
+        if (
+            indices is not None
+            and indices.axis is not None
+            and len(formals) > max(indices.position, indices.table)
+            and formals[indices.position] == i
+        ):
+            table = values[formals[indices.table]]
+            axis = call.kwargs.get("axis", indices.axis)
+            below = table.dims[axis if isinstance(axis, int) else indices.axis]
         ranged.append(replace(one, below=below) if one.kind == "int" else one)
     return tuple(ranged)
 
 
-_PLACES = frozenset({"MaxRoiPool", "RoiAlign"})
 _FEW = 11  # integers that point into nothing are below this
 
 
@@ -584,28 +574,17 @@ def _in_order(call: Call) -> list[object]:
     return [*call.args, *call.kwargs.values()]
 
 
-_LIMITS: Mapping[str, Mapping[str, float]] = {
-    "Clip": {"min": -0.4, "max": 0.5},
-    "ThresholdedRelu": {"alpha": 0.3},
-    "Shrink": {"lambd": 0.4},
-}
-"""Limits within the numbers that are drawn: beyond them the operator would look linear."""
-_WINDOWS = frozenset({"left_window_size", "right_window_size", "local_window_size", "k"})
-_WITH_WINDOWS = frozenset({"Attention", "Trilu", "EyeLike", "com.microsoft.GroupQueryAttention"})
-
-
 def _tamed(kind: str, call: Call) -> Call:
     """The call in double precision, with limits that numbers reach and windows that end inside."""
     kwargs: dict[str, Any] = {name: _finite(value) for name, value in call.kwargs.items()}
-    for name, limit in _LIMITS.get(kind, {}).items():
+    known = facts(kind)
+    for name, limit in known.limits.items():
         if isinstance(kwargs.get(name), int | float):
             kwargs[name] = limit
-    if kind in _WITH_WINDOWS or kind.endswith("Trilu"):
-        for name in _WINDOWS.intersection(kwargs):
-            window = kwargs[name]
-            if isinstance(window, int):
-                kwargs[name] = max(-1, min(1, window))
-    if kind == "Cast" and kwargs.get("to") in _FLOATS:
+    for name in known.windows:
+        if isinstance(window := kwargs.get(name), int):
+            kwargs[name] = max(-1, min(1, window))
+    if kind == "Cast" and kwargs.get("to") in FLOATS:
         kwargs["to"] = TensorProto.DOUBLE
     if kind == "Attention":
         kwargs["softmax_precision"] = None
@@ -619,6 +598,3 @@ def _finite(value: object) -> object:
     if isinstance(value, float) and isinf(value):
         return copysign(IN_PLACE_OF_INFINITY, value)
     return value
-
-
-_FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)

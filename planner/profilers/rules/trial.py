@@ -6,15 +6,16 @@ Summands of a tensor are drawn by another seed than the tensor.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from planner.artefacts.sharding import blocks_of, dim_of
+from planner.artefacts.sharding import AxisRule, dim_of
 from planner.operators.binding import Call
-from planner.operators.parts.attributes import localized
+from planner.operators.parts.attributes import divided
+from planner.operators.parts.slices import part_of
 from planner.profilers.rules.template import (
     IN_PLACE_OF_INFINITY,
     Shape,
@@ -168,6 +169,13 @@ class Trial:
 
     # ---- on parts
 
+    def localized(self, local: Sequence[str]) -> Call | None:
+        """The call with local attributes; None where one cannot be divided."""
+        try:
+            return replace(self.call, kwargs=divided(self.call.kwargs, local, self.parts))
+        except ValueError:
+            return None
+
     def part(self, i: int, spec: str, rank: int) -> Tensor:
         """The part of a value that a rank has."""
         value = self.values[i]
@@ -175,7 +183,7 @@ class Trial:
             return value
         if spec == "P":
             return self._summands(i)[rank]
-        return cut(value, self.parts, spec)[rank]
+        return part_of(value, self.parts, spec, rank)
 
     def _summands(self, i: int) -> list[Tensor]:
         value = self.values[i]
@@ -188,7 +196,7 @@ class Trial:
 
     def made_by(self, given: Given, local: Sequence[str], rank: int) -> list[Tensor] | None:
         """What a rank makes of its parts, with local attributes; None where it cannot."""
-        call = localized(self.call, local, self.parts)
+        call = self.localized(local)
         if call is None:
             return None
         return self.run(call, [self.part(i, spec, rank) for i, spec in enumerate(given)])
@@ -216,30 +224,24 @@ class Trial:
             parts.append(part)
         return tuple(parts)
 
-    def makes(self, given: Given, local: Sequence[str], made: Sequence[str]) -> bool:
+    def makes(self, rule: AxisRule) -> bool:
         """Whether each rank makes its parts of the outputs: cut, whole, or summands."""
         ranks = []
         for rank in range(self.parts):
-            own = self.made_by(given, local, rank)
+            own = self.made_by(rule.inputs, rule.local, rank)
             if own is None:
                 return False
             ranks.append(own)
-        for part, whole, parts in zip(made, self.whole, zip(*ranks, strict=True), strict=True):
+        every = zip(*ranks, strict=True)
+        for part, whole, parts in zip(rule.outputs, self.whole, every, strict=True):
             if dim_of(part) is None:
                 if joined(parts, whole) != part:
                     return False
-            elif not all(map(_alike, parts, cut(whole, self.parts, part))):
+            elif not all(
+                _alike(one, part_of(whole, self.parts, part, k)) for k, one in enumerate(parts)
+            ):
                 return False
         return True
-
-
-def cut(value: Tensor, parts: int, spec: str) -> list[Tensor]:
-    """The parts of a value along a dimension, of each of its blocks."""
-    dim, blocks = dim_of(spec) or 0, blocks_of(spec)
-    if blocks == 1:
-        return list(value.chunk(parts, dim))
-    shares = [block.chunk(parts, dim) for block in value.chunk(blocks, dim)]
-    return [torch.cat([share[rank] for share in shares], dim) for rank in range(parts)]
 
 
 def joined(parts: Sequence[Tensor], whole: Tensor) -> str | None:
@@ -278,6 +280,9 @@ def _near(a: Tensor, b: Tensor) -> Tensor:
     fine = TOLERANCE if a.dtype == torch.float64 else 1e-5 if a.dtype == torch.float32 else 1e-2
     top = b[torch.isfinite(b)]
     scale = float(top.abs().max()) if top.numel() else 1.0
+    # Beside the relative term an absolute one, because sums of large numbers may be nearly zero. It
+    # is at most `fine`: numbers of 1e6 would hide differences of 1e-3 elsewhere. Infinities are
+    # equal where a == b says so; elsewhere their difference is infinite or no number, and not near.
     return (a == b) | ((a - b).abs() <= fine * (b.abs() + min(scale, 1.0)))
 
 

@@ -10,6 +10,7 @@ from planner.schedules.actions import AllReduce, Compute, Direction, Receive, Se
 from planner.simulator.timeline import Event, Timeline, Transfer, communication_s, compute_s, idle_s
 from planner.simulator.traces.read import Trace
 from planner.support.errors import OptionError
+from planner.support.printable import few
 
 T = TypeVar("T", int, tuple[int, bool])
 
@@ -71,8 +72,8 @@ def compare_traces(predicted: Trace, measured: Trace) -> TraceComparison:
     if dict(predicted.names) != dict(measured.names):
         own, other = (sorted(one.names.values()) for one in (predicted, measured))
         raise OptionError(
-            f"the traces are not of one strategy: the predicted one is of {_some(own)}, the"
-            f" measured one of {_some(other)}; simulate the strategy that was launched"
+            f"the traces are not of one strategy: the predicted one is of {few(own)}, the"
+            f" measured one of {few(other)}; simulate the strategy that was launched"
         )
     _check_alike(before, after, measured.names)
     return TraceComparison(
@@ -125,11 +126,6 @@ def overlay(predicted: Trace, measured: Trace) -> tuple[Timeline, Mapping[int, s
         memory=memory,
     )
     return both, names
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more
 
 
 def _check_alike(predicted: Timeline, measured: Timeline, names: Mapping[int, str]) -> None:

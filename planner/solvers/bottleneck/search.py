@@ -43,8 +43,16 @@ from planner.solvers.bottleneck.program import (
     program_of,
 )
 from planner.solvers.engines.engine import Engine
-from planner.solvers.engines.gurobi import EngineUnavailableError
-from planner.solvers.engines.mip import GAP, Mip, MipAnswer, MipLimits, Terms, gurobi, highs
+from planner.solvers.engines.mip import (
+    GAP,
+    Answer,
+    EngineUnavailableError,
+    Mip,
+    MipLimits,
+    Terms,
+    gurobi,
+    highs,
+)
 from planner.solvers.graphs.downsets import csr
 from planner.support.brake import Brake, braked
 
@@ -105,7 +113,7 @@ class _BottleneckBudget:
         self.limit_s, self.seed, self.engine = time_limit_s, seed, engine
         self.brake, self.note = brake, ""
 
-    def solve(self, mip: Mip, limits: MipLimits, hint: Terms) -> MipAnswer:
+    def solve(self, mip: Mip, limits: MipLimits, hint: Terms) -> Answer:
         """The answer of the chosen engine, or of HiGHS if gurobi cannot be used."""
         if self.engine is Engine.GUROBI:
             try:

@@ -36,6 +36,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from planner.artefacts.problem import Status
+from planner.solvers.engines.mip import Answer
 from planner.solvers.engines.watch import INTERRUPTED, SearchWatch, interruptible
 from planner.solvers.netsplit.bounds import (
     JointBounds,
@@ -48,7 +49,6 @@ from planner.solvers.netsplit.cpsat_call import (
     CROWDED_PER_S,
     DETERMINISTIC_PER_S,
     FEW_PER_S,
-    CallAnswer,
     SearchBudget,
     call,
 )
@@ -56,21 +56,21 @@ from planner.solvers.netsplit.cpsat_model import (
     CpSatModel,
     CpSatPhase,
     add_apart,
-    add_channels,
     add_joint,
+    add_phase,
+    add_sent,
     add_transfers,
     keep,
     makespan_of,
+    model_of,
     num_constraints,
-    phase_of,
-    placement_of,
+    schedule_in,
 )
+from planner.solvers.netsplit.jobs import OPERATOR, known_placement_of
 from planner.solvers.netsplit.model import (
     EngineAnswer,
     KnownPlacement,
     NetSplitInstance,
-    TickSchedule,
-    known_placement_of,
     overflow,
 )
 from planner.solvers.netsplit.neighbourhoods import NeighbourSettings, mended
@@ -240,9 +240,9 @@ def _full(
         return EngineAnswer(Status.UNKNOWN, None, math.inf, None)
     if start is None:
         fitting = _near(instance, heft.place(instance.problem), budget)
-        if fitting.status == "INFEASIBLE":
+        if fitting is Status.INFEASIBLE:
             return EngineAnswer(Status.INFEASIBLE, None, math.inf, None)
-        start = fitting.device_of
+        start = None if isinstance(fitting, Status) else fitting
     bounds = [phase_bounds_of(instance, backward=backward) for backward in _BOTH]
     joint = joint_bounds_of(bounds)
     search = _FullSearch(
@@ -338,9 +338,12 @@ def _climb(search: _FullSearch, step: _ProofStep) -> None:
         budget.left_s -= build_s
         at_once = step.near or worst <= (1 + 2 * rise) * _least(search, step)
         max_ticks = worst if at_once else int((1 + rise) * _least(search, step))
-        answer = _solved(search, step, max_ticks, 1 - until_s / budget.left_s)
-        if answer.status != "INFEASIBLE" or max_ticks == worst:
+        model, phases = _model(search, step, max_ticks)
+        answer = _solved(search, step, model, phases, 1 - until_s / budget.left_s)
+        if answer.status is not Status.INFEASIBLE or max_ticks == worst:
             _learn(search, step, answer)
+            if len(phases) == 2 and answer.values is not None:
+                _adopt(search, step, model, phases, answer.values)
             return
         # Steps that climb keep no placement: their models are relaxations of the whole one.
         _raise(search, step, max_ticks + 1)
@@ -373,32 +376,37 @@ def _raise(search: _FullSearch, step: _ProofStep, least: int) -> None:
     search.budget.watch.see(bound=search.total)
 
 
-def _learn(search: _FullSearch, step: _ProofStep, answer: CallAnswer) -> None:
-    """Takes in a step's answer: its bound, unless the step kept a placement, and its schedule."""
-    if answer.status == "INFEASIBLE":
+def _learn(search: _FullSearch, step: _ProofStep, answer: Answer) -> None:
+    """Takes in what a step's answer proves: its bound, unless the step kept a placement."""
+    if answer.status is Status.INFEASIBLE:
         search.infeasible = not search.known.fits
         # Nothing is better than the best schedule; of a kept placement that says nothing.
         if search.known.fits and not step.kept:
             search.total = search.known.latest
             search.budget.watch.see(bound=search.total)
-        return
-    if not step.kept:
-        _raise(search, step, answer.bound)
-    if len(step.phases) == 2 and answer.device_of is not None:
-        _adopt(search, step, answer, answer.device_of)
+    elif not step.kept:
+        _raise(search, step, int(answer.bound))
 
 
 def _adopt(
-    search: _FullSearch, step: _ProofStep, answer: CallAnswer, device_of: tuple[int, ...]
+    search: _FullSearch,
+    step: _ProofStep,
+    model: CpSatModel,
+    phases: Sequence[CpSatPhase],
+    values: Sequence[float],
 ) -> None:
-    """Takes in a step's placement: as it is if the step had (7), else timed anew if it fits."""
+    """Takes in a step's schedule if the step had (7), else its placement, timed anew if it fits."""
     if step.channels:
-        forward, backward = answer.starts
-        schedule = TickSchedule(forward, backward, {}, {}, *answer.ends)
-        _take(search, KnownPlacement(device_of, True, schedule.latency, schedule))
-    elif overflow(search.instance, device_of) <= 0:
+        _take(search, schedule_in(model, phases, values))
+        return
+    device_of = model.device_of(values)
+    if overflow(search.instance, device_of) <= 0:
         search.kept = device_of
-        near = timed(search.instance, device_of, *answer.starts)
+        forward, backward = (
+            [int(phase.starts(values)[OPERATOR, i]) for i in range(len(device_of))]
+            for phase in phases
+        )
+        near = timed(search.instance, device_of, forward, backward)
         _take(search, _improved(search, near, POLISH_SHARE))
 
 
@@ -409,64 +417,70 @@ def _take(search: _FullSearch, new: KnownPlacement) -> None:
     search.budget.watch.see(search.known.latest)
 
 
-def _solved(search: _FullSearch, step: _ProofStep, max_ticks: int, share: float) -> CallAnswer:
-    """Builds a step's model and solves it.
+def _model(
+    search: _FullSearch, step: _ProofStep, max_ticks: int
+) -> tuple[CpSatModel, list[CpSatPhase]]:
+    """A step's model.
 
     Args:
         max_ticks: upper limit of its objective.
-        share: largest share of the budget's rest.
     """
-    from ortools.sat.python import cp_model
-
-    instance, known = search.instance, search.known
-    model = placement_of(instance, cp_model.CpModel(), known.device_of, memory=step.memory)
+    model = model_of(search.instance, search.known, memory=step.memory)
     if step.kept and search.kept is not None:
         keep(model, search.kept)
-    add_apart(model, known.device_of)
+    add_apart(model)
     if step.channels:
-        add_transfers(model, known.device_of)
-    phases = [_phase(search, step, model, max_ticks, backward) for backward in step.phases]
-    ends = [phase.end for phase in phases]
-    if len(phases) > 1:
-        model.cp.add_linear_constraint(sum(ends), search.total, max_ticks)
-        add_joint(model, phases[0], phases[1], search.joint)
-    model.cp.minimize(sum(ends))
-    besides = search.bounds[not step.phases[0]].least if len(ends) == 1 else 0
+        add_sent(model)
+    phases = []
+    for backward in step.phases:
+        # It leaves the other phase at least that one's bound.
+        beside = search.bounds[not backward].least if len(step.phases) == 2 else 0
+        phase = add_phase(model, search.bounds[backward], max_ticks - beside, backward=backward)
+        phases.append(phase)
+        if step.channels:
+            add_transfers(phase)
+    ends = sum(phase.end for phase in phases)
+    if len(phases) == 2:
+        model.cp.add_linear_constraint(ends, search.total, max_ticks)
+        add_joint(model, phases, search.joint)
+    model.cp.minimize(ends)
+    return model, phases
+
+
+def _solved(
+    search: _FullSearch,
+    step: _ProofStep,
+    model: CpSatModel,
+    phases: Sequence[CpSatPhase],
+    share: float,
+) -> Answer:
+    """The answer for a step's model.
+
+    Args:
+        share: largest share of the budget's rest.
+    """
+    besides = search.bounds[not step.phases[0]].least if len(phases) == 1 else 0
     return call(
         model,
         search.budget,
         share,
         besides=None if step.kept else besides,
-        starts=[phase.start for phase in phases],
-        ends=ends,
         whole=step.channels,
         hinted=step.near,
     )
 
 
-def _phase(
-    search: _FullSearch, step: _ProofStep, model: CpSatModel, max_ticks: int, backward: bool
-) -> CpSatPhase:
-    """A phase of a step's model. It leaves the other phase at least that one's bound."""
-    latest = max_ticks
-    if len(step.phases) == 2:
-        latest -= search.bounds[not backward].least
-    phase = phase_of(model, search.bounds[backward], search.known, latest, backward=backward)
-    if step.channels:
-        add_channels(model, phase, search.known, latest)
-    return phase
-
-
-def _near(instance: NetSplitInstance, wish: Sequence[int], budget: SearchBudget) -> CallAnswer:
-    """A placement that fits, with as much work as possible where a given one has it.
+def _near(
+    instance: NetSplitInstance, wish: Sequence[int], budget: SearchBudget
+) -> tuple[int, ...] | Status:
+    """A placement that fits, with as much work as possible where a given one has it; else whether
+    there is none, or none was found.
 
     Args:
         wish: a placement that need not fit.
     """
-    from ortools.sat.python import cp_model
-
     known = known_placement_of(instance, wish)
-    model = placement_of(instance, cp_model.CpModel(), known.device_of, memory=True)
+    model = model_of(instance, known, memory=True)
     work = (instance.forward + instance.backward).min(axis=1)
     model.cp.maximize(
         sum(
@@ -474,8 +488,13 @@ def _near(instance: NetSplitInstance, wish: Sequence[int], budget: SearchBudget)
             for g, group in enumerate(instance.groups)
         )
     )
-    answer = call(model, budget, NEAR_SHARES[0])
-    return call(model, budget, NEAR_SHARES[1]) if answer.status == "UNKNOWN" else answer
+    for share in NEAR_SHARES:
+        answer = call(model, budget, share)
+        if answer.values is not None:
+            return model.device_of(answer.values)
+        if answer.status is Status.INFEASIBLE:
+            break
+    return answer.status
 
 
 def _answer(search: _FullSearch) -> EngineAnswer:
@@ -506,21 +525,18 @@ def _relaxed(
     Args:
         start: see `solve`.
     """
-    from ortools.sat.python import cp_model
-
     known = known_placement_of(instance, start)
-    model = placement_of(instance, cp_model.CpModel(), known.device_of, memory=True)
-    model.cp.minimize(makespan_of(model, known))
+    model = model_of(instance, known, memory=True)
+    model.cp.minimize(makespan_of(model))
     if known.fits:
         budget.watch.see(known.latest)
     answer = call(model, budget, 1.0, besides=0, whole=True)
     bound_s = max(0.0, answer.bound * instance.tick_s - instance.lost_s)
-    value, device_of = known.latest, known.device_of
-    if answer.device_of is not None:
-        value, device_of = answer.value, answer.device_of
-    elif not known.fits and answer.status == "INFEASIBLE":
-        return EngineAnswer(Status.INFEASIBLE, None, math.inf, None)
+    value, device_of = float(known.latest), known.device_of
+    if answer.values is not None:
+        value, device_of = answer.value, model.device_of(answer.values)
     elif not known.fits:
-        return EngineAnswer(Status.UNKNOWN, None, math.inf, bound_s)
+        bound = None if answer.status is Status.INFEASIBLE else bound_s
+        return EngineAnswer(answer.status, None, math.inf, bound)
     status = Status.OPTIMAL if value <= answer.bound else Status.FEASIBLE
     return EngineAnswer(status, device_of, value * instance.tick_s, bound_s)

@@ -5,10 +5,11 @@ user's time limit, each worth `DETERMINISTIC_PER_S`.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from planner.artefacts.problem import Status
+from planner.solvers.engines.mip import Answer
 from planner.solvers.engines.watch import SearchWatch
 from planner.solvers.netsplit.cpsat_model import CpSatModel
 
@@ -63,25 +64,6 @@ class SearchBudget:
         return self.watch.done
 
 
-@dataclass(frozen=True, slots=True)
-class CallAnswer:
-    """The answer of one call.
-
-    Attributes:
-        status: CP-SAT's name of the status.
-        device_of: the placement; None without one.
-        value: value of the objective; bound: its lower bound; in ticks.
-        starts, ends: values of the variables asked for.
-    """
-
-    status: str
-    device_of: tuple[int, ...] | None
-    value: int
-    bound: int
-    starts: tuple[tuple[int, ...], ...] = ()
-    ends: tuple[int, ...] = ()
-
-
 def worker(seed: int, work: float) -> Any:
     """An engine with one worker and without linear relaxations.
 
@@ -102,10 +84,26 @@ def worker(seed: int, work: float) -> Any:
     return solver
 
 
-def least_of(solver: Any) -> int:
-    """The lower bound of an integer objective, after solving."""
-    bound: float = solver.best_objective_bound
-    return math.ceil(bound - 1e-6)
+def answer_of(solver: Any, cp: Any, solved: Any) -> Answer:
+    """The answer of an engine after solving a model of an integer objective.
+
+    Args:
+        solved: what `solve` returned.
+
+    Source: https://developers.google.com/optimization/cp/cp_solver (CpSolverStatus).
+    """
+    name = solver.status_name(solved)
+    if name == "MODEL_INVALID":
+        raise ValueError(f"CP-SAT refuses the model: {cp.validate()}")
+    status = Status(name.lower())
+    if status is Status.INFEASIBLE:
+        return Answer(status, None, math.inf)
+    bound = math.ceil(solver.best_objective_bound - 1e-6)
+    if status is Status.UNKNOWN:
+        return Answer(status, None, bound)
+    return Answer(
+        status, list(solver.response_proto.solution), bound, round(solver.objective_value)
+    )
 
 
 def call(
@@ -114,18 +112,15 @@ def call(
     share: float,
     *,
     besides: int | None = None,
-    starts: Sequence[Sequence[Any]] = (),
-    ends: Sequence[Any] = (),
     whole: bool = False,
     hinted: bool = True,
-) -> CallAnswer:
+) -> Answer:
     """Solves a model.
 
     Args:
         share: largest share of the budget's rest.
         besides: ticks that the rest of the whole model adds to this model's bound; None if this
             model bounds nothing of the whole.
-        starts, ends: variables to return the values of.
         whole: whether this is the whole model, so that its solutions are incumbents.
         hinted: whether to start from the known schedule.
     """
@@ -142,22 +137,9 @@ def call(
         lambda: solver.solve(model.cp, _incumbents(budget.watch) if whole else None),
         solver.stop_search,
     )
-    status = solver.status_name(solved)
-    if status == "MODEL_INVALID":
-        raise ValueError(f"CP-SAT refuses the model: {model.cp.validate()}")
     worked_s = solver.response_proto.deterministic_time / budget.per_s
     budget.left_s = max(0.0, budget.left_s - worked_s)
-    if status not in ("OPTIMAL", "FEASIBLE"):
-        return CallAnswer(status, None, 0, 0 if status == "INFEASIBLE" else least_of(solver))
-    where = [next(p for p, x in enumerate(row) if solver.boolean_value(x)) for row in model.x]
-    return CallAnswer(
-        status,
-        tuple(where[g] for g in model.instance.group_of),
-        round(solver.objective_value),
-        least_of(solver),
-        tuple(tuple(solver.value(s) for s in phase) for phase in starts),
-        tuple(solver.value(end) for end in ends),
-    )
+    return answer_of(solver, model.cp, solved)
 
 
 def _incumbents(watch: SearchWatch) -> Any:

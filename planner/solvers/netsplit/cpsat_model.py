@@ -1,35 +1,50 @@
-"""NetSplit's model (`model.py`, whose numbers and symbols these are) in OR-Tools CP-SAT.
+"""NetSplit's model (`model.py`, whose numbers and symbols these are) as OR-Tools CP-SAT's data: the
+one builder of all constraint models.
+
+Literals and starts may be constants. With all groups free the model is the whole one; with some of
+them free it is a neighbourhood of a known schedule (`neighbourhoods.py`), which also fixes jobs in
+time. Windows and spans leave constraints out, and `gurobi.py` reads the model as a `Mip`.
 
 Operators are optional intervals per device, transfers optional intervals per ordered pair of
 devices, and per shared link of its route. Besides, z_gh says whether groups g and h are apart, and
 two families follow from (1) to (9) but are far from obvious to the engine:
 
-    (a) heads, tails and least ends of `bounds.py`                                 `phase_of`
-    (b) S_j >= C_i + (least ticks of a transfer from i to j) z_g(i)g(j); the same of S'    `_wait`
+    (a) heads, tails and least ends of `bounds.py`                                `add_phase`
+    (b) S_j >= C_i + (least ticks of a transfer from i to j) z_g(i)g(j); the same of S'
+                                                                              `_wait_for_data`
 
 In the published model any number of operators run at once on a device, so it has no intervals: only
-(1), (8), (2'), (4') and (5')                                                      `makespan_of`
+(1), (8), (2'), (4') and (5')                                                   `makespan_of`
 
 Source: Perron and Didier, OR-Tools CP-SAT; NetSplit, Nanjing 2023.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
 from planner.solvers.netsplit.bounds import JointBounds, PhaseBounds, edges_of
+from planner.solvers.netsplit.jobs import OPERATOR, Job, Resource, occupied_by, retimed
 from planner.solvers.netsplit.model import (
     KnownPlacement,
     NetSplitInstance,
-    busy_ticks,
     edge_ticks,
     relaxed_times,
     transfer_ticks,
 )
 from planner.solvers.placement.coplacement import edge_bytes
-from planner.solvers.placement.timetable import LINK
 from planner.support.arrays import Ints
+
+Literal = Any
+"""A literal of the engine, or a bool."""
+
+Time = Any
+"""An expression of the engine, or an int."""
+
+Items = dict[tuple[int, ...], list[Any]]
+"""By resource, the intervals of the jobs that may occupy it."""
 
 
 @dataclass(slots=True)
@@ -38,25 +53,46 @@ class CpSatModel:
 
     Attributes:
         cp: the engine's model.
-        x: x[g][p]; z: z[g, h], g < h; y: y[t][p][q] of tensors that may be sent, empty without (7).
+        known: where the groups are that are not free; its schedule is the hint, if it has one.
+        x: x[g][p] of free groups; z: z[g, h], g < h.
+        sent: y[t, q][p] by tensor and target, of all that may be sent; empty without (7).
         hints: values of the known placement and its schedule.
     """
 
     instance: NetSplitInstance
     cp: Any
-    x: list[list[Any]]
-    z: dict[tuple[int, int], Any]
-    y: dict[int, list[list[Any]]]
-    hints: list[tuple[Any, int]]
+    known: KnownPlacement
+    x: dict[int, list[Any]]
+    z: dict[tuple[int, int], Any] = field(default_factory=dict)
+    sent: dict[Job, dict[int, Literal]] = field(default_factory=dict)
+    hints: list[tuple[Any, int]] = field(default_factory=list)
 
-    def on(self, i: int, p: int) -> Any:
+    def free(self, i: int) -> bool:
+        """Whether operator i may move."""
+        return self.instance.group_of[i] in self.x
+
+    def on(self, i: int, p: int) -> Literal:
         """Whether operator i is on device p."""
-        return self.x[self.instance.group_of[i]][p]
+        row = self.x.get(self.instance.group_of[i])
+        return self.known.device_of[i] == p if row is None else row[p]
 
     def apart(self, i: int, j: int) -> Any:
-        """Whether two operators of different groups are apart."""
+        """Z of two operators; None of one group, or where there is no z."""
         g, h = self.instance.group_of[i], self.instance.group_of[j]
-        return self.z[min(g, h), max(g, h)]
+        return self.z.get((min(g, h), max(g, h)))
+
+    def device_of(self, values: Sequence[float]) -> tuple[int, ...]:
+        """The placement of a solution, given as values of the variables."""
+        where = list(self.known.device_of)
+        for g, row in self.x.items():
+            here = next(p for p, one in enumerate(row) if values[one.index] > ONE_HALF)
+            for i in self.instance.groups[g]:
+                where[i] = here
+        return tuple(where)
+
+
+ONE_HALF = 0.5
+"""Engines of linear programs give a little less than 1 for 1."""
 
 
 def num_constraints(instance: NetSplitInstance, phases: Sequence[bool], *, channels: bool) -> int:
@@ -87,53 +123,83 @@ def num_constraints(instance: NetSplitInstance, phases: Sequence[bool], *, chann
 # ------------------------------------------------------------------------------------ placement
 
 
-def placement_of(
-    instance: NetSplitInstance, cp: Any, known: Sequence[int], *, memory: bool
+def model_of(
+    instance: NetSplitInstance,
+    known: KnownPlacement,
+    *,
+    memory: bool,
+    groups: Sequence[int] | None = None,
+    open_to: Collection[int] | None = None,
 ) -> CpSatModel:
-    """(1), (8) and (9)."""
-    devices = range(instance.problem.num_devices)
-    x = [[cp.new_bool_var("") for _ in devices] for _ in instance.groups]
-    model = CpSatModel(instance, cp, x, {}, {}, [])
-    for group, row in zip(instance.groups, x, strict=True):
-        cp.add_exactly_one(row)  # (1)
-        model.hints += [(one, int(p == known[group[0]])) for p, one in enumerate(row)]
+    """(1) and, with memory, (8); (9) if all groups are free.
+
+    Args:
+        groups: those that are free; None for all.
+        open_to: the devices that these may go to; None for all.
+    """
+    from ortools.sat.python import cp_model
+
+    cp, devices = cp_model.CpModel(), range(instance.problem.num_devices)
+    free = range(len(instance.groups)) if groups is None else groups
+    where = devices if open_to is None else open_to
+    model = CpSatModel(
+        instance, cp, known, {g: [cp.new_bool_var("") for _ in devices] for g in free}
+    )
+    for g, row in model.x.items():
+        cp.add_exactly_one([row[p] for p in sorted(where)])  # (1)
+        for p in sorted({*devices} - {*where}):
+            cp.add(row[p] == 0)
+        here = known.device_of[instance.groups[g][0]]
+        model.hints += [(one, int(p == here)) for p, one in enumerate(row)]
     if memory:
-        _memory(model)
-    if not instance.relaxed:
+        _add_memory(model)
+    if groups is None and not instance.relaxed:
         # No placement is lost: swap alike devices until their first groups ascend.
         for alike in instance.alike:  # (9)
             for p, q in pairwise(alike):
-                for g, row in enumerate(x):
-                    cp.add_bool_or([x[h][p] for h in range(g)]).only_enforce_if(row[q])
+                for g, row in model.x.items():
+                    cp.add_bool_or([model.x[h][p] for h in range(g)]).only_enforce_if(row[q])
     return model
 
 
 def keep(model: CpSatModel, device_of: Sequence[int]) -> None:
     """Fixes the placement."""
-    for group, row in zip(model.instance.groups, model.x, strict=True):
-        model.cp.add(row[device_of[group[0]]] == 1)
+    for g, row in model.x.items():
+        model.cp.add(row[device_of[model.instance.groups[g][0]]] == 1)
 
 
-def _memory(model: CpSatModel) -> None:
+def _add_memory(model: CpSatModel) -> None:
     """(8), left out for devices that everything fits on."""
-    instance, cp = model.instance, model.cp
-    everything = sum(instance.alone_bytes) + sum(instance.together_bytes.values())
+    instance, cp, where = model.instance, model.cp, model.known.device_of
+    kept: list[tuple[tuple[int, ...], int]] = [
+        ((g,), size) for g, size in enumerate(instance.alone_bytes)
+    ]
+    kept += sorted(instance.together_bytes.items())
+    everything = sum(size for _, size in kept)
     for p, room in enumerate(instance.problem.capacity_bytes):
         if everything <= room:
             continue
-        use = [size * row[p] for size, row in zip(instance.alone_bytes, model.x, strict=True)]
-        for groups, size in sorted(instance.together_bytes.items()):
-            held = cp.new_bool_var("")
-            # One direction is enough: to say that bytes are held that nobody needs only costs room.
-            for g in groups:
-                cp.add_implication(model.x[g][p], held)
-            use.append(size * held)
-        cp.add(sum(use) <= int(room))
+        use: list[Any] = []
+        for groups, size in kept:
+            free = [g for g in groups if g in model.x]
+            if any(where[instance.groups[g][0]] == p for g in groups if g not in model.x):
+                use.append(size)
+            elif len(free) == 1:
+                use.append(size * model.x[free[0]][p])
+            elif free:
+                held = cp.new_bool_var("")
+                # One direction is enough: to say that bytes are held that nobody needs only costs
+                # room.
+                for g in free:
+                    cp.add_implication(model.x[g][p], held)
+                use.append(size * held)
+        if not all(isinstance(part, int) for part in use):
+            cp.add(sum(use) <= int(room))
 
 
-def add_apart(model: CpSatModel, known: Sequence[int]) -> None:
-    """Adds z, for all pairs of groups with an edge between them."""
-    group = model.instance.group_of
+def add_apart(model: CpSatModel) -> None:
+    """Adds z, for all pairs of groups with an edge between them; all groups are free."""
+    group, known = model.instance.group_of, model.known.device_of
     for i, j in edge_bytes(model.instance.problem):
         g, h = sorted((group[i], group[j]))
         if g != h and add_pair(model, g, h):
@@ -154,32 +220,47 @@ def add_pair(model: CpSatModel, g: int, h: int) -> bool:
     return True
 
 
-def add_transfers(model: CpSatModel, known: Sequence[int]) -> None:
+def add_sent(model: CpSatModel) -> None:
     """(3), for tensors with readers in other groups than their producer's."""
-    instance, cp, devices = model.instance, model.cp, range(model.instance.problem.num_devices)
+    instance, known = model.instance, model.known.device_of
+    devices = range(instance.problem.num_devices)
     for t, tensor in enumerate(instance.problem.tensors):
-        home = model.x[instance.group_of[tensor.producer]]
-        readers = _far_readers(instance, t)
-        if not readers:
-            continue
-        y = model.y[t] = [[cp.new_bool_var("") for _ in devices] for _ in devices]
-        for p in devices:
-            for q in devices:
-                here = known[tensor.producer] == p and any(known[j] == q for j in readers)
-                model.hints.append((y[p][q], int(here and p != q)))
+        i, readers = tensor.producer, _far_readers(instance, t)
+        free = [j for j in readers if model.free(j)]
+        certain = {known[j] for j in readers if not model.free(j)}
+        homes = devices if model.free(i) else (known[i],)
+        for q in devices if free else sorted(certain):
+            sent = {}
+            for p in homes:
                 if p == q:
-                    cp.add(y[p][q] == 0)
                     continue
-                # (3) in both directions: y only if the producer is on p and a reader on q, and then
-                # always.
-                cp.add_implication(y[p][q], home[p])
-                cp.add_bool_or(*(model.on(j, q) for j in readers), ~y[p][q])
-                for j in readers:
-                    cp.add_bool_or(~home[p], ~model.on(j, q), y[p][q])
+                home = model.on(i, p)
+                if q in certain:
+                    sent[p] = home
+                    continue
+                sent[p] = y = model.cp.new_bool_var("")
+                model.hints.append((y, int(known[i] == p and any(known[j] == q for j in free))))
+                _add_sent(model, y, home, [model.on(j, q) for j in free])
+            if sent:
+                model.sent[t, q] = sent
+
+
+def _add_sent(model: CpSatModel, y: Any, home: Literal, read: Sequence[Any]) -> None:
+    """(3) in both directions: y only if the producer is at home and a reader there, and then
+    always.
+    """
+    away = [] if home is True else [~home]
+    if home is not True:
+        model.cp.add_implication(y, home)
+    model.cp.add_bool_or(*read, ~y)
+    for there in read:
+        model.cp.add_bool_or(*away, ~there, y)
 
 
 def _far_readers(instance: NetSplitInstance, t: int) -> list[int]:
-    """The readers of a tensor in other groups than its producer's."""
+    """The readers of a tensor in other groups than its producer's. Operators of one group are never
+    apart.
+    """
     tensor, group = instance.problem.tensors[t], instance.group_of
     return [j for j in tensor.consumers if group[j] != group[tensor.producer]]
 
@@ -188,170 +269,264 @@ def _far_readers(instance: NetSplitInstance, t: int) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
+class FixedJobs:
+    """The jobs of a phase that are not free in time (`neighbourhoods.py`).
+
+    Attributes:
+        early: their starts; left: by resource, when the last of them leaves it.
+        late: their tails; behind: by resource, the largest tail of those that occupy it.
+    """
+
+    early: Mapping[Job, int] = field(default_factory=dict)
+    left: Mapping[tuple[int, ...], int] = field(default_factory=dict)
+    late: Mapping[Job, int] = field(default_factory=dict)
+    behind: Mapping[tuple[int, ...], int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class CpSatPhase:
     """The variables of all forwards, or of all backwards.
 
     Attributes:
         backward: whether of backwards.
-        start: S or S' of each operator; done: C or C'; end: F or B.
-        channels: optional intervals of the transfers from p to q, by (p, q), and over shared link
-            l, by (LINK, l).
+        mirrored: whether the phase is read from its end: starts are ends, and edges are reversed.
+        ticks: (N, D) f or b.
+        most: upper limit of all times; end: F or B.
+        start: S or S', A or A' by job: numbers of early ones, none of late ones.
     """
 
+    model: CpSatModel
     backward: bool
-    start: list[Any]
-    done: list[Any]
+    mirrored: bool
+    ticks: Ints
+    most: int
     end: Any
-    channels: dict[tuple[int, int], list[Any]]
+    fixed: FixedJobs
+    start: dict[Job, Time] = field(default_factory=dict)
+
+    def done(self, i: int) -> Time:
+        """C or C'."""
+        start, row = self.start[OPERATOR, i], self.ticks[i]
+        if not self.model.free(i):
+            return start + int(row[self.model.known.device_of[i]])
+        if (row == row[0]).all():
+            return start + int(row[0])
+        return start + sum(int(ticks) * self.model.on(i, p) for p, ticks in enumerate(row))
+
+    def starts(self, values: Sequence[float]) -> dict[Job, float]:
+        """The starts of a solution; those of late jobs as late as possible, behind all that they
+        wait for.
+        """
+        end = values[self.end.index]
+        begun = {job: end - tail for job, tail in self.fixed.late.items()}
+        for job, start in self.start.items():
+            begun[job] = start if isinstance(start, int) else values[start.index]
+        return begun
 
 
-def _ticks_of(instance: NetSplitInstance, backward: bool) -> Ints:
-    return instance.backward if backward else instance.forward
-
-
-def _way(p: int, other: int, backward: bool) -> tuple[int, int]:
-    """The channel of a tensor made on p and read elsewhere, or of its gradient."""
-    return (other, p) if backward else (p, other)
-
-
-def phase_of(
+def add_phase(
     model: CpSatModel,
     bounds: PhaseBounds,
-    known: KnownPlacement,
-    max_ticks: int,
+    most: int,
     *,
     backward: bool,
     mirrored: bool = False,
+    fixed: FixedJobs | None = None,
 ) -> CpSatPhase:
-    """(2), (4) to (6), with transfers that do not wait for each other.
+    """(2), (6), and (4) or (5) without transfers that wait for each other.
 
     Args:
-        known: its schedule is the hint, if it has one.
-        max_ticks: upper limit of the phase's end.
-        mirrored: whether the phase is read from its end: starts are ends, and edges are reversed.
+        most: upper limit of the phase's end.
+        mirrored: whether the phase is read from its end.
+        fixed: the jobs that are not free in time; None if all are.
     """
-    instance, cp = model.instance, model.cp
-    ticks, devices = _ticks_of(instance, backward), range(instance.problem.num_devices)
+    instance, cp, fixed = model.instance, model.cp, fixed or FixedJobs()
+    ticks = instance.backward if backward else instance.forward
     # (a): heads, tails and the least end.
-    start = [cp.new_int_var(h, max_ticks, "") for h in bounds.head]
-    done = [
-        begin + int(row[0])
-        if (row == row[0]).all()
-        else begin + sum(int(row[p]) * model.on(i, p) for p in devices)
-        for i, (begin, row) in enumerate(zip(start, ticks, strict=True))
-    ]
-    end = cp.new_int_var(bounds.least, max_ticks, "")
-    for i, ended in enumerate(done):
-        cp.add(end >= ended + bounds.tail[i])
-    phase = CpSatPhase(backward, start, done, end, {})
-    if known.schedule is not None:
-        model.hints += zip([*start, end], known.schedule.phase(backward), strict=True)
+    end = cp.new_int_var(bounds.least, most, "")
+    phase = CpSatPhase(model, backward, mirrored, ticks, most, end, fixed)
+    known = model.known.schedule
+    *starts, length = known.phase(backward) if known is not None else (None,)
+    if length is not None:
+        model.hints.append((end, length))
+    for resource, tail in fixed.behind.items():
+        cp.add(end >= fixed.left.get(resource, 0) + tail)
+    in_time = []
+    for i, head in enumerate(bounds.head):
+        if _add_start(phase, (OPERATOR, i), head, starts[i] if starts else None):
+            in_time.append(i)
+            cp.add(end >= phase.done(i) + bounds.tail[i])
     for i, j, t in edges_of(instance, backward=backward):
-        _wait(model, phase, *((j, i) if mirrored else (i, j)), t, mirrored=mirrored)
-    for p in devices:
-        running = [
-            cp.new_optional_fixed_size_interval_var(start[i], int(row[p]), model.on(i, p), "")
-            for i, row in enumerate(ticks)
-            if row[p]
-        ]
-        if len(running) > 1:
-            cp.add_no_overlap(running)  # (6)
+        _wait_for_data(phase, *((j, i) if mirrored else (i, j)), t)
+    items: Items = defaultdict(list)
+    for i in in_time:
+        for p, taken in enumerate(ticks[i].tolist()):
+            _occupy(phase, items, (p, p), phase.start[OPERATOR, i], taken, model.on(i, p))
+    keep_apart(phase, items)  # (6)
     return phase
 
 
-def _wait(model: CpSatModel, phase: CpSatPhase, i: int, j: int, t: int, *, mirrored: bool) -> None:
+def _add_start(phase: CpSatPhase, job: Job, head: int, hint: int | None) -> bool:
+    """Adds the start of a job, unless it is late; says whether it is free in time."""
+    if job in phase.fixed.late:
+        return False
+    if job in phase.fixed.early:
+        phase.start[job] = phase.fixed.early[job]
+        return False
+    phase.start[job] = start = phase.model.cp.new_int_var(head, phase.most, "")
+    if hint is not None:
+        phase.model.hints.append((start, hint))
+    return True
+
+
+def _wait_for_data(phase: CpSatPhase, i: int, j: int, t: int) -> None:
     """Lets j wait for i because of tensor t: (b), and where paths differ the transfer's time."""
-    instance, cp = model.instance, model.cp
-    tensor, devices = instance.problem.tensors[t], range(instance.problem.num_devices)
-    if instance.group_of[i] == instance.group_of[j]:
-        cp.add(phase.start[j] >= phase.done[i])
+    model, job = phase.model, (OPERATOR, j)
+    apart = model.apart(i, j)
+    if (OPERATOR, i) in phase.fixed.late:
         return
-    ways = {(p, q): transfer_ticks(instance, tensor.bytes, *((q, p) if mirrored else (p, q)))
-            for p in devices for q in devices if p != q}  # fmt: skip
+    if apart is None:
+        wait(phase, phase.done(i), job)
+        return
+    size, devices = model.instance.problem.tensors[t].bytes, range(phase.ticks.shape[1])
+    ways = {
+        (p, q): transfer_ticks(model.instance, size, *((q, p) if phase.mirrored else (p, q)))
+        for p in devices
+        for q in devices
+        if p != q
+    }
     # (b) has no condition, so it propagates before the devices are known; a condition is needed
     # only for paths that take longer than the fastest.
     least = min(ways.values(), default=0)
-    cp.add(phase.start[j] >= phase.done[i] + least * model.apart(i, j))
+    wait(phase, phase.done(i) + least * apart, job)
     for (p, q), ticks in ways.items():
         if ticks > least:
-            both = [model.on(i, p), model.on(j, q)]
-            cp.add(phase.start[j] >= phase.done[i] + ticks).only_enforce_if(both)
+            wait(phase, phase.done(i) + ticks, job, model.on(i, p), model.on(j, q))
 
 
-def add_joint(
-    model: CpSatModel, forward: CpSatPhase, backward: CpSatPhase, joint: JointBounds
+def wait(phase: CpSatPhase, done: Time, job: Job, *literals: Literal) -> None:
+    """Lets a job wait for a time, if all literals hold."""
+    if any(one is False for one in literals):
+        return
+    cp, given = phase.model.cp, [one for one in literals if one is not True]
+    if job in phase.fixed.late:
+        cp.add(phase.end >= done + phase.fixed.late[job]).only_enforce_if(given)
+    elif not isinstance(phase.start[job], int) or not isinstance(done, int):
+        cp.add(phase.start[job] >= done).only_enforce_if(given)
+
+
+def _occupy(
+    phase: CpSatPhase, items: Items, resource: Resource, start: Any, ticks: int, literal: Literal
 ) -> None:
-    """The least ticks before each operator in both phases together, behind it, and between some."""
-    for i, (before, behind) in enumerate(zip(joint.before, joint.behind, strict=True)):
-        model.cp.add(forward.start[i] + backward.end - backward.done[i] >= before)
-        model.cp.add(forward.end - forward.done[i] + backward.start[i] >= behind)
-    for (u, v), ticks in sorted(joint.between.items()):
-        there, back = forward.done[v] - forward.start[u], backward.done[u] - backward.start[v]
-        model.cp.add(there + back >= ticks)
+    """A job that is free in time, on a resource if the literal holds. Late jobs come after it: one
+    tail is enough, the largest of them, because they keep their order on the resource.
+    """
+    if literal is False or not ticks:
+        return
+    items[resource].append(interval(phase, start, ticks, literal))
+    behind = phase.fixed.behind.get(resource)
+    if behind:
+        begun = phase.model.cp.add(phase.end >= start + ticks + behind)
+        begun.only_enforce_if([] if literal is True else [literal])
 
 
-def add_channels(
-    model: CpSatModel, phase: CpSatPhase, known: KnownPlacement, max_ticks: int
-) -> None:
-    """(7), with A and A' in (4) and (5)."""
-    instance, cp = model.instance, model.cp
-    devices = range(instance.problem.num_devices)
-    for t, y in model.y.items():
-        tensor = instance.problem.tensors[t]
-        if phase.backward and not tensor.gradient:
+def interval(phase: CpSatPhase, start: Time, ticks: int, literal: Literal = True) -> Any:
+    """An interval that is there if the literal holds."""
+    if literal is True:
+        return phase.model.cp.new_fixed_size_interval_var(start, ticks, "")
+    return phase.model.cp.new_optional_fixed_size_interval_var(start, ticks, literal, "")
+
+
+def keep_apart(phase: CpSatPhase, items: Items) -> None:
+    """Intervals on one resource do not overlap."""
+    for resource, intervals in items.items():
+        left = phase.fixed.left.get(resource, 0)
+        early = [interval(phase, 0, left)] if left else []
+        if len(intervals) + len(early) > 1:
+            phase.model.cp.add_no_overlap([*intervals, *early])
+
+
+def add_transfers(phase: CpSatPhase) -> None:
+    """(7), with A and A' in (4) and (5); (3) is there."""
+    model, tensors = phase.model, phase.model.instance.problem.tensors
+    known, items = model.known.schedule, defaultdict[Any, list[Any]](list)
+    times = {} if known is None else known.returned if phase.backward else known.sent
+    for job, sent in model.sent.items():
+        if phase.backward and not tensors[job[0]].gradient:
             continue
-        for other in devices:
-            sent = cp.new_int_var(0, max_ticks, "")
-            if known.schedule is not None:
-                times = known.schedule.returned if phase.backward else known.schedule.sent
-                model.hints.append((sent, times.get((t, other), 0)))
-            # One start for all paths to a device, and an interval for each: the producer is on one
-            # device, so one of them is there at most, with the ticks of its path.
-            for p in devices:
-                way = _way(p, other, phase.backward)
-                ticks = transfer_ticks(instance, tensor.bytes, *way)
-                if p == other or not ticks:
-                    continue
-                links = busy_ticks(instance, tensor.bytes, *way)
-                for one, busy in ((way, ticks), *(((LINK, k), busy) for k, busy in links)):
-                    phase.channels.setdefault(one, []).append(
-                        cp.new_optional_fixed_size_interval_var(sent, busy, y[p][other], "")
-                    )
-                _send(model, phase, t, sent, ticks, (p, other))
-    for transfers in phase.channels.values():
-        if len(transfers) > 1:
-            cp.add_no_overlap(transfers)
+        in_time = _add_start(phase, job, 0, None if known is None else times.get(job, 0))
+        # One start for all paths to a device, and an interval for each: the producer is on one
+        # device, so one of them is there at most, with the ticks of its path.
+        for p, literal in sent.items():
+            way = (job[1], p) if phase.backward else (p, job[1])
+            ticks, busy = occupied_by(model.instance, job[0], way)
+            _send(phase, job, ticks, literal)
+            for resource, taken in busy.items() if in_time else ():
+                _occupy(phase, items, resource, phase.start[job], taken, literal)
+    keep_apart(phase, items)
 
 
-def _send(
-    model: CpSatModel, phase: CpSatPhase, t: int, sent: Any, ticks: int, ends: tuple[int, int]
-) -> None:
-    """(4) or (5) of one transfer, if the producer and the readers of its tensor are on two devices.
+def _send(phase: CpSatPhase, job: Job, ticks: int, is_sent: Literal) -> None:
+    """(4) or (5) of a transfer, if it is there.
 
     Args:
-        t: the tensor; sent: A or A'; ticks: m.
-        ends: device of the producer, device of the readers.
+        ticks: m.
     """
-    cp, maker = model.cp, model.instance.problem.tensors[t].producer
-    is_sent = model.y[t][ends[0]][ends[1]]
-    if phase.backward:
-        cp.add(phase.start[maker] >= sent + ticks).only_enforce_if(is_sent)
-    else:
-        cp.add(sent >= phase.done[maker]).only_enforce_if(is_sent)
-    for j in _far_readers(model.instance, t):
-        late = sent >= phase.done[j] if phase.backward else phase.start[j] >= sent + ticks
-        cp.add(late).only_enforce_if([is_sent, model.on(j, ends[1])])
+    model, (t, q) = phase.model, job
+    readers = [(j, model.on(j, q)) for j in _far_readers(model.instance, t)]
+    maker = [(model.instance.problem.tensors[t].producer, True)]
+    before, after = (readers, maker) if phase.backward else (maker, readers)
+    for i, there in before:
+        if (OPERATOR, i) not in phase.fixed.late:
+            wait(phase, phase.done(i), job, is_sent, there)
+    for j, there in after if job in phase.start else ():
+        wait(phase, phase.start[job] + ticks, (OPERATOR, j), is_sent, there)
+
+
+def add_joint(model: CpSatModel, phases: Sequence[CpSatPhase], joint: JointBounds) -> None:
+    """The least ticks before each operator in both phases together, behind it, and between some;
+    of operators that are late in no phase.
+    """
+    there, back = phases
+    num = model.instance.problem.num_operators
+    known = {i for i in range(num) if all((OPERATOR, i) in one.start for one in phases)}
+    for i in sorted(known):
+        job = OPERATOR, i
+        model.cp.add(there.start[job] + back.end - back.done(i) >= joint.before[i])
+        model.cp.add(there.end - there.done(i) + back.start[job] >= joint.behind[i])
+    for (u, v), ticks in sorted(joint.between.items()):
+        if {u, v} <= known:
+            forwards = there.done(v) - there.start[OPERATOR, u]
+            model.cp.add(forwards + back.done(u) - back.start[OPERATOR, v] >= ticks)
+
+
+def schedule_in(
+    model: CpSatModel, phases: Sequence[CpSatPhase], values: Sequence[float]
+) -> KnownPlacement:
+    """The schedule of a solution with (7), timed anew in its order."""
+    where, tensors = model.device_of(values), model.instance.problem.tensors
+
+    def happens(job: Job) -> bool:
+        t, q = job
+        return t == OPERATOR or (
+            where[tensors[t].producer] != q and any(where[j] == q for j in tensors[t].consumers)
+        )
+
+    starts = [
+        {job: s for job, s in phase.starts(values).items() if happens(job)} for phase in phases
+    ]
+    return retimed(model.instance, where, starts)
 
 
 # --------------------------------------------------------------------------- the published model
 
 
-def makespan_of(model: CpSatModel, known: KnownPlacement) -> Any:
+def makespan_of(model: CpSatModel) -> Any:
     """(2'), (4') and (5'): the makespan of the published model."""
-    instance, cp, worst = model.instance, model.cp, known.latest
+    instance, cp, worst = model.instance, model.cp, model.known.latest
     num, devices = instance.problem.num_operators, range(instance.problem.num_devices)
     edges = edge_bytes(instance.problem)
-    forward, backward = relaxed_times(instance, known.device_of)
+    forward, backward = relaxed_times(instance, model.known.device_of)
     there = [cp.new_int_var(0, worst, "") for _ in range(num)]
     back = [cp.new_int_var(0, worst, "") for _ in range(num)]
     model.hints += [*zip(there, forward, strict=True), *zip(back, backward, strict=True)]

@@ -30,7 +30,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from planner.solvers.netsplit.bounds import least_transfers
-from planner.solvers.netsplit.cpsat_model import CpSatModel, CpSatPhase, add_pair
+from planner.solvers.netsplit.cpsat_model import (
+    CpSatPhase,
+    Items,
+    add_pair,
+    interval,
+    keep_apart,
+    wait,
+)
+from planner.solvers.netsplit.jobs import OPERATOR
 from planner.solvers.netsplit.model import NetSplitInstance
 from planner.solvers.placement.links import SharedLink
 from planner.solvers.placement.problem import ConsumedTensor
@@ -87,19 +95,21 @@ class _Added:
     """The transfers of a phase while they are added to a model.
 
     Attributes:
-        latest: upper limit of all starts.
-        mirrored: whether the phase is read from its end.
-        busy: intervals by what they occupy: (l,) of (p3), or (end, operator) of (p4).
+        items: intervals by what they occupy: (l,) of (p3), or (end, operator) of (p4).
         both: the conjunctions that the model has, by their literals.
     """
 
-    model: CpSatModel
     phase: CpSatPhase
-    latest: int
-    mirrored: bool
     ports: _Ports
-    busy: dict[tuple[int, ...], list[Any]] = field(default_factory=lambda: defaultdict(list))
+    items: Items = field(default_factory=lambda: defaultdict(list))
     both: dict[tuple[int, ...], Any] = field(default_factory=dict)
+
+    def apart(self, i: int, j: int) -> Any:
+        """z_ij, also of operators without an edge between them."""
+        group_of = self.phase.model.instance.group_of
+        g, h = sorted((group_of[i], group_of[j]))
+        add_pair(self.phase.model, g, h)
+        return self.phase.model.z[g, h]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,25 +125,18 @@ class _Sent:
     busy: dict[int, int]
 
 
-def add_ports(model: CpSatModel, phase: CpSatPhase, latest: int, *, mirrored: bool) -> None:
-    """(p1) to (p4) of a phase.
-
-    Args:
-        latest: upper limit of all starts.
-        mirrored: whether the phase is read from its end.
-    """
-    instance = model.instance
+def add_ports(phase: CpSatPhase) -> None:
+    """(p1) to (p4) of a phase."""
+    instance = phase.model.instance
     ports = _ports_of(instance)
     if not ports.sides:
         return
-    added = _Added(model, phase, latest, mirrored, ports)
+    added = _Added(phase, ports)
     for tensor, least in zip(instance.problem.tensors, least_transfers(instance), strict=True):
         if tensor.gradient or not phase.backward:
             busy = {k: _busy_ticks(instance, tensor, k, least) for k in ports.sides}
             _add_transfers(added, _Sent(tensor, least, busy))
-    for intervals in added.busy.values():
-        if len(intervals) > 1:
-            model.cp.add_no_overlap(intervals)
+    keep_apart(phase, added.items)
 
 
 def _busy_ticks(instance: NetSplitInstance, tensor: ConsumedTensor, k: int, least: int) -> int:
@@ -146,23 +149,23 @@ def _busy_ticks(instance: NetSplitInstance, tensor: ConsumedTensor, k: int, leas
 
 def _add_transfers(added: _Added, sent: _Sent) -> None:
     """The transfers of a tensor, or of its gradient."""
-    model, phase, i = added.model, added.phase, sent.tensor.producer
-    group, cp, starts = model.instance.group_of, model.cp, dict[int, Any]()
+    phase, i = added.phase, sent.tensor.producer
+    group, cp, starts = phase.model.instance.group_of, phase.model.cp, dict[int, Any]()
     for j in sent.tensor.consumers:
         if group[j] == group[i]:
             continue
-        z, start = _apart(model, i, j), cp.new_int_var(0, added.latest, "")
-        first, then = (i, j) if phase.backward == added.mirrored else (j, i)
-        cp.add(start >= phase.done[first]).only_enforce_if(z)  # (p1)
-        cp.add(phase.start[then] >= start + sent.least).only_enforce_if(z)
+        z, start = added.apart(i, j), cp.new_int_var(0, phase.most, "")
+        first, then = (i, j) if phase.backward == phase.mirrored else (j, i)
+        cp.add(start >= phase.done(first)).only_enforce_if(z)  # (p1)
+        wait(phase, start + sent.least, (OPERATOR, then), z)
         stands = [z]
         for k, other in starts.items():  # (p2)
             if group[k] == group[j]:
                 cp.add(start == other)
                 stands.clear()
                 break
-            cp.add(start == other).only_enforce_if(~_apart(model, j, k))
-            stands.append(_apart(model, j, k))
+            cp.add(start == other).only_enforce_if(~added.apart(j, k))
+            stands.append(added.apart(j, k))
         starts[j] = start
         if stands:
             _occupy(added, sent, j, start, _all_of(added, stands))
@@ -174,47 +177,41 @@ def _occupy(added: _Added, sent: _Sent, j: int, start: Any, stands: Any) -> None
     Args:
         start: A_tj; stands: w_tj.
     """
-    model, ports, i = added.model, added.ports, sent.tensor.producer
-    sender, receiver = (j, i) if added.phase.backward else (i, j)
+    phase, ports, i = added.phase, added.ports, sent.tensor.producer
+    sender, receiver = (j, i) if phase.backward else (i, j)
 
     def occupied(busy: int, literal: Any) -> Any:
-        begin = start + (sent.least - busy) if added.mirrored else start
-        return model.cp.new_optional_fixed_size_interval_var(begin, busy, literal, "")
+        begin = start + (sent.least - busy) if phase.mirrored else start
+        return interval(phase, begin, busy, literal)
 
     for k, (sources, targets) in ports.sides.items():
         ends = (_on_one(added, sender, sources), _on_one(added, receiver, targets))
         where = [stands, *(one for one in ends if one is not None)]
         if sent.busy[k]:
-            added.busy[k,].append(occupied(sent.busy[k], _all_of(added, where)))
+            added.items[k,].append(occupied(sent.busy[k], _all_of(added, where)))
     for end, operator in ((OUT, sender), (IN, receiver)):
         busy = min((sent.busy[k] for k in ports.every[end]), default=0)
-        # On the maker's port, readers on one device have one transfer. On a reader's port that is
-        # the reader's own.
-        literal = stands if operator == i else _apart(model, i, j)
+        # On the maker's port, readers on one device have one transfer, which counts once: for the
+        # reader that stands for them. The list of a reader's port holds what this reader alone
+        # waits for, so a message counts there whichever reader stands for it.
+        literal = stands if operator == i else added.apart(i, j)
         if busy:
-            added.busy[end, operator].append(occupied(busy, literal))
-
-
-def _apart(model: CpSatModel, i: int, j: int) -> Any:
-    """z_ij, also of operators without an edge between them."""
-    g, h = sorted((model.instance.group_of[i], model.instance.group_of[j]))
-    add_pair(model, g, h)
-    return model.z[g, h]
+            added.items[end, operator].append(occupied(busy, literal))
 
 
 def _on_one(added: _Added, i: int, devices: Sequence[int]) -> Any:
     """Whether an operator is on one of some devices; None if these are all."""
-    if len(devices) == added.model.instance.problem.num_devices:
+    model = added.phase.model
+    if len(devices) == model.instance.problem.num_devices:
         return None
-    elsewhere = [~added.model.on(i, p) for p in devices]
-    return ~_all_of(added, elsewhere)
+    return ~_all_of(added, [~model.on(i, p) for p in devices])
 
 
 def _all_of(added: _Added, literals: Sequence[Any]) -> Any:
     """Whether all of some literals hold."""
     if len(literals) == 1:
         return literals[0]
-    key, cp = tuple(sorted(one.index for one in literals)), added.model.cp
+    key, cp = tuple(sorted(one.index for one in literals)), added.phase.model.cp
     if key not in added.both:
         whole = added.both[key] = cp.new_bool_var("")
         cp.add_bool_or(*(~one for one in literals), whole)

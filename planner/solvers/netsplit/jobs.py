@@ -1,24 +1,27 @@
 """The jobs of a schedule of NetSplit's full model: operators and transfers, the resources that they
-occupy, and how long the phase goes on behind each.
+occupy, how long the phase goes on behind each, and the earliest schedule of a given order.
 
 Legend: i operator; t tensor; q the device that t is sent to, or its gradient from. A job is
 (`OPERATOR`, i) or (t, q). A resource is a device (p, p), a channel (p, q) or a link (`LINK`, l).
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from planner.solvers.netsplit.model import (
+    KnownPlacement,
     NetSplitInstance,
     TickSchedule,
     busy_ticks,
     canonical,
-    phase_retimed,
+    grouped,
+    relaxed_times,
+    ticks_by_way,
     transfer_ticks,
 )
-from planner.solvers.placement.timetable import LINK
+from planner.solvers.placement.timetable import LINK, timetable
 
 OPERATOR = -1
 """Instead of a tensor, in jobs that are operators."""
@@ -60,6 +63,19 @@ def occupied_by(
     return ticks, {way: ticks, **links}
 
 
+def _occupied(
+    instance: NetSplitInstance, device_of: Sequence[int], job: Job, *, backward: bool
+) -> tuple[int, dict[Resource, int]]:
+    """`occupied_by` of any job of a placement."""
+    t, other = job
+    if t == OPERATOR:
+        here, own = device_of[other], instance.backward if backward else instance.forward
+        ticks = int(own[other, here])
+        return ticks, {(here, here): ticks}
+    home = device_of[instance.problem.tensors[t].producer]
+    return occupied_by(instance, t, (other, home) if backward else (home, other))
+
+
 def jobs_of(
     instance: NetSplitInstance,
     device_of: Sequence[int],
@@ -72,17 +88,8 @@ def jobs_of(
     start: dict[Job, int] = {(OPERATOR, i): begin for i, begin in enumerate(starts)}
     start |= schedule.returned if backward else schedule.sent
     ticks, busy = dict[Job, int](), dict[Job, dict[Resource, int]]()
-    own = instance.backward if backward else instance.forward
     for job in start:
-        t, other = job
-        if t == OPERATOR:
-            here = device_of[other]
-            ticks[job] = int(own[other, here])
-            busy[job] = {(here, here): ticks[job]}
-        else:
-            home = device_of[instance.problem.tensors[t].producer]
-            way = (other, home) if backward else (home, other)
-            ticks[job], busy[job] = occupied_by(instance, t, way)
+        ticks[job], busy[job] = _occupied(instance, device_of, job, backward=backward)
     then = _then(instance, device_of, start, backward=backward)
     tail, behind = dict[Job, int](), defaultdict[Resource, int](int)
     for job in reversed(_sorted(instance, start, backward=backward)):
@@ -98,7 +105,7 @@ def jobs_of(
 def _then(
     instance: NetSplitInstance,
     device_of: Sequence[int],
-    jobs: Mapping[Job, int],
+    jobs: Mapping[Job, float],
     *,
     backward: bool,
 ) -> dict[Job, list[Job]]:
@@ -117,10 +124,10 @@ def _then(
     return then
 
 
-def _sorted(instance: NetSplitInstance, start: Mapping[Job, int], *, backward: bool) -> list[Job]:
+def _sorted(instance: NetSplitInstance, start: Mapping[Job, float], *, backward: bool) -> list[Job]:
     """The jobs as they start. Among equal starts, those that others wait for come first."""
 
-    def key(job: Job) -> tuple[int, int, int, Job]:
+    def key(job: Job) -> tuple[float, int, int, Job]:
         t, other = job
         i = other if t == OPERATOR else instance.problem.tensors[t].producer
         return start[job], -i if backward else i, (t == OPERATOR) == backward, job
@@ -128,26 +135,87 @@ def _sorted(instance: NetSplitInstance, start: Mapping[Job, int], *, backward: b
     return sorted(start, key=key)
 
 
+# ------------------------------------------------------------------------------ earliest schedules
+
+
+def known_placement_of(instance: NetSplitInstance, start: Sequence[int] | None) -> KnownPlacement:
+    """A placement that fits as a known one; without one, the upper bound that always holds.
+
+    Args:
+        start: device of each operator, or None.
+    """
+    if start is None:
+        problem = instance.problem
+        slowest_way = ticks_by_way(instance)[1].max(axis=1).tolist()
+        longest = sum(
+            2 * len(tensor.consumers) * ticks
+            for tensor, ticks in zip(problem.tensors, slowest_way, strict=True)
+        )
+        slowest = (instance.forward.max(axis=1) + instance.backward.max(axis=1)).sum()
+        nowhere = canonical(instance, [0] * problem.num_operators)
+        return KnownPlacement(nowhere, False, int(slowest) + longest)
+    device_of = canonical(instance, grouped(instance, start))
+    if instance.relaxed:
+        back = relaxed_times(instance, device_of)[1]
+        latest = max(t + int(instance.backward[i, device_of[i]]) for i, t in enumerate(back))
+        return KnownPlacement(device_of, True, latest)
+    schedule = schedule_of(instance, device_of)
+    return KnownPlacement(device_of, True, schedule.latency, schedule)
+
+
+def schedule_of(instance: NetSplitInstance, device_of: Sequence[int]) -> TickSchedule:
+    """The list schedule of a placement: its order is kept, its times are in ticks."""
+    seconds = timetable(instance.problem, device_of)
+    there: dict[Job, float] = {(OPERATOR, i): s for i, s in enumerate(seconds.forward_start_s)}
+    back: dict[Job, float] = {(OPERATOR, i): s for i, s in enumerate(seconds.backward_start_s)}
+    for transfer in seconds.transfers:
+        if transfer.backward:
+            back[transfer.tensor, transfer.source] = transfer.start_s
+        else:
+            there[transfer.tensor, transfer.target] = transfer.start_s
+    return _earliest(instance, device_of, (there, back))
+
+
 def retimed(
-    instance: NetSplitInstance, device_of: Sequence[int], starts: Sequence[Mapping[Job, int]]
-) -> tuple[tuple[int, ...], TickSchedule]:
+    instance: NetSplitInstance, device_of: Sequence[int], starts: Sequence[Mapping[Job, float]]
+) -> KnownPlacement:
     """The placement with devices named by (9), and the schedule in which every job starts as soon
     as it can in the order of given starts.
 
     Args:
+        device_of: a placement that fits.
         starts: of the jobs of the forwards and of the backwards.
     """
     named = canonical(instance, device_of)
     name = dict(zip(device_of, named, strict=True))
-    phases = []
-    for backward, start in enumerate(starts):
-        new = {(t, at if t == OPERATOR else name[at]): s for (t, at), s in start.items()}
-        jobs = []
-        for job in _sorted(instance, new, backward=bool(backward)):
-            t, other = job
-            i = other if t == OPERATOR else instance.problem.tensors[t].producer
-            jobs.append((new[job], i, 0, t, -1 if t == OPERATOR else other))
-        phases.append(phase_retimed(instance, named, jobs, backward=bool(backward)))
-    (forward, sent, forward_end), (backwards, returned, backward_end) = phases
-    schedule = TickSchedule(forward, backwards, sent, returned, forward_end, backward_end)
-    return named, schedule
+    new = [
+        {(t, at if t == OPERATOR else name[at]): s for (t, at), s in start.items()}
+        for start in starts
+    ]
+    schedule = _earliest(instance, named, new)
+    return KnownPlacement(named, True, schedule.latency, schedule)
+
+
+def _earliest(
+    instance: NetSplitInstance, device_of: Sequence[int], starts: Sequence[Mapping[Job, float]]
+) -> TickSchedule:
+    """The schedule in which every job starts as soon as it can.
+
+    Args:
+        starts: of the jobs of the forwards and of the backwards; only their order counts.
+    """
+    phases, operators = [], range(instance.problem.num_operators)
+    for backward, order in zip((False, True), starts, strict=True):
+        then = _then(instance, device_of, order, backward=backward)
+        start, ready, free = dict[Job, int](), Counter[Job](), Counter[Resource]()
+        for job in _sorted(instance, order, backward=backward):
+            ticks, busy = _occupied(instance, device_of, job, backward=backward)
+            start[job] = begin = max(ready[job], *(free[one] for one in busy))
+            for one, taken in busy.items():
+                free[one] = begin + taken
+            for after in then[job]:
+                ready[after] = max(ready[after], begin + ticks)
+        end = max(free[p, p] for p in range(instance.problem.num_devices))
+        phases.append((tuple(start.pop((OPERATOR, i)) for i in operators), start, end))
+    (forward, sent, forward_end), (back, returned, backward_end) = phases
+    return TickSchedule(forward, back, sent, returned, forward_end, backward_end)

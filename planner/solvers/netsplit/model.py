@@ -66,7 +66,6 @@ from planner.solvers.placement.problem import (
     links_of_pairs,
     transfer_s,
 )
-from planner.solvers.placement.timetable import LINK, timetable
 from planner.support.arrays import Bools, Floats, Ints
 from planner.support.memo import remembered
 
@@ -431,95 +430,6 @@ def orders_of(
     )
 
 
-def schedule_of(instance: NetSplitInstance, device_of: Sequence[int]) -> TickSchedule:
-    """The list schedule of a placement: its order is kept, its times are in ticks."""
-    seconds = timetable(instance.problem, device_of)
-    # Operators are in topological order, so among equal starts these keys sort an operator before
-    # its own transfers and before its readers; backwards, after its gradients and its readers.
-    there = [(start, i, 0, -1, -1) for i, start in enumerate(seconds.forward_start_s)]
-    back = [(start, -i, 1, -1, -1) for i, start in enumerate(seconds.backward_start_s)]
-    for transfer in seconds.transfers:
-        i = instance.problem.tensors[transfer.tensor].producer
-        if transfer.backward:
-            back.append((transfer.start_s, -i, 0, transfer.tensor, transfer.source))
-        else:
-            there.append((transfer.start_s, i, 1, transfer.tensor, transfer.target))
-    forward, sent, forward_end = phase_retimed(instance, device_of, sorted(there), backward=False)
-    backward, returned, backward_end = phase_retimed(
-        instance, device_of, sorted(back), backward=True
-    )
-    return TickSchedule(forward, backward, sent, returned, forward_end, backward_end)
-
-
-def phase_retimed(
-    instance: NetSplitInstance,
-    device_of: Sequence[int],
-    jobs: Sequence[tuple[float, int, int, int, int]],
-    *,
-    backward: bool,
-) -> tuple[tuple[int, ...], dict[tuple[int, int], int], int]:
-    """Starts of operators and transfers if each starts as soon as it can, in the order of the jobs;
-    and when the last operator ends.
-
-    Args:
-        jobs: (start, sign x operator, rank, tensor, other device); tensor -1 for an operator. Only
-            their order counts.
-    """
-    problem = instance.problem
-    ticks = instance.backward if backward else instance.forward
-    start, sent = [0] * problem.num_operators, dict[tuple[int, int], int]()
-    ready = Counter[int]()
-    ready_transfer = Counter[tuple[int, int]]()
-    free = Counter[tuple[int, int]]()  # of devices (p, p), channels (p, q) and links (LINK, l)
-    readers, made = _touching(problem)
-
-    def after(i: int, end: int) -> None:
-        """Passes on that an operator has ended."""
-        for t in readers[i] if backward else made[i]:
-            tensor = problem.tensors[t]
-            if backward and not tensor.gradient:
-                continue
-            others = (tensor.producer,) if backward else tensor.consumers
-            for j in others:
-                if device_of[j] == device_of[i]:
-                    ready[j] = max(ready[j], end)
-                else:
-                    key = (t, device_of[i] if backward else device_of[j])
-                    ready_transfer[key] = max(ready_transfer[key], end)
-
-    for _, signed, _, t, other in jobs:
-        i = abs(signed)
-        here = device_of[i]
-        if t < 0:
-            start[i] = max(ready[i], free[here, here])
-            free[here, here] = start[i] + int(ticks[i, here])
-            after(i, free[here, here])
-            continue
-        tensor, channel = problem.tensors[t], (other, here) if backward else (here, other)
-        links = busy_ticks(instance, tensor.bytes, *channel)
-        begin = max(ready_transfer[t, other], free[channel], *(free[LINK, k] for k, _ in links))
-        end = begin + transfer_ticks(instance, tensor.bytes, *channel)
-        sent[t, other], free[channel] = begin, end
-        for link, busy in links:
-            free[LINK, link] = begin + busy
-        for j in (tensor.producer,) if backward else tensor.consumers:
-            if device_of[j] == channel[1]:
-                ready[j] = max(ready[j], end)
-    return tuple(start), sent, max(free[p, p] for p in range(problem.num_devices))
-
-
-@remembered
-def _touching(problem: PlacementProblem) -> tuple[list[list[int]], list[list[int]]]:
-    """The tensors that each operator reads, and those that it makes."""
-    readers: list[list[int]] = [[] for _ in range(problem.num_operators)]
-    made: list[list[int]] = [[] for _ in range(problem.num_operators)]
-    for t, tensor in enumerate(problem.tensors):
-        made[tensor.producer].append(t)
-        for j in tensor.consumers:
-            readers[j].append(t)
-    return readers, made
-
-
 @dataclass(frozen=True, slots=True)
 class KnownPlacement:
     """A known placement, to start from and to beat.
@@ -536,31 +446,6 @@ class KnownPlacement:
     fits: bool
     latest: int
     schedule: TickSchedule | None = None
-
-
-def known_placement_of(instance: NetSplitInstance, start: Sequence[int] | None) -> KnownPlacement:
-    """A placement that fits as a known one; without one, the upper bound that always holds.
-
-    Args:
-        start: device of each operator, or None.
-    """
-    if start is None:
-        problem = instance.problem
-        slowest_way = ticks_by_way(instance)[1].max(axis=1).tolist()
-        longest = sum(
-            2 * len(tensor.consumers) * ticks
-            for tensor, ticks in zip(problem.tensors, slowest_way, strict=True)
-        )
-        slowest = (instance.forward.max(axis=1) + instance.backward.max(axis=1)).sum()
-        nowhere = canonical(instance, [0] * problem.num_operators)
-        return KnownPlacement(nowhere, False, int(slowest) + longest)
-    device_of = canonical(instance, grouped(instance, start))
-    if instance.relaxed:
-        back = relaxed_times(instance, device_of)[1]
-        latest = max(t + int(instance.backward[i, device_of[i]]) for i, t in enumerate(back))
-        return KnownPlacement(device_of, True, latest)
-    schedule = schedule_of(instance, device_of)
-    return KnownPlacement(device_of, True, schedule.latency, schedule)
 
 
 def edge_ticks(instance: NetSplitInstance, size_bytes: int, p: int, q: int) -> int:

@@ -3,7 +3,7 @@ placement, and simulated annealing over placements. Arrays are indexed by
 
 u     units of operators that run in one piece     p, q  devices
 t     tensors between units                        m     microbatches
-s     trained parameters that several units read
+s     trained parameters that several units read   j     tasks of a microbatch
 
 The schedule is the one that `schedules/shared.py` makes of the stages: an idle device takes a
 backward that is ready, else a forward, of the oldest microbatch. A forward waits for the tensors
@@ -12,15 +12,26 @@ forward and for the gradients of what its unit has made. A tensor goes once to e
 reads it, and one gradient comes back from there, the sum of those of its readers. The transfers of
 an ordered pair of devices follow each other in the order in which they are ready, and so do those
 over a shared link (`solvers/placement/links.py`).
+
+So a microbatch is a round of a `TaskGraph`: task u is the forward of a unit, task U + u its
+backward, and the transfers follow. Resources are the devices, the channels p D + q, and the links.
 """
 
 from typing import NamedTuple
 
 import numpy as np
 
-from planner.solvers.netsplit.search_arrays import Ragged
-from planner.support.arrays import Bools, Floats, Ints
-from planner.support.jit import inner, njit
+from planner.schedules.list_schedule import TaskGraph, TaskRun, run_of, simulate
+from planner.solvers.annealing import cooled, most_allowed
+from planner.solvers.placement.held_bytes import (
+    HeldBytes,
+    HeldState,
+    excess_bytes,
+    hold,
+    nothing_held,
+)
+from planner.support.arrays import Bools, Csr, Floats, Ints
+from planner.support.jit import inlined, inner, njit
 
 SWAP_CHANCE, WALK_CHANCE, NEIGHBOUR_CHANCE = 0.15, 0.35, 0.5
 """Chances that a unit that moves swaps with another one, that a walk through the graph from it
@@ -42,9 +53,8 @@ class PeriodicModel(NamedTuple):
         latency_s, seconds_per_byte: (D, D).
         route: shared links by pair p D + q; link_seconds_per_byte: (L,) of a shared link;
             exclusive: (L,) whether a transfer keeps it as long as it lasts.
-        fixed_bytes: (U,) kept for all microbatches; stash_bytes: (U,) kept for each in flight.
-        shared: units by parameter; shared_bytes: (S,) of each with its gradient and moments;
-            sum_bytes: (S,) of its gradient.
+        held: bytes that devices keep with `window` microbatches in flight.
+        shared: units by parameter; sum_bytes: (S,) of its gradient.
         room_bytes: (D,).
         num_microbatches: those of the schedule; more: those that follow in the same rhythm.
         window: most microbatches of a unit in flight.
@@ -55,289 +65,217 @@ class PeriodicModel(NamedTuple):
     maker: Ints
     gradient: Bools
     bytes: Ints
-    readers: Ragged
-    makes: Ragged
-    reads: Ragged
-    near: Ragged
+    readers: Csr
+    makes: Csr
+    reads: Csr
+    near: Csr
     latency_s: Floats
     seconds_per_byte: Floats
-    route: Ragged
+    route: Csr
     link_seconds_per_byte: Floats
     exclusive: Bools
-    fixed_bytes: Ints
-    stash_bytes: Ints
-    shared: Ragged
-    shared_bytes: Ints
+    held: HeldBytes
+    shared: Csr
     sum_bytes: Ints
-    room_bytes: Floats
+    room_bytes: Ints
     num_microbatches: int
     more: int
     window: int
 
 
 class Scratch(NamedTuple):
-    """Arrays that a schedule is made in.
+    """Arrays that a placement is priced in.
 
     Attributes:
-        missing: (2, M, U) what a forward or backward still waits for.
-        left: (M, T, D) readers on a device whose backwards are still to come.
-        ready: (D, 2 U M) heaps of tasks by urgency; num_ready: (D,).
-        event_s: heap of the times of events; event: what happens then.
-        channel_s: (D, D) when a channel is free; link_s: (L,) when a shared link is.
-        running: (D,) the task of a device, -1 if it is idle.
-        in_flight, most: (U,) microbatches between forward and backward, now and at most.
-        last_s: (M,) when a microbatch has ended.
+        tasks: of the largest size; `again` and `fifo` are the same for all placements.
+        run: the schedule of all microbatches.
+        there, back: (T, D) the transfer of a tensor to a device, and of its gradient back; 0 where
+            there is none.
+        held: of the placement.
     """
 
-    missing: Ints
-    left: Ints
-    ready: Ints
-    num_ready: Ints
-    event_s: Floats
-    event: Ints
-    channel_s: Floats
-    link_s: Floats
-    running: Ints
-    in_flight: Ints
-    most: Ints
-    last_s: Floats
+    tasks: TaskGraph
+    run: TaskRun
+    there: Ints
+    back: Ints
+    held: HeldState
 
 
 def scratch_of(model: PeriodicModel) -> Scratch:
     """Arrays of the model's sizes."""
-    (units, devices), (tensors,), rounds = (
-        model.forward_s.shape, model.maker.shape, model.num_microbatches
-    )  # fmt: skip
-    events = devices + 2 * tensors * devices * rounds + 1
-    return Scratch(
-        missing=np.zeros((2, rounds, units), np.int64),
-        left=np.zeros((rounds, tensors, devices), np.int64),
-        ready=np.zeros((devices, 2 * units * rounds), np.int64),
-        num_ready=np.zeros(devices, np.int64),
-        event_s=np.zeros(events),
-        event=np.zeros(events, np.int64),
-        channel_s=np.zeros((devices, devices)),
-        link_s=np.zeros(len(model.exclusive)),
-        running=np.zeros(devices, np.int64),
-        in_flight=np.zeros(units, np.int64),
-        most=np.zeros(units, np.int64),
-        last_s=np.zeros(rounds),
+    (units, devices), (tensors,) = model.forward_s.shape, model.maker.shape
+    sent = 2 * int(np.minimum(np.diff(model.readers.start), devices - 1).sum())
+    size, links = 2 * units + sent, int(np.diff(model.route.start).max(initial=0))
+    again, fifo = np.full(size, -1), np.arange(size) >= 2 * units
+    again[units : 2 * units] = range(units)
+    edges = np.zeros(units + 2 * sent + 2 * len(model.readers.values), np.int64)
+    uses = 2 * units + sent * (1 + links)
+    tasks = TaskGraph(
+        lasts_s=np.zeros(size),
+        use=Csr(np.zeros(size + 1, np.int64), np.zeros(uses, np.int64)),
+        busy_s=np.zeros(uses),
+        then=Csr(np.zeros(size + 1, np.int64), edges),
+        num_before=np.zeros(size, np.int64),
+        rank=np.zeros(size, np.int64),
+        fifo=fifo,
+        again=again,
+        num_resources=devices + devices**2 + len(model.exclusive),
+        num_rounds=model.num_microbatches,
+        window=model.window,
     )
-
-
-# ------------------------------------------------------------------------------------------ heaps
-
-
-# A heap is two arrays, of keys and of items; an array of keys alone is its own items.
-
-
-@inner
-def _push(keys: Floats | Ints, items: Ints, size: int, key: float, item: int) -> int:
-    """Puts an item in; gives the number of items."""
-    at = size
-    while at > 0:
-        up = (at - 1) // 2
-        if keys[up] <= key:
-            break
-        keys[at], items[at] = keys[up], items[up]
-        at = up
-    keys[at], items[at] = key, item
-    return size + 1
-
-
-@inner
-def _pop(keys: Floats | Ints, items: Ints, size: int) -> int:
-    """Takes the item of the least key out; the heap has one less afterwards."""
-    first, last_key, last = items[0], keys[size - 1], items[size - 1]
-    count, at = size - 1, 0
-    while True:
-        down = 2 * at + 1
-        if down >= count:
-            break
-        if down + 1 < count and keys[down + 1] < keys[down]:
-            down += 1
-        if keys[down] >= last_key:
-            break
-        keys[at], items[at] = keys[down], items[down]
-        at = down
-    keys[at], items[at] = last_key, last
-    return int(first)
+    rounds = model.num_microbatches
+    return Scratch(
+        tasks=tasks,
+        run=run_of(size * rounds, tasks.num_resources, uses * rounds),
+        there=np.zeros((tensors, devices), np.int64),
+        back=np.zeros((tensors, devices), np.int64),
+        held=nothing_held(model.held, devices),
+    )
 
 
 # --------------------------------------------------------------------------------------- schedule
-#
-# A task is a number that grows with its urgency's rank: backwards first, then older microbatches,
-# then the first unit in its direction: (forward M + m) U + (u forward, U - 1 - u backward).
 
 
 @inner
-def _ready(model: PeriodicModel, work: Scratch, p: int, back: int, m: int, u: int) -> None:
-    units, rounds = len(model.fixed_bytes), model.num_microbatches
-    task = m * units + units - 1 - u if back else (rounds + m) * units + u
-    work.num_ready[p] = _push(work.ready[p], work.ready[p], work.num_ready[p], task, task)
-
-
-@inner
-def _less(model: PeriodicModel, work: Scratch, p: int, back: int, m: int, u: int) -> None:
-    """A forward or backward waits for one thing less."""
-    work.missing[back, m, u] -= 1
-    if work.missing[back, m, u] == 0:
-        _ready(model, work, p, back, m, u)
-
-
-@inner
-def _begin(model: PeriodicModel, work: Scratch, where: Ints) -> None:
-    (units, devices), rounds = model.forward_s.shape, model.num_microbatches
-    work.num_ready[:] = 0
-    work.channel_s[:] = 0.0
-    work.link_s[:] = 0.0
-    work.running[:] = -1
-    work.in_flight[:] = 0
-    work.most[:] = 0
-    work.last_s[:] = 0.0
-    for t in range(len(model.maker)):
-        for q in range(devices):
-            work.left[0, t, q] = 0
-        for x in range(model.readers.start[t], model.readers.start[t + 1]):
-            work.left[0, t, where[model.readers.values[x]]] += 1
+def tasks_of(model: PeriodicModel, work: Scratch, where: Ints) -> TaskGraph:
+    """The tasks of a placement, in the arrays of `work`."""
+    units, all_tasks, rounds = len(where), work.tasks, model.num_microbatches
+    size = _number_transfers(model, work, where)
+    all_tasks.num_before[:size] = 0
     for u in range(units):
-        work.missing[0, 0, u] = model.reads.start[u + 1] - model.reads.start[u]
-        count = 1
-        for x in range(model.makes.start[u], model.makes.start[u + 1]):
-            t = model.makes.values[x]
-            if model.gradient[t]:
-                for q in range(devices):
-                    if work.left[0, t, q] > 0:
-                        count += 1
-        work.missing[1, 0, u] = count
-    for m in range(1, rounds):
-        work.left[m] = work.left[0]
-        late = 1 if m >= model.window else 0
-        for u in range(units):
-            work.missing[0, m, u] = work.missing[0, 0, u] + late
-            work.missing[1, m, u] = work.missing[1, 0, u]
-    for m in range(min(rounds, model.window)):
-        for u in range(units):
-            if work.missing[0, m, u] == 0:
-                _ready(model, work, where[u], 0, m, u)
+        # Backwards first, then older microbatches, then the first unit in its direction.
+        all_tasks.rank[u], all_tasks.rank[units + u] = rounds * size + u, units - 1 - u
+        _add_forward(model, work, where, u)
+    for u in range(units):
+        _add_backward(model, work, where, u)
+    _add_transfers(model, work, where)
+    return TaskGraph(
+        all_tasks.lasts_s[:size],
+        Csr(all_tasks.use.start[: size + 1], all_tasks.use.values),
+        all_tasks.busy_s,
+        Csr(all_tasks.then.start[: size + 1], all_tasks.then.values),
+        all_tasks.num_before[:size],
+        all_tasks.rank[:size],
+        all_tasks.fifo[:size],
+        all_tasks.again[:size],
+        all_tasks.num_resources,
+        rounds,
+        model.window,
+    )
 
 
-@inner
-def _send(
-    model: PeriodicModel, work: Scratch, now_s: float, events: int,
-    p: int, q: int, back: int, m: int, t: int,
-) -> int:  # fmt: skip
-    """A transfer from p to q, behind those before it; gives the number of events."""
-    devices, rounds, tensors = len(model.room_bytes), model.num_microbatches, len(model.maker)
-    first, last = model.route.start[p * devices + q], model.route.start[p * devices + q + 1]
-    start_s, size = max(now_s, work.channel_s[p, q]), model.bytes[t]
-    for x in range(first, last):
-        start_s = max(start_s, work.link_s[model.route.values[x]])
-    end_s = start_s + model.latency_s[p, q] + size * model.seconds_per_byte[p, q]
-    work.channel_s[p, q] = end_s
-    for x in range(first, last):
-        link = model.route.values[x]
-        passed_s = start_s + size * model.link_seconds_per_byte[link]
-        work.link_s[link] = end_s if model.exclusive[link] else passed_s
-    other = q if back == 0 else p
-    code = devices + ((back * rounds + m) * tensors + t) * devices + other
-    return _push(work.event_s, work.event, events, end_s, code)
+@inlined
+def _number_transfers(model: PeriodicModel, work: Scratch, where: Ints) -> int:
+    """Sets `there` and `back`; the number of tasks."""
+    devices, size = model.forward_s.shape[1], 2 * len(where)
+    work.there[:] = 0
+    work.back[:] = 0
+    for t in range(len(model.maker)):
+        home = where[model.maker[t]]
+        for x in range(model.readers.start[t], model.readers.start[t + 1]):
+            work.there[t, where[model.readers.values[x]]] = 1
+        work.there[t, home] = 0
+        for q in range(devices):
+            if work.there[t, q] > 0:
+                work.there[t, q] = size
+                size += 1
+                if model.gradient[t]:
+                    work.back[t, q] = size
+                    size += 1
+    return size
 
 
-@inner
-def _ended(
-    model: PeriodicModel, work: Scratch, where: Ints, now_s: float, events: int, task: int
-) -> int:
-    """What follows from the end of a task; gives the number of events."""
-    (units, devices), rounds = model.forward_s.shape, model.num_microbatches
-    back = 1 if task < rounds * units else 0
-    m, u = task // units % rounds, task % units
-    if back:
-        u = units - 1 - u
-    p = where[u]
-    if back == 0:
-        work.in_flight[u] += 1
-        work.most[u] = max(work.most[u], work.in_flight[u])
-        _less(model, work, p, 1, m, u)
-        for x in range(model.makes.start[u], model.makes.start[u + 1]):
-            t = model.makes.values[x]
-            for q in range(devices):
-                if work.left[m, t, q] > 0 and q != p:
-                    events = _send(model, work, now_s, events, p, q, 0, m, t)
-            if work.left[m, t, p] > 0:
-                _arrived(model, work, where, 0, m, t, p)
-        return events
-    work.in_flight[u] -= 1
-    work.last_s[m] = now_s
-    if m + model.window < rounds:
-        _less(model, work, p, 0, m + model.window, u)
+# Tasks are added in the order of their numbers. Their rows of `use` and `then` grow at the end.
+
+
+@inlined
+def _add(tasks: TaskGraph, j: int, lasts_s: float, resource: int) -> None:
+    """Adds a task with its own resource."""
+    x = tasks.use.start[j]
+    tasks.lasts_s[j] = tasks.busy_s[x] = lasts_s
+    tasks.use.values[x] = resource
+    tasks.use.start[j + 1] = x + 1
+    tasks.then.start[j + 1] = tasks.then.start[j]
+
+
+@inlined
+def _wait(tasks: TaskGraph, earlier: int, later: int) -> None:
+    """Lets a task wait for the one that was added last."""
+    x = tasks.then.start[earlier + 1]
+    tasks.then.values[x] = later
+    tasks.then.start[earlier + 1] = x + 1
+    tasks.num_before[later] += 1
+
+
+@inlined
+def _add_forward(model: PeriodicModel, work: Scratch, where: Ints, u: int) -> None:
+    tasks, units, p = work.tasks, len(where), where[u]
+    _add(tasks, u, model.forward_s[u, p], p)
+    _wait(tasks, u, units + u)
+    for x in range(model.makes.start[u], model.makes.start[u + 1]):
+        t = model.makes.values[x]
+        for q in range(model.forward_s.shape[1]):
+            if work.there[t, q] > 0:
+                _wait(tasks, u, work.there[t, q])
+        for y in range(model.readers.start[t], model.readers.start[t + 1]):
+            if where[model.readers.values[y]] == p:
+                _wait(tasks, u, model.readers.values[y])
+
+
+@inlined
+def _add_backward(model: PeriodicModel, work: Scratch, where: Ints, u: int) -> None:
+    tasks, units, p = work.tasks, len(where), where[u]
+    _add(tasks, units + u, model.backward_s[u, p], p)
     for x in range(model.reads.start[u], model.reads.start[u + 1]):
         t = model.reads.values[x]
-        work.left[m, t, p] -= 1
-        if work.left[m, t, p] == 0 and model.gradient[t]:
-            home = where[model.maker[t]]
-            if home == p:
-                _less(model, work, p, 1, m, model.maker[t])
-            else:
-                events = _send(model, work, now_s, events, p, home, 1, m, t)
-    return events
+        if model.gradient[t]:
+            home = where[model.maker[t]] == p
+            _wait(tasks, units + u, units + model.maker[t] if home else work.back[t, p])
 
 
-@inner
-def _arrived(
-    model: PeriodicModel, work: Scratch, where: Ints, back: int, m: int, t: int, q: int
-) -> None:
-    """A tensor is there for the readers on q, or its gradient is back from q."""
-    if back:
-        _less(model, work, where[model.maker[t]], 1, m, model.maker[t])
-        return
-    for x in range(model.readers.start[t], model.readers.start[t + 1]):
-        v = model.readers.values[x]
-        if where[v] == q:
-            _less(model, work, q, 0, m, v)
+@inlined
+def _add_transfers(model: PeriodicModel, work: Scratch, where: Ints) -> None:
+    tasks, units, devices = work.tasks, len(where), model.forward_s.shape[1]
+    for t in range(len(model.maker)):
+        home = where[model.maker[t]]
+        for q in range(devices):
+            if work.there[t, q] > 0:
+                _add_transfer(model, work, work.there[t, q], t, home, q)
+                for x in range(model.readers.start[t], model.readers.start[t + 1]):
+                    if where[model.readers.values[x]] == q:
+                        _wait(tasks, work.there[t, q], model.readers.values[x])
+            if work.back[t, q] > 0:
+                _add_transfer(model, work, work.back[t, q], t, q, home)
+                _wait(tasks, work.back[t, q], units + model.maker[t])
+
+
+@inlined
+def _add_transfer(model: PeriodicModel, work: Scratch, j: int, t: int, p: int, q: int) -> None:
+    """The transfer of a tensor, or of its gradient, from p to q: its channel, then its links."""
+    tasks, devices, size = work.tasks, model.forward_s.shape[1], model.bytes[t]
+    channel = p * devices + q
+    lasts_s = model.latency_s[p, q] + size * model.seconds_per_byte[p, q]
+    _add(tasks, j, lasts_s, devices + channel)
+    for x in range(model.route.start[channel], model.route.start[channel + 1]):
+        link, y = model.route.values[x], tasks.use.start[j + 1]
+        tasks.use.values[y] = devices + devices * devices + link
+        passed_s = size * model.link_seconds_per_byte[link]
+        tasks.busy_s[y] = lasts_s if model.exclusive[link] else passed_s
+        tasks.use.start[j + 1] = y + 1
 
 
 @njit
-def makespan_s(model: PeriodicModel, work: Scratch, where: Ints, limit_s: float) -> float:
-    """The time of all microbatches, there and back; any time above the limit if it is longer.
-
-    `work.most` and `work.last_s` say afterwards how many microbatches of each unit were in flight,
-    and when each one had ended.
-    """
-    (units, devices), rounds, tensors = (
-        model.forward_s.shape,
-        model.num_microbatches,
-        len(model.maker),
-    )
-    _begin(model, work, where)
-    now_s, events = 0.0, 0
-    while True:
-        for p in range(devices):
-            if work.running[p] < 0 and work.num_ready[p] > 0:
-                task = _pop(work.ready[p], work.ready[p], work.num_ready[p])
-                work.num_ready[p] -= 1
-                work.running[p] = task
-                back = task < rounds * units
-                u = units - 1 - task % units if back else task % units
-                time_s = model.backward_s[u, p] if back else model.forward_s[u, p]
-                events = _push(work.event_s, work.event, events, now_s + time_s, p)
-        if events == 0:
-            return float(now_s)
-        now_s = work.event_s[0]
-        if now_s > limit_s:
-            return float(now_s)
-        # All that ends at this moment ends before anything begins.
-        while events > 0 and work.event_s[0] <= now_s:
-            code = _pop(work.event_s, work.event, events)
-            events -= 1
-            if code < devices:
-                task, work.running[code] = work.running[code], -1
-                events = _ended(model, work, where, now_s, events, task)
-            else:
-                code -= devices
-                q, code = code % devices, code // devices
-                t, code = code % tensors, code // tensors
-                _arrived(model, work, where, code // rounds, code % rounds, t, q)
+def most_in_flight(model: PeriodicModel, work: Scratch, where: Ints) -> Ints:
+    """(U,) most microbatches of each unit that are between their forward and their backward."""
+    tasks, units, rounds = tasks_of(model, work, where), len(where), model.num_microbatches
+    simulate(tasks, work.run, 0.0, np.inf)
+    end_s = work.run.end_s[: len(tasks.lasts_s) * rounds].reshape((rounds, -1))
+    most = np.zeros(units, np.int64)
+    for u in range(units):
+        for m in range(rounds):
+            there = (end_s[:, u] <= end_s[m, u]).sum()
+            most[u] = max(most[u], there - (end_s[:, units + u] < end_s[m, u]).sum())
+    return most
 
 
 @inner
@@ -355,20 +293,10 @@ def _sums_s(model: PeriodicModel, where: Ints) -> float:
 
 
 @njit
-def excess_bytes(model: PeriodicModel, where: Ints) -> float:
-    """By how much the devices are over their memory, together."""
-    used = np.zeros(len(model.room_bytes))
-    for u in range(len(where)):
-        used[where[u]] += model.fixed_bytes[u] + model.window * model.stash_bytes[u]
-    for s in range(len(model.shared_bytes)):
-        first, last = model.shared.start[s], model.shared.start[s + 1]
-        for x in range(first, last):
-            p, new = where[model.shared.values[x]], True
-            for y in range(first, x):
-                new = new and where[model.shared.values[y]] != p
-            if new:
-                used[p] += model.shared_bytes[s]
-    return float(np.maximum(used - model.room_bytes, 0.0).sum())
+def over_bytes(model: PeriodicModel, work: Scratch, where: Ints) -> int:
+    """Bytes by which the devices are over their memory, together."""
+    hold(model.held, work.held, where)
+    return excess_bytes(work.held, model.room_bytes)
 
 
 @njit
@@ -377,13 +305,17 @@ def price_s(model: PeriodicModel, work: Scratch, where: Ints, limit_s: float) ->
     is longer. Microbatches that are not in the schedule take a period each: what one takes in the
     second half of the schedule.
     """
-    time_s = _sums_s(model, where)
-    time_s += makespan_s(model, work, where, limit_s - time_s)
+    tasks, time_s = tasks_of(model, work, where), _sums_s(model, where)
+    time_s += simulate(tasks, work.run, 0.0, limit_s - time_s)
     if model.more == 0 or time_s > limit_s:
         return time_s
-    last = model.num_microbatches - 1
-    middle = last // 2
-    return float(time_s + model.more * (work.last_s[last] - work.last_s[middle]) / (last - middle))
+    last, size, units = model.num_microbatches - 1, len(tasks.lasts_s), len(where)
+    middle, end_s = last // 2, work.run.end_s
+    last_s, middle_s = 0.0, 0.0
+    for j in range(units, 2 * units):
+        last_s = max(last_s, end_s[last * size + j])
+        middle_s = max(middle_s, end_s[middle * size + j])
+    return float(time_s + model.more * (last_s - middle_s) / (last - middle))
 
 
 # -------------------------------------------------------------------------------------- annealing
@@ -431,12 +363,11 @@ def anneal(
     now_s = best_s = price_s(model, work, where, np.inf)
     here, best, tried = where.copy(), where.copy(), where.copy()
     for move in range(moves):
-        heat_s = hot * (cold / hot) ** (move / moves)
+        heat_s = cooled(hot, cold, move / moves)
         tried[:] = here
         _moved(model, tried)
-        # Metropolis: accepted up to this price.
-        most_s = now_s - heat_s * np.log(1.0 - np.random.random())
-        if excess_bytes(model, tried) > 0.0:
+        most_s = most_allowed(now_s, heat_s)
+        if over_bytes(model, work, tried) > 0:
             continue
         new_s = price_s(model, work, tried, most_s)
         if new_s <= most_s:

@@ -35,7 +35,7 @@ from planner.clusters.routes import chain
 from planner.costs.evaluate import closed_form_s, evaluate, evaluation_work_s
 from planner.simulator.objective import objective_s
 from planner.solvers.engines.engine import Engine
-from planner.solvers.engines.gurobi import EngineUnavailableError
+from planner.solvers.engines.mip import EngineUnavailableError
 from planner.solvers.engines.watch import INTERRUPTED, SearchWatch, interruptible
 from planner.solvers.netsplit import bottleneck as netsplit_bottleneck
 from planner.solvers.netsplit import cpsat as netsplit_cpsat

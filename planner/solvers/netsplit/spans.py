@@ -33,6 +33,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from planner.artefacts.problem import Status
+from planner.solvers.engines.mip import Answer
 from planner.solvers.netsplit.bounds import (
     NONE,
     JointBounds,
@@ -41,13 +43,13 @@ from planner.solvers.netsplit.bounds import (
     joint_bounds_of,
     phase_bounds_of,
 )
-from planner.solvers.netsplit.cpsat_call import CONSTRAINTS_PER_S, CallAnswer, SearchBudget, call
+from planner.solvers.netsplit.cpsat_call import CONSTRAINTS_PER_S, SearchBudget, call
 from planner.solvers.netsplit.cpsat_model import (
     add_apart,
     add_joint,
+    add_phase,
+    model_of,
     num_constraints,
-    phase_of,
-    placement_of,
 )
 from planner.solvers.netsplit.cpsat_ports import add_ports
 from planner.solvers.netsplit.model import KnownPlacement, NetSplitInstance, part
@@ -295,8 +297,8 @@ def _climbed(
     while least <= worst and budget.left_s - build_s > until_s and not budget.over():
         max_ticks = min(int((1 + rise) * least), worst)
         answer = _solved(alone, span, budget, until_s, max_ticks)
-        if answer.status != "INFEASIBLE":
-            least = max(least, answer.bound)
+        if answer.status is not Status.INFEASIBLE:
+            least = max(least, int(answer.bound))
             break
         least, rise = max_ticks + 1, 2 * rise
     return _lifted(alone, span, least)
@@ -304,27 +306,24 @@ def _climbed(
 
 def _solved(
     alone: NetSplitInstance, span: Span, budget: SearchBudget, until_s: float, max_ticks: int
-) -> CallAnswer:
+) -> Answer:
     """The answer for a span's model.
 
     Args:
         max_ticks: upper limit of D.
     """
-    from ortools.sat.python import cp_model
-
-    nothing = (0,) * len(span.operators)
-    nowhere = KnownPlacement(nothing, False, 0)
-    model = placement_of(alone, cp_model.CpModel(), nothing, memory=False)
-    add_apart(model, nothing)
+    nowhere = KnownPlacement((0,) * len(span.operators), False, 0)
+    model = model_of(alone, nowhere, memory=False)
+    add_apart(model)
     phases = []
     for backward in (False, True):
         latest = max_ticks - span.bounds[not backward].least
-        phase = phase_of(model, span.bounds[backward], nowhere, latest, backward=backward)
-        add_ports(model, phase, latest, mirrored=False)
+        phase = add_phase(model, span.bounds[backward], latest, backward=backward)
+        add_ports(phase)
         phases.append(phase)
     ends = phases[0].end + phases[1].end
     model.cp.add(ends <= max_ticks)
-    add_joint(model, phases[0], phases[1], span.joint)
+    add_joint(model, phases, span.joint)
     model.cp.minimize(ends)
     budget.left_s -= len(model.cp.proto.constraints) / CONSTRAINTS_PER_S
     share = max(0.0, 1 - until_s / budget.left_s) if budget.left_s > 0 else 0.0

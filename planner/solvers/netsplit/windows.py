@@ -28,15 +28,22 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
+from planner.artefacts.problem import Status
 from planner.solvers.netsplit.bounds import JointBounds, PhaseBounds, joint_bounds_of
-from planner.solvers.netsplit.cpsat_call import CONSTRAINTS_PER_S, SearchBudget, least_of, worker
+from planner.solvers.netsplit.cpsat_call import (
+    CONSTRAINTS_PER_S,
+    SearchBudget,
+    answer_of,
+    worker,
+)
 from planner.solvers.netsplit.cpsat_model import (
     add_apart,
+    add_phase,
+    model_of,
     num_constraints,
-    phase_of,
-    placement_of,
 )
 from planner.solvers.netsplit.cpsat_ports import add_ports
+from planner.solvers.netsplit.jobs import OPERATOR
 from planner.solvers.netsplit.model import (
     KnownPlacement,
     NetSplitInstance,
@@ -299,13 +306,10 @@ def _within(
     """A lower bound of the window, None if all its solutions take more than `max_ticks`; and the
     units of work that it took.
     """
-    from ortools.sat.python import cp_model
-
     nothing = (0,) * len(window.operators)
-    nowhere = KnownPlacement(nothing, False, 0)
     # Without (7) and (8): a model with fewer constraints has no larger optimum, so the bound holds.
-    model = placement_of(window.part, cp_model.CpModel(), nothing, memory=False)
-    add_apart(model, nothing)
+    model = model_of(window.part, KnownPlacement(nothing, False, 0), memory=False)
+    add_apart(model)
     starts, last = [], window.operators.index(window.j)
     slowest = ticks_by_way(window.part)[1].max(axis=1).tolist()
     tensors = window.part.problem.tensors
@@ -321,9 +325,9 @@ def _within(
         # What runs behind j in its phase is counted from the end of the phase: forwards of later
         # operators, backwards of earlier ones.
         bounds, mirrored = PhaseBounds(times, nothing, 0, False), backward != side.behind
-        phase = phase_of(model, bounds, nowhere, latest, backward=backward, mirrored=mirrored)
-        add_ports(model, phase, latest, mirrored=mirrored)
-        starts.append(phase.start)
+        phase = add_phase(model, bounds, latest, backward=backward, mirrored=mirrored)
+        add_ports(phase)
+        starts.append([phase.start[OPERATOR, k] for k in range(len(nothing))])
     if len(window.phases) == 2:
         for there, back, i in zip(*starts, window.operators, strict=True):
             model.cp.add(there + back >= side.both[i])
@@ -334,6 +338,6 @@ def _within(
     parameters = solver.parameters
     parameters.search_branching = parameters.PORTFOLIO_WITH_QUICK_RESTART_SEARCH
     parameters.cp_model_probing_level = parameters.symmetry_level = 0
-    status = solver.status_name(solver.solve(model.cp))
+    answer = answer_of(solver, model.cp, solver.solve(model.cp))
     worked = solver.response_proto.deterministic_time
-    return (None if status == "INFEASIBLE" else least_of(solver)), worked
+    return (None if answer.status is Status.INFEASIBLE else int(answer.bound)), worked

@@ -26,6 +26,7 @@ from planner.costs.evaluate import closed_form_s, evaluate
 from planner.costs.operators import operator_times, slowdowns
 from planner.costs.transfers import transfer_s
 from planner.schedules.orders import default_warmups
+from planner.schedules.task_list import TaskList
 
 MAX_DOWNSETS = 2_000
 """Downsets that `segments` reaches before it gives up the exact search."""
@@ -273,43 +274,35 @@ def pieces(graph: Graph, device_of: Sequence[int], order: Sequence[int]) -> tupl
 def _order(problem: Problem, parts: Sequence[Segment], *, backward: bool = False) -> list[int]:
     """The parts in the order in which one forward pass starts them.
 
-    Of the parts whose inputs have been made, the one that can start first starts; of equals, the
-    one with the longest path to the end. A part sends all its outputs for a device in one transfer,
-    and the transfers of a pair of devices follow each other.
+    Of the parts of a device whose inputs are there, the one with the longest path to the end
+    starts. A part sends all its outputs for a device in one transfer, as long as the longest of
+    them, and the transfers of a pair of devices follow each other.
 
     Args:
         backward: take one backward pass instead, and return the reverse of its order.
     """
-    time_s = _times_s(problem, parts, backward=backward)
-    edges = _edges_s(problem, parts, backward=backward)
-    waits = [0] * len(parts)
-    for after in edges:
-        for b in after:
-            waits[b] += 1
-    longest_s = _longest_s(time_s, edges, list(waits))
-    inputs_s, free_s = [0.0] * len(parts), dict.fromkeys((device for device, _ in parts), 0.0)
-    # By pair of devices, the end of the last transfer; on one device, that of its last part.
-    sent_until_s: dict[tuple[int, int], float] = defaultdict(float)
-    ready, order = [i for i, count in enumerate(waits) if count == 0], []
-    while ready:
-        start_s, _, i = min(
-            (max(inputs_s[i], free_s[parts[i][0]]), -longest_s[i], i) for i in ready
-        )
-        ready.remove(i)
-        order.append(i)
-        p = parts[i][0]
-        end_s = free_s[p] = start_s + time_s[i]
-        sending_s: dict[int, float] = defaultdict(float)
-        for b, sent_s in edges[i].items():
-            sending_s[parts[b][0]] = max(sending_s[parts[b][0]], sent_s)
-        # One transfer for each device, as long as the longest to a part there.
-        for q, sent_s in sending_s.items():
-            sent_until_s[p, q] = max(sent_until_s[p, q], end_s) + sent_s
-        for b in edges[i]:
-            inputs_s[b] = max(inputs_s[b], sent_until_s[p, parts[b][0]])
-            waits[b] -= 1
-            if waits[b] == 0:
-                ready.append(b)
+    tasks = TaskList()
+    for (p, _), time_s in zip(parts, _times_s(problem, parts, backward=backward), strict=True):
+        tasks.add(time_s, (p, p))
+    waits = _waits(problem, parts, backward=backward)
+    sent_s: dict[tuple[int, int], float] = defaultdict(float)
+    for (a, b), time_s in waits.items():
+        q = parts[b][0]
+        sent_s[a, q] = max(sent_s[a, q], time_s)
+    sent = {
+        (a, q): tasks.add(time_s, (parts[a][0], q), fifo=True)
+        for (a, q), time_s in sent_s.items()
+        if parts[a][0] != q
+    }
+    for (a, _), transfer in sent.items():
+        tasks.chain(a, transfer)
+    for a, b in waits:
+        tasks.chain(sent.get((a, parts[b][0]), a), b)
+    longest_s = tasks.longest_s()
+    times = tasks.times(lambda i: -longest_s[i])
+    begun = [i for i in times.begun.tolist() if i < len(parts)]
+    # What starts at one moment keeps its order where it waits for each other.
+    order = sorted(begun, key=lambda i: (times.start_s[i], -longest_s[i]))
     return order[::-1] if backward else order
 
 
@@ -325,38 +318,22 @@ def _times_s(problem: Problem, parts: Sequence[Segment], *, backward: bool) -> l
     return parts_s
 
 
-def _edges_s(
+def _waits(
     problem: Problem, parts: Sequence[Segment], *, backward: bool
-) -> list[dict[int, float]]:
-    """Per part, the parts that wait for its tensors or gradients, with the transfer's time in s.
+) -> dict[tuple[int, int], float]:
+    """Pairs of parts (earlier, later), one of which waits for tensors or gradients of the other,
+    with the time of the longest transfer between their devices in s.
 
     A backward also waits where no gradient comes back, for the latency of an empty transfer.
     """
     graph = problem.profile.graph
     tensors, read_by = tensors_by_name(graph), consumers(graph)
     part_of = {v: i for i, (_, inside) in enumerate(parts) for v in inside}
-    edges: list[dict[int, float]] = [{} for _ in parts]
+    waits: dict[tuple[int, int], float] = {}
     for name, maker in producers(graph).items():
         sent = 0 if backward and not tensors[name].gradient else tensors[name].bytes
-        for other in {part_of[v] for v in read_by[name]} - {part_of[maker]}:
+        for other in sorted({part_of[v] for v in read_by[name]} - {part_of[maker]}):
             a, b = (other, part_of[maker]) if backward else (part_of[maker], other)
             sent_s = transfer_s(problem.topology, parts[a][:1], parts[b][:1], sent)
-            edges[a][b] = max(edges[a].get(b, 0.0), sent_s)
-    return edges
-
-
-def _longest_s(
-    time_s: Sequence[float], edges: Sequence[Mapping[int, float]], waits: list[int]
-) -> list[float]:
-    """Per part, the longest path to the end, with itself and the transfers, in s."""
-    sequence = [i for i, count in enumerate(waits) if count == 0]
-    for i in sequence:
-        for b in edges[i]:
-            waits[b] -= 1
-            if waits[b] == 0:
-                sequence.append(b)
-    longest_s = [0.0] * len(time_s)
-    for i in reversed(sequence):
-        after_s = (sent_s + longest_s[b] for b, sent_s in edges[i].items())
-        longest_s[i] = time_s[i] + max(after_s, default=0.0)
-    return longest_s
+            waits[a, b] = max(waits.get((a, b), 0.0), sent_s)
+    return waits

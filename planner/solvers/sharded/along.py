@@ -20,8 +20,10 @@ from math import prod
 from typing import NamedTuple
 
 from planner.artefacts.graph import Graph, consumers
-from planner.artefacts.sharding import blocks_of, reads
-from planner.solvers.sharded.rules import AxisRule, Named, divides, holds
+from planner.artefacts.profile import SplitRule
+from planner.artefacts.sharding import AxisRule, blocks_of, reads
+from planner.resharding.gradients import gradient_part
+from planner.solvers.sharded.rules import Named, divides, holds
 
 BEAM = 24
 
@@ -119,7 +121,7 @@ class _Path:
     cost_s: float
     made_bytes: float
     state: State
-    rule: AxisRule | None = None
+    rule: SplitRule | None = None
     before: "_Path | None" = None
 
     @property
@@ -142,7 +144,7 @@ class _Search:
 
 def along(
     graph: Graph,
-    rules: Sequence[Sequence[AxisRule]],
+    rules: Sequence[Sequence[SplitRule]],
     about: Mapping[str, Named],
     axis: Axis,
     policy: Policy,
@@ -150,7 +152,7 @@ def along(
     floor_s: float,
     measured_s: Mapping[tuple[int, str], float],
     beam: int = BEAM,
-) -> tuple[AxisRule, ...]:
+) -> tuple[SplitRule, ...]:
     """A rule for every operator.
 
     Args:
@@ -172,14 +174,14 @@ def along(
     # for them, every conversion is allowed, so that a path is left.
     free = replace(search, policy=replace(policy, conversion=_anything))
     path = _best(search, rules, beam) or _best(free, rules, beam)
-    chosen: list[AxisRule] = []
+    chosen: list[SplitRule] = []
     while path is not None and path.rule is not None:
         chosen.append(path.rule)
         path = path.before
     return tuple(reversed(chosen))
 
 
-def _best(search: _Search, rules: Sequence[Sequence[AxisRule]], beam: int) -> _Path | None:
+def _best(search: _Search, rules: Sequence[Sequence[SplitRule]], beam: int) -> _Path | None:
     """The fastest path; None where all that were kept came to an operator that no conversion which
     is allowed leads to.
     """
@@ -193,45 +195,42 @@ def _best(search: _Search, rules: Sequence[Sequence[AxisRule]], beam: int) -> _P
     )
 
 
-def _usable(search: _Search, v: int, rules: Sequence[AxisRule]) -> list[AxisRule]:
+def _usable(search: _Search, v: int, rules: Sequence[SplitRule]) -> list[SplitRule]:
     """The rules of an operator that the policy allows and the axis divides; the first one cuts
     nothing.
     """
-    operator, axis = search.graph.operators[v], search.axis
-    names = reads(operator)
+    operator, size = search.graph.operators[v], search.axis.size
     usable = [
         one
         for i, one in enumerate(rules)
-        if not i or (search.policy.rule(v, one)
-                     and holds(one, names, operator.outputs, search.about, axis.size))
-    ]  # fmt: skip
+        if not i or (search.policy.rule(v, one.rule) and holds(one, operator, search.about, size))
+    ]
     return usable[1:] if len(usable) > 1 and search.policy.must(v) else usable
 
 
 def _extended(
-    search: _Search, paths: Sequence[_Path], v: int, rules: Sequence[AxisRule]
+    search: _Search, paths: Sequence[_Path], v: int, rules: Sequence[SplitRule]
 ) -> list[_Path]:
     """The paths behind one more operator, the fastest first."""
     operator, usable = search.graph.operators[v], _usable(search, v, rules)
     names = reads(operator)
     own_s = [_own_s(search, v, one) for one in usable]
-    sizes = [_made_bytes(search, operator.outputs, one) for one in usable]
+    sizes = [_made_bytes(search, operator.outputs, one.rule) for one in usable]
+    made = [dict(zip(operator.outputs, _made(one.rule), strict=True)) for one in usable]
+    done = [name for name in (*names, *operator.outputs) if search.last.get(name, -1) <= v]
     best: dict[tuple[tuple[str, Home], ...], _Path] = {}
     known: dict[tuple[Home | None, ...], list[tuple[float, list[Home]] | None]] = {}
     for path in paths:
         here = tuple(path.state.get(name) for name in names)
         if here not in known:
-            known[here] = [_read(search, names, here, one) for one in usable]
-        for rule, time_s, size, read in zip(usable, own_s, sizes, known[here], strict=True):
+            known[here] = [_read(search, names, here, one.rule) for one in usable]
+        every = zip(usable, own_s, sizes, made, known[here], strict=True)
+        for rule, time_s, size, homes, read in every:
             if read is None:
                 continue
-            state = dict(path.state)
-            state.update(zip(names, read[1], strict=True))
-            made = map(Home, rule.outputs, rule.made_gradients)
-            state.update(zip(operator.outputs, made, strict=True))
-            for name in (*names, *operator.outputs):
-                if search.last.get(name, -1) <= v:
-                    state.pop(name, None)
+            state = {**path.state, **dict(zip(names, read[1], strict=True)), **homes}
+            for name in done:
+                state.pop(name, None)
             new = _Path(path.cost_s + time_s + read[0], path.made_bytes + size, state, rule, path)
             key = tuple(sorted(state.items()))
             if key not in best or new.rank < best[key].rank:
@@ -239,13 +238,19 @@ def _extended(
     return sorted(best.values(), key=lambda path: path.rank)
 
 
-def _own_s(search: _Search, v: int, rule: AxisRule) -> float:
+def _made(rule: AxisRule) -> list[Home]:
+    """Where the outputs of an operator lie."""
+    parts = ["P" if part == "A" else part for part in rule.outputs]
+    return [Home(part, gradient_part(rule, part)) for part in parts]
+
+
+def _own_s(search: _Search, v: int, one: SplitRule) -> float:
     """Time of an operator on its part."""
     whole_s = search.times_s[v]
-    if not rule.cuts:
+    if not one.rule.shares_work:
         return whole_s
     linear_s = max(min(whole_s, search.floor_s), whole_s / search.axis.size)
-    return search.measured_s.get((v, rule.line), linear_s)
+    return search.measured_s.get((v, one.line), linear_s)
 
 
 def _made_bytes(search: _Search, outputs: Sequence[str], rule: AxisRule) -> float:
@@ -263,9 +268,8 @@ def _read(
     that is not allowed.
     """
     total_s, after = 0.0, []
-    parts = zip(names, here, rule.inputs, rule.read_gradients, strict=True)
-    for name, home, part, gradient in parts:
-        about = search.about[name]
+    for name, home, part in zip(names, here, rule.inputs, strict=True):
+        about, gradient = search.about[name], gradient_part(rule, part)
         if home is None:
             rest = search.policy.lies.get(name, part)
             if rest == "P" or (not about.parameter and not search.policy.comes(name, rest)):

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from planner.artefacts.graph import Graph, parameters_by_name
 from planner.artefacts.problem import Problem, Result, Status
 from planner.artefacts.profile import has_rules
-from planner.artefacts.sharding import reads
+from planner.artefacts.sharding import AxisRule, reads
 from planner.solvers.sharded.along import Policy
 from planner.solvers.sharded.best import best_of
 from planner.solvers.sharded.complete import may_leave, shardings
@@ -29,7 +29,7 @@ from planner.solvers.sharded.layout import (
     smallest_host,
     stage_cuts,
 )
-from planner.solvers.sharded.rules import AxisRule, divides, named
+from planner.solvers.sharded.rules import divides, named, share_work
 
 _RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
 _DENSE = frozenset({"MatMul", "Gemm"})
@@ -108,7 +108,7 @@ def _on_one_mesh(
             rule=allowed, leaves=leaves, must=lambda v: graph.operators[v].type in ruled
         )
         lines = chosen(problem, about, axis, policy, devices[0])
-    if not any(rule.cuts for rule in lines):
+    if not share_work(lines):
         return Result(Status.INFEASIBLE, None, space=space, reason=NOTHING_TO_SPLIT)
     specs = {name: (part,) for name, part in lies.items()}
     made = shardings(graph, everything, (size,), [lines], specs)

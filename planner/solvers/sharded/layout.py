@@ -12,6 +12,7 @@ import numpy as np
 
 from planner.artefacts.graph import consumers, producers, tensors_by_name
 from planner.artefacts.problem import Problem
+from planner.artefacts.profile import SplitRule
 from planner.artefacts.sharding import Sharding
 from planner.artefacts.topology import device_type
 from planner.clusters.routes import host_order
@@ -20,7 +21,7 @@ from planner.costs.stage_pass import shortest_part_s
 from planner.costs.transfers import lines, ring_links
 from planner.solvers.fit import fastest_first
 from planner.solvers.sharded.along import Axis, Policy, along
-from planner.solvers.sharded.rules import AxisRule, Named, rules_of
+from planner.solvers.sharded.rules import Named, rules_of, share_work
 
 NO_RULES = "the profile has no rules by which operators are split; planner profile makes them"
 NOTHING_TO_SPLIT = "no operator can be split over the devices"
@@ -110,7 +111,7 @@ def chosen(
     device: int,
     *,
     beam: int | None = None,
-) -> tuple[AxisRule, ...]:
+) -> tuple[SplitRule, ...]:
     """The rules of all operators along one axis, by the times on a device."""
     times = operator_times(problem, device)
     total = (times.forward_s + times.backward_s).tolist()
@@ -140,12 +141,12 @@ def _measured_s(problem: Problem, device: int, size: int) -> dict[tuple[int, str
 
 def chosen_for_sure(
     problem: Problem, about: dict[str, Named], axis: Axis, policy: Policy, device: int
-) -> tuple[AxisRule, ...]:
+) -> tuple[SplitRule, ...]:
     """The rules of all operators along one axis that has to cut something: where nothing pays,
     those that would over links a million times as fast. There, too, fewer bytes are better.
     """
     rules = chosen(problem, about, axis, policy, device)
-    if any(rule.cuts for rule in rules):
+    if share_work(rules):
         return rules
     fast = replace(axis, latency_s=axis.latency_s / 1e6, bytes_per_s=axis.bytes_per_s * 1e6)
     return chosen(problem, about, fast, policy, device)

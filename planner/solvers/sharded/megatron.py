@@ -29,8 +29,8 @@ import numpy as np
 
 from planner.artefacts.graph import parameters_by_name
 from planner.artefacts.problem import Problem, Result, Status, switches_of
-from planner.artefacts.profile import has_rules
-from planner.artefacts.sharding import Sharding, dim_of, reads
+from planner.artefacts.profile import SplitRule, has_rules
+from planner.artefacts.sharding import AxisRule, Sharding, dim_of, reads
 from planner.artefacts.strategy import Stage, Strategy
 from planner.costs.operators import operator_times
 from planner.costs.stage_pass import stage_pass
@@ -55,7 +55,7 @@ from planner.solvers.sharded.layout import (
 )
 from planner.solvers.sharded.options import Megatron
 from planner.solvers.sharded.promise import promises
-from planner.solvers.sharded.rules import AxisRule, named
+from planner.solvers.sharded.rules import named, share_work
 from planner.solvers.sharded.zero import data_policy
 from planner.support.arrays import Floats
 
@@ -68,7 +68,7 @@ _VARIANTS = 8
 
 Axes = tuple[tuple[int, bool], ...]
 """Of a mesh, the size of each axis, and whether it splits samples."""
-Lines = list[tuple[AxisRule, ...]]
+Lines = list[tuple[SplitRule, ...]]
 """Along each axis, the rule of each operator."""
 Groups = tuple[tuple[tuple[int, ...], ...], ...]
 """Per stage, its groups."""
@@ -107,13 +107,10 @@ def _layouts(problem: Problem, points: Sequence[tuple[int, int, int]]) -> Iterat
     size = len(problem.profile.operators)
     order = [(one, i) for i, one in enumerate(promises(problem, host_by_host(problem), points))]
     for _, number in sorted(order):
-        t, d, p = points[number]
-        replicas = max(n for n in divisors(d) if n <= problem.num_microbatches)
-        axes = tuple(one for one in ((d // replicas, True), (t, False)) if one[0] > 1)
-        groups = groups_of(host_by_host(problem, t), [size for size, _ in axes], replicas, p)
+        t, _, p = points[number]
+        axes, groups, rounds = _meshes(problem, points[number])
         made: list[Lines] = []
         work_s = 0.0
-        rounds = max(1.0, problem.num_microbatches / replicas)
         for key in product([axes], [rounds, 1.0], sequences if t > 1 else [False]):
             if key not in known:
                 known[key] = _lines(problem, [*chain(*groups)], *key, forced=forced)
@@ -127,6 +124,15 @@ def _layouts(problem: Problem, points: Sequence[tuple[int, int, int]]) -> Iterat
             own_s = work_s + size / _CUT_PER_S
             yield replace(layout, number=_VARIANTS * number + len(made), work_s=own_s)
             work_s = 0.0
+
+
+def _meshes(problem: Problem, point: tuple[int, int, int]) -> tuple[Axes, Groups, float]:
+    """The axes of a point's meshes, its groups, and the microbatches that each replica runs."""
+    t, d, p = point
+    replicas = max(n for n in divisors(d) if n <= problem.num_microbatches)
+    axes = tuple(one for one in ((d // replicas, True), (t, False)) if one[0] > 1)
+    groups = groups_of(host_by_host(problem, t), [size for size, _ in axes], replicas, p)
+    return axes, groups, max(1.0, problem.num_microbatches / replicas)
 
 
 class _Times(NamedTuple):
@@ -222,20 +228,19 @@ def _lines(
         policy = data_policy(problem) if is_data else tensor_policy(problem, sequence=sequence)
         choose = chosen_for_sure if forced or is_data else chosen
         rules = choose(problem, about, axis, policy, groups[0][0])
-        if not any(rule.cuts for rule in rules):
+        if not share_work(rules):
             return None
         made.append(rules)
         about = cut_by(about, _parts(problem, rules), size)
     return made
 
 
-def _parts(problem: Problem, rules: tuple[AxisRule, ...]) -> dict[str, str]:
+def _parts(problem: Problem, rules: tuple[SplitRule, ...]) -> dict[str, str]:
     """How the tensors and parameters are cut, by name."""
     parts: dict[str, str] = {}
-    for operator, rule in zip(problem.profile.graph.operators, rules, strict=True):
-        for name, part in zip(
-            (*reads(operator), *operator.outputs), (*rule.inputs, *rule.outputs), strict=True
-        ):
+    for operator, one in zip(problem.profile.graph.operators, rules, strict=True):
+        names = (*reads(operator), *operator.outputs)
+        for name, part in zip(names, one.rule.parts, strict=True):
             if part.startswith("S"):
                 parts.setdefault(name, part)
     return parts

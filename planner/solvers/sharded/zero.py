@@ -15,8 +15,8 @@ from dataclasses import replace
 
 from planner.artefacts.graph import parameters_by_name
 from planner.artefacts.problem import Problem, Result, Status, switches_of
-from planner.artefacts.profile import has_rules
-from planner.artefacts.sharding import Sharding, Spec, reads
+from planner.artefacts.profile import SplitRule, has_rules
+from planner.artefacts.sharding import AxisRule, Sharding, Spec, reads
 from planner.solvers.sharded.along import Policy
 from planner.solvers.sharded.best import best_of
 from planner.solvers.sharded.complete import may_leave, shardings
@@ -32,7 +32,7 @@ from planner.solvers.sharded.layout import (
     host_by_host,
 )
 from planner.solvers.sharded.options import Zero
-from planner.solvers.sharded.rules import AxisRule, Named, divides, holds, named
+from planner.solvers.sharded.rules import Named, divides, holds, named, share_work
 
 
 def solve(problem: Problem, time_limit_s: float) -> Result:
@@ -61,16 +61,16 @@ def _layouts(problem: Problem, stage: int) -> Iterator[Layout]:
     samples, most = problem.profile.microbatch_size, problem.num_microbatches
     sizes = [n for n in reversed(divisors(len(devices))) if n > 1 and len(devices) // n <= most]
     about = dict(named(graph))
-    lines: tuple[AxisRule, ...] = ()
+    lines: tuple[SplitRule, ...] = ()
     dividing = [n for n in sizes if samples % n == 0]
     for size in dividing or sizes:
         replicas = len(devices) // size
         groups = groups_of(devices, (size,), replicas, 1)
         # What is cut along samples for many devices is so for fewer: the search is done once.
-        if not any(rule.cuts for rule in lines) or not _hold(problem, lines, about, size):
+        if not share_work(lines) or not _hold(problem, lines, about, size):
             axis = axis_of(problem, groups[0], (size,), 0, most / replicas)
             lines = chosen_for_sure(problem, about, axis, data_policy(problem), devices[0])
-        if not any(rule.cuts for rule in lines):
+        if not share_work(lines):
             continue
         (data,) = shardings(graph, everything, (size,), [lines])
         yield Layout(everything, groups, [cut_further(problem, data, stage)], number=replicas)
@@ -79,11 +79,11 @@ def _layouts(problem: Problem, stage: int) -> Iterator[Layout]:
 
 
 def _hold(
-    problem: Problem, lines: Sequence[AxisRule], about: Mapping[str, Named], size: int
+    problem: Problem, lines: Sequence[SplitRule], about: Mapping[str, Named], size: int
 ) -> bool:
     """Whether the rules of all operators hold on an axis of some devices."""
     return all(
-        holds(rule, reads(operator), operator.outputs, about, size)
+        holds(rule, operator, about, size)
         for operator, rule in zip(problem.profile.graph.operators, lines, strict=True)
     )
 

@@ -7,18 +7,14 @@ import torch
 from onnx import GraphProto, ModelProto, TensorProto, helper, numpy_helper
 from torch import Tensor
 
-from planner.model.load import content_hash, proto_of
-from planner.model.record import read_record
-from planner.model.repair import Repaired, Ties, repaired
-from planner.model.values import Values, tensor_type
-from planner.model.weights import ModelFile, is_stored
+from planner.model.protos import FLOATS
+from planner.model.repair import Ties, repaired
+from planner.model.source import open_source
+from planner.model.values import tensor_type
+from planner.model.weights import is_stored
 from planner.support.errors import FileError, ModelError
 from planner.training.checkpoints.files import whole_tensors
 from planner.training.checkpoints.folder import PARAMETERS, STATISTICS, Checkpoint
-
-_FLOATS = frozenset({
-    TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16,
-})  # fmt: skip
 
 
 class LearnedModel:
@@ -47,22 +43,18 @@ class LearnedModel:
 
     def __init__(self, start: Checkpoint, path: Path) -> None:
         self._start, self._path = start, path
-        self._file, record = ModelFile(path), start.record
-        file = proto_of(self._file)
-        found = content_hash(file, self._file)
+        record, source = start.record, open_source(path)
+        found = source.hash
         if found != record.model_hash:
             raise FileError(
                 f"{start.path}: trained from model {record.model_hash[:12]}, but {path} is"
                 f" {found[:12]}; give the right one with --model FILE"
             )
-        self.record = read_record(file)
-        self._values = Values(file.graph.initializer, self._file)
-        ties = Ties.of(record.tie, record.untie)
-        module = repaired(file, self._values, ties, self.record is not None)
-        self.notes = module.warnings
-        self.proto = _with_structure(file, module)
+        self._module = repaired(source, Ties.of(record.tie, record.untie))
+        self.record, self.notes = source.record, self._module.warnings
+        self.proto = _with_structure(source.proto, self._module.proto)
         # Those that no node reads in the form that is written are in the module nevertheless.
-        self._initializers = {one.name: one for one in module.proto.graph.initializer}
+        self._initializers = {one.name: one for one in self._module.proto.graph.initializer}
         self.learned = _learned(start)
         self.not_finite: set[str] = set()
 
@@ -95,11 +87,11 @@ class LearnedModel:
             return flat.view(torch.uint8).numpy().tobytes()
         if is_stored(tensor):
             content = bytearray()
-            self._file.copy(tensor, content.extend)
+            self._module.file.copy(tensor, content.extend)
             return bytes(content)
         if tensor.HasField("raw_data"):
             return tensor.raw_data
-        return numpy_helper.from_array(self._values[tensor.name]).raw_data
+        return numpy_helper.from_array(self._module.values[tensor.name]).raw_data
 
     def value(self, name: str) -> Tensor:
         """An initializer as a tensor."""
@@ -140,16 +132,16 @@ class LearnedModel:
             yield from (one.initializer for one in both if one.initializer is not None)
             return
         for tensor in self._initializers.values():
-            if tensor.data_type in _FLOATS and tensor.dims:
+            if tensor.data_type in FLOATS and tensor.dims:
                 yield tensor.name
 
 
-def _with_structure(file: ModelProto, module: Repaired) -> ModelProto:
+def _with_structure(file: ModelProto, repaired: ModelProto) -> ModelProto:
     """A copy of a file with the repaired nodes and initializers."""
     proto = ModelProto()
     proto.CopyFrom(file)
-    if module.proto is not file:
-        graph, mended = proto.graph, module.proto.graph
+    if repaired is not file:
+        graph, mended = proto.graph, repaired.graph
         del graph.node[:], graph.initializer[:]
         graph.node.extend(mended.node)
         graph.initializer.extend(mended.initializer)

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from planner.launcher.job import TrainingJob
 from planner.launcher.rendezvous import TIMEOUT
-from planner.model.metadata import metadata_of
 from planner.model.record import ANNOTATION_KEY
+from planner.model.wire import metadata_of
 from planner.support.errors import PlannerError, Stopped
 from planner.support.reading import relative
 from planner.support.version import __version__

@@ -12,7 +12,7 @@ from torch.optim import SGD
 from planner.artefacts.losses import losses as model_losses
 from planner.artefacts.strategy import ScheduleName
 from planner.launcher.asynchronous import flow_end
-from planner.model.load import load
+from planner.model.load import ReadOptions, load
 from planner.operators import randomness, synthetic
 from tests.support import datasets, mode_runs
 from tests.support.checkpoint_runs import tensors_of
@@ -145,7 +145,8 @@ def test_a_resumed_training_is_uninterrupted_bit_by_bit(checkpoints):
 def test_a_checkpoint_has_the_newest_version_of_all_stages(made, checkpoints, quiet):
     """Under 1F1B all minibatches of the next step meet it."""
     folder, losses = checkpoints
-    module, model = net(made[0] / "same.onnx"), load(made[0] / "net.onnx", batch=mode_runs.BATCH)
+    module = net(made[0] / "same.onnx")
+    model = load(made[0] / "net.onnx", ReadOptions(batch=mode_runs.BATCH))
     net_stages(module, (1,), (1,))
     held = tensors_of(folder / "whole" / "step-00000004")
     state = {n.split("/")[-1]: held[n] for n in held if n.startswith(("parameters", "statistics"))}

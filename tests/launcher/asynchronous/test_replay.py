@@ -12,7 +12,7 @@ from torch.optim import SGD, Adam
 
 from planner.artefacts.losses import losses
 from planner.artefacts.strategy import ScheduleName
-from planner.model.load import load
+from planner.model.load import ReadOptions, load
 from planner.operators import randomness, synthetic
 from tests.support import mode_runs
 from tests.support.mode_runs import BATCH, SEED, net, profile_of, run_all, write_strategy
@@ -63,7 +63,7 @@ def trained(tmp_path_factory):
 def replayed(folder, name, tmp_path):
     """The same training by the replay: the module, and losses of all minibatches."""
     widths, ahead, num_microbatches, options = CASES[name]
-    module, model = net(tmp_path / "net.onnx"), load(folder / "net.onnx", batch=BATCH)
+    module, model = net(tmp_path / "net.onnx"), load(folder / "net.onnx", ReadOptions(batch=BATCH))
     (chosen,) = losses(model.graph)
 
     def loss_of(run, m):

@@ -8,7 +8,7 @@ import torch
 
 from planner.artefacts.sharding import Sharding
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy
-from planner.launcher.mesh.convert import Conversion, converted, local_part
+from planner.launcher.mesh.convert import Conversion, converted
 from planner.launcher.mesh.lines import all_lines, line_of
 from planner.resharding import conversion
 from tests.support.meshes import put, taken
@@ -44,7 +44,7 @@ def test_the_part_of_a_device_is_that_of_the_mesh():
     for mesh in meshes((2, 2))[0]:
         for spec in (("S0", "S0"), ("S1", "S0"), ("R", "S1/3"), ("R", "R")):
             expected = put(whole.numpy(), (2, 2), spec)[mesh.index]
-            assert torch.equal(local_part(whole, spec, mesh), torch.from_numpy(expected))
+            assert torch.equal(mesh.local_part(whole, spec), torch.from_numpy(expected))
 
 
 def test_a_copy_whose_gradient_is_a_sum_sends_nothing_forward():

@@ -23,7 +23,7 @@ from planner.model import weights
 from planner.model.annotated import check_agreement, refers_to, write_partition
 from planner.model.annotated import weights as carried
 from planner.model.annotated.shards import shards_of
-from planner.model.load import content_hash, hash_of, load, read_proto
+from planner.model.load import ReadOptions, content_hash, hash_of, load, read_proto
 from planner.model.weights import is_inline, place_of
 from planner.support.errors import FileError, ModelError
 
@@ -111,7 +111,7 @@ def plan_for(model, num_stages=2):
 
 def partitioned(path, num_stages=2, batch=2):
     """A model, its plan, and the annotated file beside it."""
-    model = load(path, batch=batch)
+    model = load(path, ReadOptions(batch=batch))
     plan = plan_for(model, num_stages)
     target = path.with_name("strategy.onnx")
     write_partition(model, plan, target)
@@ -174,7 +174,7 @@ def test_every_node_has_a_stage_folded_ones_their_first_consumers(tmp_path):
 
 
 def test_nodes_of_subgraphs_have_the_stage_of_the_node_around_them(tmp_path):
-    model = load(small_model(tmp_path / "model.onnx"), batch=2)
+    model = load(small_model(tmp_path / "model.onnx"), ReadOptions(batch=2))
     made = helper.make_tensor_value_info("inner", TensorProto.FLOAT, None)
     body = helper.make_graph([helper.make_node("Neg", ["y"], ["inner"])], "body", [], [made])
     branch = {"then_branch": body, "else_branch": body}
@@ -229,10 +229,10 @@ def test_the_same_plan_gives_the_same_bytes_and_leaves_nothing_else(tmp_path):
 
 def test_weights_go_along_to_another_folder(tmp_path):
     (tmp_path / "there").mkdir()
-    inline = load(small_model(tmp_path / "inline.onnx"), batch=2)
+    inline = load(small_model(tmp_path / "inline.onnx"), ReadOptions(batch=2))
     write_partition(inline, plan_for(inline), tmp_path / "there/strategy.onnx")
     check_agreement(plan_for(inline), tmp_path / "there/strategy.onnx")
-    external = load(small_model(tmp_path / "external.onnx", external=True), batch=2)
+    external = load(small_model(tmp_path / "external.onnx", external=True), ReadOptions(batch=2))
     write_partition(external, plan_for(external), tmp_path / "there/other.onnx")
     check_agreement(plan_for(external), tmp_path / "there/other.onnx")
     copied = tmp_path / "there/weights.bin"
@@ -240,13 +240,15 @@ def test_weights_go_along_to_another_folder(tmp_path):
 
 
 def test_an_opset_that_onnx_runtime_does_not_take_is_an_error(tmp_path):
-    model = load(small_model(tmp_path / "model.onnx", opset=27, ir_version=13), batch=2)
+    model = load(
+        small_model(tmp_path / "model.onnx", opset=27, ir_version=13), ReadOptions(batch=2)
+    )
     with pytest.raises(ModelError, match=r"opset 26 or older, because ONNX Runtime.*got 27"):
         write_partition(model, plan_for(model), tmp_path / "strategy.onnx")
 
 
 def test_a_plan_for_another_model_is_an_error(tmp_path):
-    model = load(small_model(tmp_path / "model.onnx"), batch=2)
+    model = load(small_model(tmp_path / "model.onnx"), ReadOptions(batch=2))
     plan = replace(plan_for(model), model_hash="f" * 64)
     with pytest.raises(FileError, match=r"made for model ffffff.*run: planner profile model\.onnx"):
         write_partition(model, plan, tmp_path / "strategy.onnx")
@@ -290,7 +292,7 @@ def test_lost_annotations_other_devices_and_other_weights_are_found(tmp_path):
 
 
 def test_a_missing_file_and_one_that_is_no_onnx_are_errors(tmp_path):
-    model = load(small_model(tmp_path / "model.onnx"), batch=2)
+    model = load(small_model(tmp_path / "model.onnx"), ReadOptions(batch=2))
     with pytest.raises(FileError, match="no such file; run: planner solve"):
         check_agreement(plan_for(model), tmp_path / "strategy.onnx")
     (tmp_path / "strategy.onnx").write_text("no model")
@@ -421,7 +423,7 @@ NEW = ("planner.sends", "planner.receives", "planner.stage_devices")
 
 
 def test_crossings_of_stages_that_are_not_there_are_no_plan(tmp_path):
-    plan = plan_for(load(small_model(tmp_path / "model.onnx"), batch=2))
+    plan = plan_for(load(small_model(tmp_path / "model.onnx"), ReadOptions(batch=2)))
     wrong = Crossing("f", 0, (2,), 48, True, "float32")
     with pytest.raises(
         ValueError, match=r"crossings\[0\]: expected stages from 0 to 1, got \(0, 2\)"
@@ -458,7 +460,7 @@ def test_large_weights_stay_in_the_model_beside(tmp_path, small_is_large):
     assert places(target) == {"model.onnx"}
     assert sorted(one.name for one in tmp_path.iterdir()) == ["model.onnx", "strategy.onnx"]
     assert weight("w1", 4, 6).raw_data not in target.read_bytes()
-    assert load(target, batch=2).hash == hash_of(target) == model.hash
+    assert load(target, ReadOptions(batch=2)).hash == hash_of(target) == model.hash
     check_agreement(plan, target)
     assert_same_outputs(path, target)
 
@@ -468,7 +470,7 @@ def test_small_weights_are_in_the_annotated_file_as_before(tmp_path, monkeypatch
     expected = partitioned(path)[2].read_bytes()
     monkeypatch.setattr(weights, "MIN_WALKED_BYTES", 64)
     monkeypatch.setattr(weights, "MIN_LEFT_BYTES", 64)
-    assert is_inline(load(path, batch=2).proto.graph.initializer[0])
+    assert is_inline(load(path, ReadOptions(batch=2)).proto.graph.initializer[0])
     assert partitioned(path)[2].read_bytes() == expected
 
 
@@ -482,7 +484,7 @@ def test_a_model_that_cannot_be_referred_to_is_copied_once(tmp_path, small_is_la
     elif kind == "hard":
         os.link(path, tmp_path / "model.onnx")
         path = tmp_path / "model.onnx"
-    model = load(path, batch=2)
+    model = load(path, ReadOptions(batch=2))
     plan, target = plan_for(model), tmp_path / "strategy.onnx"
     write_partition(model, plan, target)
     copy = tmp_path / "strategy.onnx.data"
@@ -498,7 +500,7 @@ def test_a_copy_that_the_planner_made_is_replaced_and_another_file_is_not(tmp_pa
     (tmp_path / "there").mkdir()
     path, target = tmp_path / "model.onnx", tmp_path / "there/strategy.onnx"
     for opset in (18, 19):
-        model = load(small_model(path, opset=opset), batch=2)
+        model = load(small_model(path, opset=opset), ReadOptions(batch=2))
         write_partition(model, plan_for(model), target)
         check_agreement(plan_for(model), target)
     target.unlink()
@@ -561,7 +563,7 @@ SPLIT = {"first": ["R,S1->S1"], "flat": ["S1->S1"], "relu": ["S1->S1"], "last": 
 
 def split_plan(path):
     """All operators on a mesh of 2 devices, twice: column, then row (Megatron's pair)."""
-    model = load(path, batch=2)
+    model = load(path, ReadOptions(batch=2))
     rules = {o.name: rule_of(SPLIT[o.name]) for o in model.graph.operators}
     return on_meshes(model, Sharding((2,), rules, {"w1": ("S1",), "w2": ("S0",)}, {}, {}))
 
@@ -620,7 +622,7 @@ def test_an_operator_of_several_nodes_is_cut(tmp_path):
         numpy_helper.from_array(np.asarray(value), name) for name, value in values.items()
     )
     onnx.save(proto, path)
-    model = load(path, batch=2)
+    model = load(path, ReadOptions(batch=2))
     rules = {o.name: rule_of([line]) for o, line in zip(
         model.graph.operators, ["S0,R->S0", "S0->S0,S0", "S0,S0->S0"], strict=True
     )}  # fmt: skip

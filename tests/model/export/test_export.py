@@ -20,7 +20,7 @@ from torch.nn import functional
 import planner
 from planner.model.export import translations, write
 from planner.model.export.export import export_module
-from planner.model.load import load
+from planner.model.load import ReadOptions, load
 from planner.model.record import read_record
 from planner.operators.convert import to_torch
 from planner.support.errors import ExportError
@@ -134,7 +134,7 @@ def test_a_symbolic_dimension_takes_any_size(net):
 
 def test_the_planner_reads_and_runs_the_file(net):
     module, x, done = net
-    (made,) = to_torch(load(done.path, batch=3))(x)
+    (made,) = to_torch(load(done.path, ReadOptions(batch=3)))(x)
     torch.testing.assert_close(made, module(x))
 
 

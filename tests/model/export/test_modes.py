@@ -13,7 +13,7 @@ from torch.nn import functional
 import planner
 from planner.model.canonical import content_hash
 from planner.model.export.forms import to_evaluation
-from planner.model.load import load
+from planner.model.load import ReadOptions, load
 from planner.model.scopes import EVALUATION_MARK, MODE_MARK, STATE_MARK, mark_of
 from planner.support.errors import ModelError
 from tests.support.gradient_kinds import states
@@ -216,7 +216,7 @@ def test_state_is_neither_trained_nor_a_constant():
     assert held.keys() == {"behind.count", "behind.largest"}
     assert not any(one.trainable for one in held.values())
     with pytest.raises(ModelError, match=r"--train behind\.largest: forward changes it"):
-        load(Path("net.onnx"), train=["behind.largest"])
+        load(Path("net.onnx"), ReadOptions(train=["behind.largest"]))
 
 
 def test_a_mark_of_another_tools_file_that_names_no_initializer_is_an_error(tmp_path):

@@ -7,9 +7,9 @@ from torch import nn
 from torch.nn import functional
 
 import planner
+from planner.artefacts.operator_types import OPERATOR_TYPES, OperatorType
 from planner.model.load import load
 from planner.operators import elementwise
-from planner.operators.table import OPERATORS
 from planner.support.errors import OperatorError
 from tests.bench import points
 from tests.support.special_points import NODES, POINTS, REFUSED
@@ -57,7 +57,7 @@ def closed_relu(x: torch.Tensor) -> torch.Tensor:
 
 def test_a_wrong_gradient_is_seen(monkeypatch):
     (point,) = (one for one in NODES if one.operator == "Relu")
-    monkeypatch.setitem(OPERATORS, "Relu", closed_relu)
+    monkeypatch.setitem(OPERATOR_TYPES, "Relu", OperatorType(closed_relu))
     assert "gradient" in misjudged([point], points.by_node)["Relu", "zero"]
 
 

@@ -22,7 +22,7 @@ from planner.artefacts.formats.any import read_any_profiles
 from planner.artefacts.graph import parameters_by_name, tensors_by_name
 from planner.artefacts.profile import SplitRule
 from planner.artefacts.sharding import local_shape, reads, rule_of
-from planner.model.load import load
+from planner.model.load import ReadOptions, load
 from planner.operators.parts.halo import fits
 from planner.profilers.interpolate import interpolated
 from planner.profilers.rules import discover, split_rules, with_rules
@@ -272,7 +272,7 @@ def test_equal_operators_of_a_large_language_model_are_tried_once_and_then_never
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     path = tmp_path / "llama.onnx"
     path.write_bytes(SYNTHETIC["llama7b"]().SerializeToString())
-    model = load(path, batch=1, dimensions={"seq": 2048}, known_hash="")
+    model = load(path, ReadOptions(batch=1, dimensions={"seq": 2048}), known_hash="")
     tried, ask = [], discover._Trials._tried
     monkeypatch.setattr(
         discover._Trials, "_tried", lambda own, *given: tried.append(given) or ask(own, *given)

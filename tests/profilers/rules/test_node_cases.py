@@ -33,13 +33,12 @@ def checked(case, folder):
     problems, num_rules, num_gradients = [], 0, 0
     for one in operators_of(load(path))[:-1]:
         known = {}
-        for rule, sizes in one.discover(known):
-            if any(name.startswith("@") for name in rule.local):
+        for split in one.discover(known):
+            if split.rule.marks:
                 continue  # tests/profilers/rules/test_parts.py
             num_rules += 1
-            line = " ".join((f"{','.join(rule.given)}->{','.join(rule.made)}", *rule.local))
             for n in (2, 3):
-                if sizes is not None and n not in sizes:
+                if split.sizes is not None and n not in split.sizes:
                     continue
                 try:
                     call, values, still = one.drawn(n, SEED)
@@ -47,11 +46,12 @@ def checked(case, folder):
                     continue
                 try:
                     num_gradients += check(
-                        one.own.type, call, one.made, values, line, n,
+                        one.own.type, call, one.made, values, split.line, n,
                         still={*still, *STILL.get(one.own.type, ())},
                     )  # fmt: skip
                 except AssertionError as error:
-                    problems.append(f"{case.name}: {line} on {n}: {str(error).splitlines()[0]}")
+                    reason = str(error).splitlines()[0]
+                    problems.append(f"{case.name}: {split.line} on {n}: {reason}")
     return problems, num_rules, num_gradients
 
 

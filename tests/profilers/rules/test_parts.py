@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch.nn import functional
 
+from planner.artefacts.operator_types import function_of
 from planner.operators.binding import Call, Read
 from planner.operators.parts import HALO, MARKED, Cut, cross_entropy
-from planner.operators.table import OPERATORS
 from tests.support.splits import check, on_threads, shares, together
 
 
 def call(kind, *names, **kwargs):
     reads = dict(zip(names, map(Read, names), strict=True))
-    return Call(OPERATORS[kind], (), {**reads, **kwargs})
+    return Call(function_of(kind), (), {**reads, **kwargs})
 
 
 def normal(*shape, seed=0):

@@ -4,7 +4,7 @@ from math import prod
 
 import pytest
 
-from planner.artefacts.sharding import dim_of, rule_of
+from planner.artefacts.sharding import AxisRule, dim_of, rule_of
 from planner.profilers.rules import split_rules
 from planner.profilers.summary import SplitKind, split_kind
 from tests.support.one_operator import model_of
@@ -35,8 +35,7 @@ TABLE_3 = {
 
 def loop_of(line):
     """The loop of the product that a rule cuts; None of one that cuts none."""
-    rule = rule_of([line])
-    (a,), (b,) = rule.inputs
+    a, b = AxisRule.parse(line).inputs
     cut = {("S0", "S0"): "b", ("S1", "R"): "i", ("R", "S2"): "j", ("S2", "S1"): "k"}
     return cut.get((a, b))
 
@@ -110,7 +109,7 @@ def test_the_dimensions_of_flexflows_table_2(name):
     made = {kind: set() for kind in SplitKind}
     for rule in rules:
         kind = split_kind(rule, operator)
-        ((part,),) = rule_of([rule.line]).outputs
+        (part,) = rule.rule.outputs
         if kind not in (None, SplitKind.REDUCTION):
             made[kind].add(dims[dim_of(part)])
     kinds = (SplitKind.SAMPLE, SplitKind.ATTRIBUTE, SplitKind.PARAMETER)

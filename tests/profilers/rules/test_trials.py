@@ -17,12 +17,12 @@ from torch import Tensor
 
 from planner import api
 from planner.artefacts.files import read_profile
+from planner.artefacts.sharding import AxisRule
 from planner.launcher.failures.monitor import CLI
 from planner.model.load import load
 from planner.operators import register
 from planner.profilers.rules import split_rules
 from planner.profilers.rules.discover import _Trials, operators_of
-from planner.profilers.rules.search import Found
 from planner.support import forked
 from planner.support.caches import CacheFolder
 from tests.profilers.rules.test_discovery import fused
@@ -252,7 +252,7 @@ def test_an_operator_that_has_ended_its_process_is_not_tried_again():
         raise forked.EndedError("SIGBUS")
 
     trials = _Trials(operators_of(saved("Sound", "Sound")), CacheFolder(None), process)
-    rules = [Found((f"S{d}/3",), (f"S{d}/3",)) for d in (0, 1)]
+    rules = [AxisRule((f"S{d}/3",), (f"S{d}/3",)) for d in (0, 1)]
     assert [trials.hold_in_blocks(1, one) for one in rules] == [False, False]
     assert trials.rules(2) == ()  # one class with the other
     assert asked == [(1, rules[0])]

@@ -1,16 +1,50 @@
-"""The types of the outputs of ONNX Runtime's own operators, `com.microsoft` above all.
+"""The types of the outputs of operators that ONNX does not define: ONNX Runtime's, `com.microsoft`
+above all, and the planner's own. Rows of `artefacts/operator_types.py` name the functions.
 
 B samples, S positions, T positions that are looked at, N heads, width numbers per head. The
 functions that compute the operators are in `operators/microsoft.py`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
-from planner.model.foreign import Described, ForeignNode, ShapeFunction
+import numpy as np
+
 from planner.support.errors import OperatorError
 
+Described = tuple[str, tuple[int, ...]]
+"""The dtype, as in `graph.ITEM_BYTES`, and the shape of a tensor."""
 
-def _input(node: ForeignNode, position: int) -> Described:
+
+@dataclass(frozen=True, slots=True)
+class CustomNode:
+    """A node, as far as the types of its outputs may depend on it.
+
+    Attributes:
+        type: the operator's, with its domain in front.
+        version: of the domain's operator set that the model imports.
+        inputs: in order; None where an optional one is absent.
+        values: of the inputs that are constants, by position.
+        attributes: by name, as int, float, str, tuples of these, or arrays.
+        outputs: per output, whether somebody reads it.
+    """
+
+    type: str
+    version: int
+    inputs: tuple[Described | None, ...]
+    values: Mapping[int, np.ndarray]
+    attributes: Mapping[str, object]
+    outputs: tuple[bool, ...]
+
+
+ShapeFunction = Callable[[CustomNode], Sequence[Described]]
+"""The types of the first outputs in order, all that are read among them.
+
+An `OperatorError` of it says what the operator cannot do.
+"""
+
+
+def _input(node: CustomNode, position: int) -> Described:
     """An input that must be there."""
     given = node.inputs[position] if position < len(node.inputs) else None
     if given is None:
@@ -18,36 +52,42 @@ def _input(node: ForeignNode, position: int) -> Described:
     return given
 
 
-def _has(node: ForeignNode, position: int) -> bool:
+def _has(node: CustomNode, position: int) -> bool:
     return position < len(node.inputs) and node.inputs[position] is not None
 
 
-def _number(node: ForeignNode, name: str, default: int | None = None) -> int:
+def _number(node: CustomNode, name: str, default: int | None = None) -> int:
     value = node.attributes.get(name, default)
     if not isinstance(value, int):
         raise OperatorError(f"{name}: expected an integer, got {value!r}")
     return value
 
 
-def _unread(node: ForeignNode, *positions: int) -> None:
+def _unread(node: CustomNode, *positions: int) -> None:
     """Refuses outputs that have no function."""
     read = [i for i in positions if i < len(node.outputs) and node.outputs[i]]
     if read:
         raise OperatorError(f"output {', '.join(map(str, read))} is not supported")
 
 
-def _like_first(node: ForeignNode) -> Sequence[Described]:
+def like_first(node: CustomNode) -> Sequence[Described]:
+    """Like the first input; a second output has no function."""
     _unread(node, 1)
     return [_input(node, 0)]
 
 
-def _normalized(node: ForeignNode) -> Sequence[Described]:
+def normalized(node: CustomNode) -> Sequence[Described]:
     """Like the first input; behind it mean and deviation, which have no function, and the sum."""
     _unread(node, 1, 2)
     return [_input(node, 0)] * 4
 
 
-def _product(node: ForeignNode) -> Sequence[Described]:
+def skipped(node: CustomNode) -> Sequence[Described]:
+    """Like the first input, and the sum of both."""
+    return [_input(node, 0)] * 2
+
+
+def product(node: CustomNode) -> Sequence[Described]:
     """A matrix product, with both kinds of transposition."""
     (dtype, a), (_, b) = _input(node, 0), _input(node, 1)
     if min(len(a), len(b)) < 1:
@@ -63,7 +103,7 @@ def _product(node: ForeignNode) -> Sequence[Described]:
     ]
 
 
-def _turned(node: ForeignNode, shape: tuple[int, ...], name: str) -> tuple[int, ...]:
+def _turned(node: CustomNode, shape: tuple[int, ...], name: str) -> tuple[int, ...]:
     if len(shape) > 2 and _number(node, f"transBatch{name}", 0):
         shape = (*shape[1:-1], shape[0], shape[-1])
     if len(shape) > 1 and _number(node, f"trans{name}", 0):
@@ -79,12 +119,13 @@ def _broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(n if m == 1 else m for m, n in zip(a, b, strict=True))
 
 
-def _half(node: ForeignNode) -> Sequence[Described]:
+def half(node: CustomNode) -> Sequence[Described]:
+    """Like the first input, with half its last dimension."""
     dtype, shape = _input(node, 0)
     return [(dtype, (*shape[:-1], shape[-1] // 2))]
 
 
-def _attention(node: ForeignNode) -> Sequence[Described]:
+def attention(node: CustomNode) -> Sequence[Described]:
     """One product for queries, keys and values; the present has both, behind the past."""
     (dtype, (samples, length, _)), (_, (_, width)) = _input(node, 0), _input(node, 1)
     heads = _number(node, "num_heads")
@@ -95,7 +136,7 @@ def _attention(node: ForeignNode) -> Sequence[Described]:
     return [(dtype, (samples, length, v)), (dtype, present)]
 
 
-def _multi_head_attention(node: ForeignNode) -> Sequence[Described]:
+def multi_head_attention(node: CustomNode) -> Sequence[Described]:
     """Queries (B, S, D), alone, with keys, or with keys and values; keys may lie in heads."""
     _unread(node, 3)
     dtype, q = _input(node, 0)
@@ -115,7 +156,7 @@ def _multi_head_attention(node: ForeignNode) -> Sequence[Described]:
     return [(dtype, (q[0], q[1], heads * widths[1])), *present]
 
 
-def _group_query_attention(node: ForeignNode) -> Sequence[Described]:
+def group_query_attention(node: CustomNode) -> Sequence[Described]:
     """Queries (B, S, D) with keys and values of fewer heads, or all three in one tensor."""
     _unread(node, 3)
     dtype, (samples, length, width) = _input(node, 0)
@@ -126,42 +167,18 @@ def _group_query_attention(node: ForeignNode) -> Sequence[Described]:
     return [(dtype, (samples, length, heads * head)), present, present]
 
 
-def _embedded(node: ForeignNode) -> Sequence[Described]:
+def embedded(node: CustomNode) -> Sequence[Described]:
     """The embedding, the length of each sample, and the sum before the normalization."""
     (_, ids), (dtype, table) = _input(node, 0), _input(node, 2)
     made = (dtype, (*ids, table[1]))
     return [made, ("int32", (ids[0],)), made]
 
 
-def _expanded(node: ForeignNode) -> Sequence[Described]:
+def expanded(node: CustomNode) -> Sequence[Described]:
+    """Like the first input, with one dimension more."""
     dtype, shape = _input(node, 0)
     if 1 not in node.values:
         raise OperatorError("input 1: expected a constant axis")
     axis = int(node.values[1].reshape(-1)[0])
     axis = axis + len(shape) + 1 if axis < 0 else axis
     return [(dtype, (*shape[:axis], 1, *shape[axis:]))]
-
-
-SHAPES: Mapping[str, ShapeFunction] = {
-    "SimplifiedLayerNormalization": _like_first,
-    "com.microsoft.Attention": _attention,
-    "com.microsoft.BiasAdd": _like_first,
-    "com.microsoft.BiasGelu": _like_first,
-    "com.microsoft.BiasSplitGelu": _half,
-    "com.microsoft.EmbedLayerNormalization": _embedded,
-    "com.microsoft.ExpandDims": _expanded,
-    "com.microsoft.FastGelu": _like_first,
-    "com.microsoft.FusedMatMul": _product,
-    "com.microsoft.Gelu": _like_first,
-    "com.microsoft.GemmFastGelu": _product,
-    "com.microsoft.GroupNorm": _like_first,
-    "com.microsoft.GroupQueryAttention": _group_query_attention,
-    "com.microsoft.Inverse": _like_first,
-    "com.microsoft.MultiHeadAttention": _multi_head_attention,
-    "com.microsoft.QuickGelu": _like_first,
-    "com.microsoft.RotaryEmbedding": _like_first,
-    "com.microsoft.SkipGroupNorm": lambda node: [_input(node, 0)] * 2,
-    "com.microsoft.SkipLayerNormalization": _normalized,
-    "com.microsoft.SkipSimplifiedLayerNormalization": _normalized,
-    "com.microsoft.TransposeMatMul": _product,
-}
