@@ -34,8 +34,8 @@ PROFILE_SET_FORMAT = "planner-profile-set/2"
 PROFILE_FORMATS = (PROFILE_FORMAT, "planner-profile/1")
 PROFILE_SET_FORMATS = (PROFILE_SET_FORMAT, "planner-profile-set/1")
 STRATEGY_FORMAT = "planner-strategy/2"
-# Only files that use it are of format 3: stages of format 2 share nothing over replicas, and those of
-# format 1 have no mesh, either.
+# Stages of format 2 share nothing over replicas, and those of
+# format 1 have no mesh either; a file that shares nothing is of format 2.
 SHARING_FORMAT = "planner-strategy/3"
 STRATEGY_FORMATS = (STRATEGY_FORMAT, SHARING_FORMAT, "planner-strategy/1")
 CALIBRATION_FORMAT = "planner-calibration/1"
