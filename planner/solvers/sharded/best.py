@@ -135,6 +135,7 @@ def strategy_of(problem: Problem, layout: Layout, recompute: Sequence[bool]) -> 
     graph = problem.profile.graph
     widths = [len(groups) for groups in layout.groups]
     depths = default_warmups(widths, problem.num_microbatches, 0, problem.training.schedule)
+    over, zero = layout.sharing
     stages = tuple(
         Stage(
             operators=tuple(graph.operators[v].name for v in inside),
@@ -142,6 +143,8 @@ def strategy_of(problem: Problem, layout: Layout, recompute: Sequence[bool]) -> 
             warmup=depth,
             recompute=again,
             sharding=sharding,
+            over=over,
+            zero=zero,
         )
         for inside, groups, sharding, depth, again in zip(
             layout.operators, layout.groups, layout.shardings, depths, recompute, strict=True

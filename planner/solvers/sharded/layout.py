@@ -198,6 +198,7 @@ class Layout:
         recut: the same with other cuts, for stages of which some recompute; None if the cuts stay.
         number: in the order in which equally good ones are taken.
         work_s: the work of making it, in seconds of an ordinary core.
+        sharing: `Stage.over` and `Stage.zero` of all stages.
     """
 
     operators: Sequence[Sequence[int]]
@@ -206,3 +207,4 @@ class Layout:
     recut: Callable[[Sequence[bool]], "Layout"] | None = None
     number: int = 0
     work_s: float = 0.0
+    sharing: tuple[int, int] = (1, 0)

@@ -1,9 +1,12 @@
 """ZeRO: data parallelism whose devices each keep a part of what all of them would keep.
 
-Samples are split along one axis over all devices or, with replicas, over a part of them that
-divides the microbatch: such as a host each, which gathers over the links inside it. Where no number
-divides it, all devices split what they can split fastest, such as the sequence. Along the axis each
-parameter is cut in the first dimension that can be (Rajbhandari et al. 2020, section 5):
+Replicas run microbatches of their own, and keep parts over all of them (FSDP) or over those of a
+host, which gathers over the links inside it (HSDP); see `resharding/over_replicas.py`.
+
+Or the samples of a microbatch are split along one axis over all devices or, with replicas, over a
+part of them that divides the microbatch. Where no number divides it, all devices split what they
+can split fastest, such as the sequence. Along the axis each parameter is cut in the first dimension
+that can be (Rajbhandari et al. 2020, section 5):
 
     1   the optimizer's state: each device steps through its part, which is gathered then
     2   gradients, too: each backward scatters them
@@ -30,6 +33,7 @@ from planner.solvers.sharded.layout import (
     divisors,
     groups_of,
     host_by_host,
+    smallest_host,
 )
 from planner.solvers.sharded.options import Zero
 from planner.solvers.sharded.rules import Named, divides, holds, named, share_work
@@ -43,13 +47,33 @@ def solve(problem: Problem, time_limit_s: float) -> Result:
     """
     stage = switches_of(problem.search, Zero).zero_stage
     space = f"ZeRO-{stage} over all devices"
-    if not has_rules(problem.profile):
-        return Result(Status.UNKNOWN, None, space=space, reason=NO_RULES)
-    layouts = list(_layouts(problem, stage))
+    layouts = list(_over_replicas(problem, stage))
+    if has_rules(problem.profile):
+        layouts += _layouts(problem, stage)
     if not layouts:
-        reason = NOTHING_TO_SPLIT if len(problem.topology.devices) > 1 else ONE_DEVICE
+        reason = ONE_DEVICE
+        if len(problem.topology.devices) > 1:
+            reason = NOTHING_TO_SPLIT if has_rules(problem.profile) else NO_RULES
         return Result(Status.INFEASIBLE, None, space=space, reason=reason)
     return best_of(problem, layouts, space)
+
+
+def _over_replicas(problem: Problem, stage: int) -> Iterator[Layout]:
+    """A replica on every device, or on as many of them as the microbatches can be dealt to evenly,
+    where they exchange gradients in their backwards: with parts over all, and over those of a host.
+    """
+    if problem.training.schedule.is_asynchronous:
+        return
+    rounds = problem.num_microbatches
+    count = min(len(problem.topology.devices), rounds)
+    if stage >= 2:
+        count = next(n for n in range(count, 0, -1) if rounds % n == 0)
+    sizes = [n for n in divisors(count) if 1 < n <= smallest_host(problem)]
+    everything = (tuple(range(len(problem.profile.graph.operators))),)
+    for over in dict.fromkeys([count, *sizes[-1:]]):
+        if over > 1:
+            groups = groups_of(host_by_host(problem, over), (1,), count, 1)
+            yield Layout(everything, groups, [None], sharing=(over, stage))
 
 
 def _layouts(problem: Problem, stage: int) -> Iterator[Layout]:
