@@ -8,7 +8,7 @@ The devices with the same place in the meshes of a stage's replicas form a *row*
 parts of everything. A stage of replicas on one device each is one row. Between rows boxes are sent.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
@@ -200,20 +200,21 @@ def mesh_end(
     return places, mesh, specs.get(tensor, ("R",) * len(mesh))
 
 
-def stage_sums(strategy: Strategy, sums: Sequence[GradientSum]) -> tuple[tuple[int, ...], ...]:
-    """Per row, the all-reduces that its devices take part in: all of them or none."""
-    tails: list[list[int]] = []
-    rows = rows_of(strategy)
-    first = [row.devices[0] for row in rows]
-    at: dict[int, list[int]] = {}
-    for r, device in enumerate(first):
-        at.setdefault(device, []).append(r)
-        tails.append([])
+def sums_by_device(sums: Sequence[GradientSum]) -> Mapping[int, tuple[int, ...]]:
+    """Per device, the all-reduces that it takes part in; of those of a row, equally many. Replicas
+    that keep parts take part in sums of their own.
+    """
+    found: dict[int, list[int]] = {}
     for i, one in enumerate(sums):
         for device in one.devices:
-            for r in at.get(device, ()):
-                tails[r].append(i)
-    return tuple(map(tuple, tails))
+            found.setdefault(device, []).append(i)
+    # Equal ones are one object, so that devices of a row share what is made of them.
+    known: dict[tuple[int, ...], tuple[int, ...]] = {}
+    return {
+        device: known.setdefault(mine, mine)
+        for device, some in found.items()
+        for mine in [tuple(some)]
+    }
 
 
 def stage_blocks(
@@ -265,7 +266,7 @@ def stage_blocks(
 def assembled(
     blocks: Sequence[Sequence[Block]],
     tensors: Sequence[StageTensors],
-    tails: Sequence[Sequence[int]],
+    tails: Mapping[int, tuple[int, ...]],
     pieces: tuple[Piece, ...],
 ) -> Code:
     """The lists of all devices.
@@ -273,7 +274,7 @@ def assembled(
     Args:
         blocks: of each row.
         tensors: of each row.
-        tails: of each row, its all-reduces; of an asynchronous schedule, those of its first
+        tails: of each device, its all-reduces; of an asynchronous schedule, those of its first
             round.
         pieces: that are sent.
     """
@@ -293,33 +294,37 @@ def assembled(
         np.concatenate(
             [block.microbatch[row] for block, (*_, row) in zip(each, rows, strict=True)]
         ),
-        _pieces([(s, block) for block, (_, s, *_) in zip(each, rows, strict=True)], tensors, tails),
+        _pieces(
+            [(d, s, block) for block, (d, s, *_) in zip(each, rows, strict=True)], tensors, tails
+        ),
         np.concatenate([block.peer[row] for block, (*_, row) in zip(each, rows, strict=True)]),
         pieces,
     )
 
 
 def _pieces(
-    rows: Sequence[tuple[int, Block]],
+    rows: Sequence[tuple[int, int, Block]],
     tensors: Sequence[StageTensors],
-    tails: Sequence[Sequence[int]],
+    tails: Mapping[int, tuple[int, ...]],
 ) -> Ints:
     """The column of pieces and all-reduces.
 
     Args:
-        rows: row and block of each device.
+        rows: device, row and block of each.
     """
-    moved = [
-        np.array([*(e.piece for e in (*both.entering, *both.leaving)), *tail, 0])
-        for both, tail in zip(tensors, tails, strict=True)
-    ]
+    moved = {
+        (s, tail): np.array(
+            [*(e.piece for e in (*tensors[s].entering, *tensors[s].leaving)), *tail, 0]
+        )
+        for s, tail in {(s, tails.get(device, ())) for device, s, _ in rows}
+    }
     # The all-reduces of a round have the numbers behind those of all rows in the round before.
-    in_round = 1 + max((i for tail in tails for i in tail), default=-1)
+    in_round = 1 + max((i for tail in tails.values() for i in tail), default=-1)
     return np.concatenate(
         [
-            moved[s][block.slot]
+            moved[s, tails.get(device, ())][block.slot]
             + np.where(block.kind == ActionKind.ALL_REDUCE, in_round * block.turn, 0)
-            for s, block in rows
+            for device, s, block in rows
         ]
     )
 

@@ -15,7 +15,7 @@ from planner.schedules.pipelines import (
     row_tensors,
     rows_of,
     stage_blocks,
-    stage_sums,
+    sums_by_device,
 )
 
 
@@ -32,11 +32,12 @@ def program(strategy: Strategy, graph: Graph, times: Sequence[StagePrediction] =
     sums = gradient_sums(strategy, graph)
     if shares_devices(strategy):
         return Program(Lists(encode(shared.lists(strategy, crossing, sums, times))), sums)
-    rows, tails = rows_of(strategy), stage_sums(strategy, sums)
+    rows, tails = rows_of(strategy), sums_by_device(sums)
     tensors, pieces = row_tensors(strategy, graph, crossing)
     known: dict[ListShape, ListPattern] = {}
     blocks = [
-        stage_blocks(strategy, rows, r, tensors[r], len(tails[r]), known) for r in range(len(rows))
+        stage_blocks(strategy, rows, r, tensors[r], len(tails.get(row.devices[0], ())), known)
+        for r, row in enumerate(rows)
     ]
     code = assembled(blocks, tensors, tails, pieces)
     return Program(Lists(code), sums * num_rounds(strategy))
