@@ -10,7 +10,7 @@ from planner.artefacts.options import Objective, Optimizer, Recompute
 from planner.artefacts.plan import Plan, said_times
 from planner.artefacts.problem import Problem, Status
 from planner.artefacts.profile import Source
-from planner.artefacts.strategy import Stage
+from planner.artefacts.strategy import Stage, shared_level
 from planner.planning.judge import calibration_note, comparable_s, objective_s
 from planner.planning.portfolio import SolverComparison, SolverRow
 from planner.reports.tables import (
@@ -160,6 +160,7 @@ def _stage_columns(plan: Plan) -> tuple[Column[int], ...]:
         Column("", lambda s: s, "stage"),
         Column("devices", lambda s: list(stages[s].devices), "devices", device_runs, left=True),
         Column("", lambda s: mesh_text(stages[s]), "mesh", left=True, sparse=True),
+        Column("", lambda s: sharing_text(stages[s]), "in parts", left=True, sparse=True),
         Column("num_operators", lambda s: len(stages[s].operators), "operators", gives_way=4),
         Column("forward_s", lambda s: times[s].forward_s, "forward", format_seconds),
         Column("backward_s", lambda s: times[s].backward_s, "backward", format_seconds),
@@ -202,6 +203,14 @@ def mesh_text(stage: Stage) -> str:
         return ""
     mesh = " x ".join(map(str, stage.sharding.mesh))
     return mesh if stage.num_replicas == 1 else f"{mesh}, {stage.num_replicas} replicas"
+
+
+def sharing_text(stage: Stage) -> str:
+    """What replicas of a stage keep in parts, such as "ZeRO-3 over 8"; "" where they keep all."""
+    if not shared_level(stage):
+        return ""
+    levels = "/".join(map(str, sorted({stage.zero, *stage.zero_of.values()} - {0})))
+    return f"ZeRO-{levels} over {stage.over}"
 
 
 def parameter_table(plan: Plan) -> Table | None:

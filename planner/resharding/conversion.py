@@ -195,7 +195,7 @@ def _kinds(part: str, new: str) -> Iterator[tuple[Collective, str]]:
     if part == CHUNKS:
         yield Collective.ALL_GATHER, "R"
         return
-    if new == CHUNKS:
+    if new == CHUNKS and not part.startswith("S"):
         yield Collective.REDUCE_SCATTER if part == "P" else Collective.SLICE, CHUNKS
     if part.startswith("S"):
         yield Collective.ALL_GATHER, "R"

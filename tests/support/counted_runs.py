@@ -28,14 +28,14 @@ SAMPLES, STEPS, RATE, CLIP = 12, 8, 0.5, 0.4
 NAMES = ("words", "g", "b", "w1", "w2")
 
 
-def tokens(path, batch):
+def tokens(path, batch, width=WIDTH):
     """(batch, LENGTH) tokens -> (batch, LENGTH, WORDS) scores; gives the parameters by name."""
     net = Net()
-    h = net.add("Gather", net.weight("words", WORDS, WIDTH), "x")
-    h = net.add("LayerNormalization", h, net.weight("g", WIDTH), net.weight("b", WIDTH))
-    h = net.add("MatMul", h, net.weight("w1", WIDTH, 2 * WIDTH))
+    h = net.add("Gather", net.weight("words", WORDS, width), "x")
+    h = net.add("LayerNormalization", h, net.weight("g", width), net.weight("b", width))
+    h = net.add("MatMul", h, net.weight("w1", width, 2 * width))
     h = net.add("Gelu", h)
-    h = net.add("MatMul", h, net.weight("w2", 2 * WIDTH, WORDS))
+    h = net.add("MatMul", h, net.weight("w2", 2 * width, WORDS))
     net.save(path, ((batch, LENGTH), TensorProto.INT64), (h, (batch, LENGTH, WORDS)))
     return {n: torch.tensor(numpy_helper.to_array(numpy_helper.from_array(net.held[n])))
             for n in NAMES}  # fmt: skip
@@ -91,7 +91,7 @@ def by_torch(values, given, momentum=0.9, clip=CLIP):
             losses.append(None)
             continue
         optimizer.zero_grad()
-        h = functional.layer_norm(held["words"][x], (WIDTH,), held["g"], held["b"])
+        h = functional.layer_norm(held["words"][x], held["g"].shape, held["g"], held["b"])
         scores = functional.gelu(h @ held["w1"]) @ held["w2"]
         loss = functional.cross_entropy(scores.flatten(0, 1), y.flatten())
         loss.backward()
@@ -109,7 +109,7 @@ ROWS = {  # samples are split
 }  # fmt: skip
 
 
-def _lies(model, kind):
+def lies(model, kind):
     """A sharding of the whole model over two devices."""
     operators, (output,) = model.graph.operators, model.graph.outputs
     if kind == "classes":  # Megatron-LM's products, and a head whose classes are cut
@@ -139,21 +139,15 @@ def write(path, model, kind, schedule=ScheduleName.ONE_F_ONE_B, *, recompute=Fal
             whole(tuple(names[3:]), ((2,),), 1),
         ],
         "replicas": lambda: [whole(tuple(names), ((0,), (1,)), 1)],
-        **{
-            f"shared {level}": lambda level=level: [
-                whole(tuple(names), ((0,), (1,)), 1, over=2, zero=level)
-            ]
-            for level in (1, 2, 3)
-        },
-    }.get(kind, lambda: [whole(tuple(names), ((0, 1),), 1, sharding=_lies(model, kind))])()
+    }.get(kind, lambda: [whole(tuple(names), ((0, 1),), 1, sharding=lies(model, kind))])()
     strategy = Strategy(tuple(stages), schedule, count)
     write_plan(plan_of(model, strategy, optimizer="momentum"), path)
 
 
-def model_of(folder, batch):
+def model_of(folder, batch, width=WIDTH):
     """The model for microbatches of a size, and its parameters."""
     path = folder / f"net{batch}.onnx"
-    values = tokens(path, batch)
+    values = tokens(path, batch, width)
     return loaded(path), values
 
 

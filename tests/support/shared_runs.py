@@ -1,0 +1,82 @@
+"""Trainings whose replicas keep parameters, gradients and optimizer state in parts.
+
+    torchrun --nproc-per-node N tests/support/shared_runs.py FOLDER
+
+FOLDER/launches.json has the options of each launch by name, as `split_launches` has them. The model
+is `counted_runs.tokens` of an odd width: parts are uneven, and over four devices one is empty.
+"""
+
+import sys
+from functools import partial
+from pathlib import Path
+
+from torch.utils.data import TensorDataset
+
+from planner.artefacts.files import write_plan
+from planner.artefacts.strategy import ScheduleName, Stage, Strategy
+from planner.commands.errors import ranks_leave_at_once
+from tests.support import split_launches
+from tests.support.counted_runs import SAMPLES, lies, samples
+from tests.support.split_plans import plan_of
+
+HERE = "tests.support.shared_runs"
+WIDTH, BATCH = 5, 3
+LEFT = 43
+"""Samples that make three steps of 12 and a shorter one of 6, where two replicas run together."""
+
+
+def data():
+    """For --data."""
+    return TensorDataset(*samples())
+
+
+def some():
+    """For --data, with an end that makes no whole step."""
+    x, y = samples()
+    return TensorDataset(x[:LEFT], y[:LEFT])
+
+
+def few():
+    """For --eval-data: two microbatches and a third of one."""
+    x, y = samples()
+    return TensorDataset(x[:7], y[:7])
+
+
+def write(folder, model):
+    """A strategy of each kind; gives the number of ranks of each."""
+    names, count = tuple(one.name for one in model.graph.operators), SAMPLES // BATCH
+    both = ((0,), (1,))
+
+    def stage(operators, groups, warmup=1, **how):
+        return Stage(operators, groups, warmup, how.pop("recompute", False), **how)
+
+    whole = partial(stage, names)
+    four = tuple((d,) for d in range(4))
+    plans = {
+        "replicas": [whole(both)],
+        **{f"zero{level}": [whole(both, over=2, zero=level)] for level in (1, 2, 3)},
+        "again": [whole(both, over=2, zero=3, recompute=True)],
+        "mixed": [whole(both, over=2, zero=1, zero_of={"w1": 3, "words": 2, "g": 0})],
+        "four": [whole(four, over=4, zero=3)],
+        "hybrid": [whole(four, over=2, zero=3)],
+        "mesh": [whole(((0, 1), (2, 3)), sharding=lies(model, "classes"), over=2, zero=3)],
+        **{
+            f"pipeline{level}": [
+                stage(names[:3], both, 2, over=2, zero=level),
+                stage(names[3:], ((2,), (3,)), over=2, zero=level),
+            ]
+            for level in (1, 2, 3)
+        },
+    }
+    ranks = {}
+    for name, stages in plans.items():
+        strategy = Strategy(tuple(stages), ScheduleName.ONE_F_ONE_B, count)
+        write_plan(plan_of(model, strategy, optimizer="momentum"), folder / f"{name}.json")
+        ranks[name] = sum(len(one.devices) for one in stages)
+    return ranks
+
+
+if __name__ == "__main__":
+    with ranks_leave_at_once():
+        split_launches.main(Path(sys.argv[1]))
+        sys.exit(0)
