@@ -2,8 +2,8 @@
 
 Plans are drawn by a seed, on the models of the accuracy benchmark; some have split operators.
 
-    python -m tests.bench.memory [--write] [--only whole|split] [--models NAME,...] [--seed N]
-        [--keep FOLDER]
+    python -m tests.bench.memory [--write] [--only whole|split|shared] [--models NAME,...]
+        [--seed N] [--keep FOLDER]
 
 On a CPU, a tracker counts storages from their making to their end. The machine may do other things.
 """
@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from statistics import fmean
 
@@ -51,7 +51,10 @@ WIDTHS = {
 COUNTS = {1: 2, 2: 5, 4: 5}
 RERUN = 0.3
 # Names of the tables in the document.
-TABLES = {"whole": "memory", "split": "memory of split plans"}
+TABLES = {
+    "whole": "memory", "split": "memory of split plans",
+    "shared": "memory of state over replicas",
+}  # fmt: skip
 
 Plans = Mapping[str, tuple[Problem, Strategy]]
 """Problems and strategies by the names of their plans."""
@@ -121,6 +124,36 @@ def split(name: str, profile: Profile, seed: int) -> Mapping[int, Plans]:
     return by_ranks
 
 
+def shared(name: str, profile: Profile, seed: int) -> Mapping[int, Plans]:
+    """Plans of a model whose replicas keep parts, by number of ranks: two replicas, four in pairs,
+    and a pipeline of two stages with two replicas each.
+    """
+    dice = random.Random(f"{name} shared {seed}")
+    names = tuple(operator.name for operator in profile.graph.operators)
+    middle = len(names) // 2
+    by_ranks: dict[int, dict[str, tuple[Problem, Strategy]]] = {}
+    for ranks, (kind, widths) in product((2, 4), (("one", (0,)), ("pipeline", (0, 2)))):
+        for level in (1, 2, 3) if (ranks, kind) != (2, "pipeline") else ():
+            number, optimizer = ranks * dice.randint(1, 2), dice.choice(list(Optimizer))
+            again = dice.random() < RERUN
+            bounds = [0, *([middle] if kind == "pipeline" else []), len(names)]
+            replicas = ranks // len(widths)
+            depths = default_warmups([replicas] * len(widths), number, 0, ScheduleName.ONE_F_ONE_B)
+            stages = tuple(
+                replace(
+                    Stage.whole(names[a:b], range(first, first + replicas), depth, again),
+                    over=2, zero=level,
+                )
+                for (a, b), first, depth in zip(pairwise(bounds), widths, depths, strict=True)
+            )  # fmt: skip
+            title = f"{name}.{kind}.zero{level}.M{number}.{optimizer.value}"
+            title += ".recompute" if again else ""
+            strategy = Strategy(stages, ScheduleName.ONE_F_ONE_B, number)
+            problem = Problem(profile, cpus(ranks), **asked(number, optimizer=optimizer))
+            by_ranks.setdefault(ranks, {})[title] = problem, strategy
+    return by_ranks
+
+
 def cpus(count: int) -> Topology:
     """Processes on one host."""
     return cluster([unit_type("cpu")] * count, bandwidth=1e9)
@@ -162,10 +195,10 @@ def measured(folder: Path, models: Sequence[str], seed: int, kind: str) -> list[
     """Peak memory of every rank of every plan; one start of torchrun per number of ranks.
 
     Args:
-        kind: "whole" or "split", as operators are.
+        kind: "whole" or "split", as operators are, or "shared".
     """
     rows: list[RankMemory] = []
-    make = split if kind == "split" else drawn
+    make = {"split": split, "shared": shared}.get(kind, drawn)
     plans = {
         name: make(name, profiled(name, folder, rules=kind == "split"), seed) for name in models
     }

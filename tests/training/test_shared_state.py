@@ -8,7 +8,6 @@ import math
 import pytest
 import torch
 
-from planner import launch
 from tests.support.checkpoint_runs import tensors_of
 from tests.support.counted_runs import CLIP, RATE, STEPS, batches, by_torch, model_of, samples
 from tests.support.ranks import ROOT, forked
@@ -105,8 +104,3 @@ def test_the_end_of_an_epoch_has_a_microbatch_for_each_replica(made, two, name):
     _, figures = two[name]["evaluations"][-1]
     assert figures["loss"] == pytest.approx(loss.item(), rel=1e-9)
     assert any("1 of 43 samples of each epoch" in one for one in two[name]["notes"])
-
-
-def test_one_process_says_how_many_a_plan_needs(made):
-    with pytest.raises(Exception, match="2 processes"):
-        launch(made[0] / "zero3.json", model=made[0] / f"net{BATCH}.onnx", **WHOLE)
