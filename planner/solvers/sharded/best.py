@@ -4,6 +4,7 @@ forms first.
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from planner.artefacts.problem import Problem, Result, Status
 from planner.artefacts.strategy import Stage, Strategy, asynchronous_violations, used_devices
@@ -159,19 +160,24 @@ def strategy_of(problem: Problem, layout: Layout, recompute: Sequence[bool]) -> 
 
 
 def _that_fits(problem: Problem, layout: Layout) -> tuple[Strategy, str | None, float]:
-    """A strategy of a layout, why it does not fit, if it does not, and the work. Stages whose
-    devices are short of memory recompute, and then the stages are cut anew.
+    """A strategy of a layout, why it does not fit, if it does not, and the work. Where it does not,
+    replicas keep the optimizer's state in parts. Then stages whose devices are short of memory
+    recompute, and the stages are cut anew.
     """
     choices = recompute_choices(problem)
     recompute = [choices[0]] * len(layout.operators)
     shortage, work_s = None, 0.0
-    for attempt in range(_ROUNDS + 1):
+    sharing = _distributed_optimizer(problem, layout)
+    for attempt in range(-(sharing != layout.sharing), _ROUNDS + 1):
         strategy = strategy_of(problem, layout, recompute)
         evaluation = evaluate(problem, strategy)
         work_s += evaluation_work_s(strategy, evaluation)
         if evaluation.shortage is None:
             return strategy, None, work_s
         shortage = shortage or evaluation.shortage
+        if attempt < 0:
+            layout = replace(layout, sharing=sharing)
+            continue
         short = _short(problem, strategy, evaluation)
         if len(choices) == 1 or all(recompute[s] for s in short):
             break
@@ -179,8 +185,19 @@ def _that_fits(problem: Problem, layout: Layout) -> tuple[Strategy, str | None, 
             short = set(range(len(recompute)))
         recompute = [again or s in short for s, again in enumerate(recompute)]
         if layout.recut is not None:
-            layout = layout.recut(recompute)
+            layout = replace(layout.recut(recompute), sharing=sharing)
     return strategy, shortage, work_s
+
+
+def _distributed_optimizer(problem: Problem, layout: Layout) -> tuple[int, int]:
+    """The layout's sharing, or that of Megatron-LM's distributed optimizer: each replica of a stage
+    keeps and steps a part of the optimizer's state.
+    """
+    replicas = {len(groups) for groups in layout.groups}
+    asynchronous = problem.training.schedule.is_asynchronous
+    if len(replicas) > 1 or asynchronous or layout.sharing != (1, 0) or max(replicas) == 1:
+        return layout.sharing
+    return max(replicas), 1
 
 
 def _short(problem: Problem, strategy: Strategy, evaluation: Evaluation) -> set[int]:
