@@ -362,7 +362,7 @@ def test_three_degrees_may_leave_devices_over(block):
 def test_zero_keeps_a_part_of_everything(block):
     held = {}
     for stage in (1, 2, 3):
-        given = problem(block, 2, switches=(Zero(zero_stage=stage),))
+        given = problem(block, 2, num_microbatches=1, switches=(Zero(zero_stage=stage),))
         strategy = SOLVERS["zero"](given, 1.0).strategy
         assert violations(strategy, block.graph, 2) == ()
         assert only_stage(strategy).sharding.inputs == {"x": ("S0",)}
@@ -377,10 +377,37 @@ def test_zero_keeps_a_part_of_everything(block):
     }
 
 
-def test_zero_takes_replicas_where_samples_do_not_divide(block):
-    given = problem(block, 8, num_microbatches=2)
-    stage = only_stage(SOLVERS["zero"](given, 1.0).strategy)
-    assert stage.sharding.mesh == (BATCH,) and stage.num_replicas == 2
+@pytest.mark.parametrize("level", [1, 2, 3])
+def test_zero_keeps_parts_over_replicas_with_microbatches_of_their_own(block, level):
+    """It holds as much as where the samples of one microbatch as large as all are split."""
+    given = problem(block, 2, num_microbatches=2, switches=(Zero(zero_stage=level),))
+    strategy = SOLVERS["zero"](given, 1.0).strategy
+    assert strategy.stages[0].groups == ((0,), (1,))
+    assert (strategy.stages[0].over, strategy.stages[0].zero) == (2, level)
+    assert violations(strategy, block.graph, 2) == ()
+    memory = evaluate(given, strategy).memory[0]
+    trained = sum(p.bytes for p in block.graph.parameters if p.trainable)
+    # Chunks of odd rows are a little more than halves.
+    few = sum(p.bytes // p.shape[0] for p in block.graph.parameters if p.trainable and p.shape)
+    assert trained // 2 <= memory.optimizer_bytes // 2 <= trained // 2 + few
+    plain = evaluate(
+        given, replace(strategy, stages=(replace(strategy.stages[0], over=1, zero=0),))
+    ).memory[0]
+    assert (memory.parameter_bytes < plain.parameter_bytes) == (level == 3)
+
+
+def test_zero_keeps_parts_over_all_devices_or_over_those_of_a_host(block):
+    hosts = islands((2, 2), 1e9, 1e8, FAST, 1e-7)
+    given = replace(problem(block, 4, num_microbatches=6), topology=hosts)
+    result = SOLVERS["zero"](given, 1.0)
+    found = {one.stages[0].over for one in (result.strategy, *result.others)
+             if one.stages[0].sharding is None}  # fmt: skip
+    assert found == {3}  # of six microbatches, three devices get equally many
+    given = replace(given, num_microbatches=8)
+    result = SOLVERS["zero"](given, 1.0)
+    found = {one.stages[0].over for one in (result.strategy, *result.others)
+             if one.stages[0].sharding is None}  # fmt: skip
+    assert found == {2, 4}
 
 
 def test_zero_tries_all_numbers_of_devices_that_divide_the_samples(block):
@@ -388,9 +415,8 @@ def test_zero_tries_all_numbers_of_devices_that_divide_the_samples(block):
     given = problem(block, 8, num_microbatches=4)
     result = SOLVERS["zero"](given, 1.0)
     found = [result.strategy, *result.others]
-    assert {(one.stages[0].sharding.mesh, one.stages[0].num_replicas) for one in found} == {
-        ((4,), 2), ((2,), 4)
-    }  # fmt: skip
+    split = [one.stages[0] for one in found if one.stages[0].sharding is not None]
+    assert {(one.sharding.mesh, one.num_replicas) for one in split} == {((4,), 2), ((2,), 4)}
     times = [closed_form_s(given, one) for one in found]
     assert times == sorted(times)
 
@@ -406,7 +432,10 @@ def test_zero_splits_samples_though_links_are_slow(block, stage):
     both = [
         only_stage(SOLVERS["zero"](given, 1.0).strategy).sharding
         for how in [{"switches": (Zero(zero_stage=stage),)}]
-        for given in (problem(block, 2, **how), slow_pair(block, **how))
+        for given in (
+            problem(block, 2, num_microbatches=1, **how),
+            slow_pair(block, num_microbatches=1, **how),
+        )
     ]
     assert both[1].inputs == {"x": ("S0",)}
     assert both[0] == both[1]
@@ -434,7 +463,8 @@ def test_a_tensor_degree_moves_no_more_where_links_are_slow(tmp_path):
 def test_there_is_no_plan_where_nothing_can_be_split(block, solver):
     """Seven devices divide nothing."""
     degrees = Megatron(tensor_degree=7)
-    result = SOLVERS[solver](problem(block, 7, switches=(degrees,)), 1.0)
+    given = problem(block, 7, num_microbatches=1, switches=(degrees,))
+    result = SOLVERS[solver](given, 1.0)
     assert (result.strategy, result.reason) == (None, "no operator can be split over the devices")
 
 
@@ -551,9 +581,13 @@ def test_tables_show_meshes_and_how_parameters_lie(block):
     assert table.rows[0][table.heads.index("mesh")] == "2, 2 replicas"
     rows = {row[0]: row[1:] for row in parameter_table(plan).rows}
     assert rows["0u"] == ("1", "0", "S1") and rows["0d"] == ("1", "0", "S0")
-    zero = compare(problem(block, switches=(Zero(1),)), ("zero",), 20.0).best.plan
+    given = problem(block, num_microbatches=1, switches=(Zero(1),))
+    zero = compare(given, ("zero",), 20.0).best.plan
     rows = {row[0]: row[1:] for row in parameter_table(zero).rows}
     assert rows["0u"] == ("1", "0", "R", "R", "S0")
+    given = problem(block, num_microbatches=4, switches=(Zero(1),))
+    table = stage_table(compare(given, ("zero",), 20.0).best.plan)
+    assert table.rows[0][table.heads.index("in parts")] == "ZeRO-1 over 2"
 
 
 @pytest.mark.parametrize("recompute", [Recompute.NONE, Recompute.FULL])
