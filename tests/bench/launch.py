@@ -1,8 +1,8 @@
 """Steps of the launcher beside PyTorch's own loops, on a quiet machine (3 minutes).
 
 These are a plain loop on one device, torch.distributed.pipelining's Schedule1F1B on two,
-DistributedDataParallel on two, over loopback and, where there can be network namespaces, over a
-slow link.
+fully_shard on two, and DistributedDataParallel on two, over loopback and, where there can be
+network namespaces, over a slow link.
 
     python -m tests.bench.launch [--rounds N] [--steps N] [--rate MBIT]
 

@@ -21,7 +21,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
@@ -32,7 +34,7 @@ from planner.artefacts.options import LossOptions
 from planner.artefacts.problem import Problem
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy
 from planner.commands.errors import ranks_leave_at_once
-from planner.launcher import groups, rendezvous
+from planner.launcher import groups
 from planner.launcher.job import prepare as job_of
 from planner.launcher.options import Loop
 from planner.launcher.rendezvous import ProcessRank
@@ -46,15 +48,17 @@ from tests.support.builders import asked, cluster, unit_type
 ALIKE = 1e-3
 LAUNCH, TORCH, BEHIND = "launch", "torch", "launch, sums behind the backward"
 RATE, WIDTH, BLOCKS, BATCH, CLASSES = 1e-3, 768, 12, 48, 100
+ODD = 1023
+"""A width that two devices cannot have halves of."""
 
 
 class Block(nn.Module):
     """Two linear layers beside a skip."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = WIDTH) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.norm = nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, width), nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         """The sum of both ways."""
@@ -65,6 +69,12 @@ def residual() -> nn.Sequential:
     """A chain with 57 MB of gradients."""
     torch.manual_seed(0)
     return nn.Sequential(*(Block() for _ in range(BLOCKS)), nn.Linear(WIDTH, CLASSES))
+
+
+def odd() -> nn.Sequential:
+    """The same of a width that does not divide."""
+    torch.manual_seed(0)
+    return nn.Sequential(*(Block(ODD) for _ in range(BLOCKS)), nn.Linear(ODD, CLASSES))
 
 
 def convolutional() -> nn.Sequential:
@@ -82,6 +92,7 @@ def convolutional() -> nn.Sequential:
 
 MODELS: Mapping[str, tuple[Callable[[], nn.Sequential], tuple[int, ...]]] = {
     "residual": (residual, (BATCH, WIDTH)),
+    "odd": (odd, (BATCH, ODD)),
     "convolutional": (convolutional, (8, 3, 32, 32)),
 }
 
@@ -95,12 +106,14 @@ class Duel:
         cuts: the children of the model at which stages begin.
         widths: replicas of the stages.
         num_microbatches: M.
+        zero: level of what lies in parts over all replicas.
     """
 
     model: str
     cuts: tuple[int, ...]
     widths: tuple[int, ...]
     num_microbatches: int
+    zero: int = 0
 
     @property
     def num_ranks(self) -> int:
@@ -113,6 +126,7 @@ DUELS: Mapping[str, Duel] = {
     "alone, convolutional": Duel("convolutional", (), (1,), 2),
     "pipeline": Duel("residual", (BLOCKS // 2,), (1, 1), 8),
     "replicas": Duel("residual", (), (2,), 2),
+    "parameters in parts": Duel("odd", (), (2,), 2, zero=3),
 }
 
 
@@ -134,7 +148,8 @@ def prepare(folder: Path) -> None:
         for s, width in enumerate(duel.widths):
             inside = tuple(names[bounds[s] : bounds[s + 1]])
             devices = tuple(range(first, first + width))
-            stages.append(Stage.whole(inside, devices, warmups[s], False))
+            one = Stage.whole(inside, devices, warmups[s], False)
+            stages.append(replace(one, over=width if duel.zero else 1, zero=duel.zero))
             first += width
         strategy = Strategy(tuple(stages), ScheduleName.ONE_F_ONE_B, duel.num_microbatches)
         topology = cluster([unit_type("cpu")] * first, bandwidth=1e9)
@@ -155,12 +170,18 @@ def ours(duel: Duel, path: Path, rank: int) -> Trainer:
 def rival(duel: Duel, trainer: Trainer, rank: int) -> tuple[nn.Module, Step]:
     """PyTorch's loop on the same data; the module that it trains, and a step."""
     module = MODELS[duel.model][0]().train()
-    batches = trainer.batches()
+    batches = trainer.batches().by_microbatch
     inputs = [x for batch in batches.values() for x in batch.inputs.values()]
     targets = [y for batch in batches.values() for y in batch.targets.values()]
     if len(duel.widths) > 1:
         return pipelined(duel, module, rank, inputs, targets)
-    trained: nn.Module = DistributedDataParallel(module) if duel.num_ranks > 1 else module
+    trained: nn.Module = module
+    if duel.zero:
+        for block in module:
+            fully_shard(block)
+        fully_shard(module)
+    elif duel.num_ranks > 1:
+        trained = DistributedDataParallel(module)
     optimizer = SGD(module.parameters(), lr=RATE)
 
     def step() -> None:
@@ -206,9 +227,17 @@ def timed_s(step: Step, count: int, num_ranks: int) -> float:
 
 def difference(trainer: Trainer, module: nn.Module) -> float:
     """The largest difference of a weight, relative to the largest weight of its parameter."""
-    weights = dict(module.named_parameters())
-    pairs = [(own.detach(), weights[name].detach()) for name, own in trainer.part.trained.items()]
+    weights = {name: whole(one.detach()) for name, one in module.named_parameters()}
+    own: Mapping[str, Tensor] = {n: one.detach() for n, one in trainer.part.trained.items()}
+    if any(isinstance(one, DTensor) for one in module.parameters()):
+        own = trainer.content.state_dict()
+    pairs = [(one, weights[name]) for name, one in own.items()]
     return max(((a - b).abs().max() / b.abs().max()).item() for a, b in pairs)
+
+
+def whole(parameter: Tensor) -> Tensor:
+    """A parameter of which every rank may have a part; all ranks call it."""
+    return parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
 
 
 def run(name: str, folder: Path, rounds: int, steps: int, rank: int) -> dict[str, list[float]]:
@@ -217,7 +246,7 @@ def run(name: str, folder: Path, rounds: int, steps: int, rank: int) -> dict[str
     trainer = ours(duel, folder / f"{name}.json", rank)
     module, step = rival(duel, trainer, rank)
     contenders: dict[str, Step] = {LAUNCH: lambda: void(trainer.step()), TORCH: step}
-    if max(duel.widths) > 1:
+    if max(duel.widths) > 1 and not duel.zero:
         late = ours(duel, folder / f"{name}.json", rank)
         late.buckets.follow([])
         contenders[BEHIND] = lambda: void(late.step())
@@ -243,8 +272,8 @@ def main() -> None:
     rank = int(os.environ.get("RANK", 0))
     torch.set_num_threads(1)
     if DUELS[name].num_ranks > 1:
-        rendezvous.meet(rank, DUELS[name].num_ranks, DUELS[name].num_ranks)
-        groups.meet = lambda *already: None  # type: ignore[assignment]
+        groups.join_group(rank, DUELS[name].num_ranks)
+        groups.join_group = lambda *already: None
     times_s = run(name, folder, rounds, steps, rank)
     if rank == 0:
         print(json.dumps(times_s))
