@@ -7,6 +7,7 @@ is `counted_runs.tokens` of an odd width: parts are uneven, and over four device
 """
 
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from planner.artefacts.files import write_plan
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy
 from planner.commands.errors import ranks_leave_at_once
 from tests.support import split_launches
-from tests.support.counted_runs import SAMPLES, lies, samples
+from tests.support.counted_runs import NAMES, SAMPLES, lies, samples
 from tests.support.split_plans import plan_of
 
 HERE = "tests.support.shared_runs"
@@ -74,6 +75,19 @@ def write(folder, model):
         write_plan(plan_of(model, strategy, optimizer="momentum"), folder / f"{name}.json")
         ranks[name] = sum(len(one.devices) for one in stages)
     return ranks
+
+
+def write_split(folder, model):
+    """Strategies of one replica on a mesh of two that splits samples, and lies in chunks."""
+    names, count = tuple(one.name for one in model.graph.operators), SAMPLES // model.batch
+    rows, cut = lies(model, "zero"), dict.fromkeys(NAMES, ("C",))
+    lying = {"states": {"states": cut}, "gradients": {"states": cut, "gradients": cut},
+             "parameters": {"parameters": cut}}  # fmt: skip
+    for name, kinds in lying.items():
+        sharding = replace(rows, **{"parameters": {}, **kinds})
+        stage = Stage(names, ((0, 1),), 1, False, sharding)
+        strategy = Strategy((stage,), ScheduleName.ONE_F_ONE_B, count)
+        write_plan(plan_of(model, strategy, optimizer="momentum"), folder / f"{name}.json")
 
 
 if __name__ == "__main__":

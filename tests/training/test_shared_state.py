@@ -11,11 +11,13 @@ import torch
 from tests.support.checkpoint_runs import tensors_of
 from tests.support.counted_runs import CLIP, RATE, STEPS, batches, by_torch, model_of, samples
 from tests.support.ranks import ROOT, forked
-from tests.support.shared_runs import BATCH, HERE, LEFT, WIDTH, write
+from tests.support.shared_runs import BATCH, HERE, LEFT, WIDTH, write, write_split
 
 HOW = {"learning_rate": RATE, "clip": CLIP, "threads": 1, "shuffle": False}
 WHOLE = {**HOW, "steps": STEPS, "data": f"{HERE}:data"}
 TWO = ("zero1", "zero2", "zero3", "again", "mixed")
+SPLIT = ("states", "gradients", "parameters")
+"""What lies in uneven chunks on a mesh of two."""
 FOUR = ("four", "hybrid", "mesh", "pipeline1", "pipeline2", "pipeline3")
 RESUMED = {"zero3": ("replicas", "zero1"), "replicas": ("zero3", "zero2")}
 """By the form of the first half, those of the second."""
@@ -27,13 +29,16 @@ def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("shared")
     model, values = model_of(folder, BATCH, WIDTH)
     write(folder, model)
+    write_split(folder, model_of(folder, 2 * BATCH, WIDTH)[0])
     return folder, values
 
 
 def run(folder, num_ranks, launches):
     """What some launches told, in one start of ranks."""
-    model = str(folder / f"net{BATCH}.onnx")
-    runs = {name: {**how, "model": model, "keep": name} for name, how in launches.items()}
+    runs = {
+        name: {**how, "model": str(folder / how.get("model", f"net{BATCH}.onnx")), "keep": name}
+        for name, how in launches.items()
+    }
     (folder / "launches.json").write_text(json.dumps(runs))
     forked(ROOT / "tests/support/shared_runs.py", num_ranks, folder)
     return json.loads((folder / "told.json").read_text())
@@ -43,6 +48,8 @@ def run(folder, num_ranks, launches):
 def two(made):
     """Of two ranks."""
     launches = {name: {**WHOLE, "strategy": f"{name}.json"} for name in TWO}
+    split = {**WHOLE, "model": f"net{2 * BATCH}.onnx"}
+    launches |= {name: {**split, "strategy": f"{name}.json"} for name in SPLIT}
     for name in ("zero2", "zero3"):
         end = {**HOW, "epochs": 2, "data": f"{HERE}:some", "eval_data": f"{HERE}:few"}
         launches[f"{name} some"] = {**end, "strategy": f"{name}.json"}
@@ -72,8 +79,8 @@ def check(folder, name, told, expected):
         torch.testing.assert_close(held[f"parameters/{parameter}"], value, rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", TWO)
-def test_two_replicas_that_share_train_as_a_plain_loop(made, two, name):
+@pytest.mark.parametrize("name", [*TWO, *SPLIT])
+def test_two_devices_that_share_train_as_a_plain_loop(made, two, name):
     check(made[0], name, two[name], by_torch(made[1], batches()))
 
 

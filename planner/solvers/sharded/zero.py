@@ -19,7 +19,7 @@ from dataclasses import replace
 from planner.artefacts.graph import parameters_by_name
 from planner.artefacts.problem import Problem, Result, Status, switches_of
 from planner.artefacts.profile import SplitRule, has_rules
-from planner.artefacts.sharding import AxisRule, Sharding, Spec, reads
+from planner.artefacts.sharding import CHUNKS, AxisRule, Sharding, Spec, reads
 from planner.solvers.sharded.along import Policy
 from planner.solvers.sharded.best import best_of
 from planner.solvers.sharded.complete import may_leave, shardings
@@ -140,11 +140,11 @@ def cut_further(problem: Problem, data: Sharding, stage: int) -> Sharding:
 
 
 def _parts(problem: Problem, size: int) -> Iterator[tuple[str, Spec]]:
-    """The first dimension that can be cut of each trained parameter: along it a part lies in one
-    piece.
+    """The first dimension that can be cut into equal parts of each trained parameter, or else chunks
+    of its rows: along the first one a part lies in one piece.
     """
     for one in problem.profile.graph.parameters:
-        for dim in range(len(one.shape)) if one.trainable else ():
-            if divides(one.shape, f"S{dim}", size):
-                yield one.name, (f"S{dim}",)
-                break
+        if one.trainable and one.shape:
+            cuts = (f"S{dim}" for dim in range(len(one.shape)))
+            equal = (cut for cut in cuts if divides(one.shape, cut, size))
+            yield one.name, (next(equal, CHUNKS),)
