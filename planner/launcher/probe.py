@@ -177,7 +177,7 @@ def _gather_devices(process: ProcessRank, name: str) -> tuple[list[RankDevice], 
         if process.rank > 0:
             raise Stopped(f"rank {process.rank} stops because another rank has")
         raise LaunchError("\n".join(problems))
-    names = host_names([key for key, _, _, _ in everyone])
+    names = _host_names([key for key, _, _, _ in everyone])
     # Ranks that are bound to cores of their own share them all.
     cores: dict[str, frozenset[int]] = {}
     for host, (_, _, _, own) in zip(names, everyone, strict=True):
@@ -202,10 +202,10 @@ def _choose(name: str, process: ProcessRank) -> str:
     return choose_device(name, process, process.world_size, frozenset())
 
 
-def host_names(keys: Sequence[str]) -> list[str]:
+def _host_names(keys: Sequence[str]) -> list[str]:
     """Different names for different hosts: the second `node` is `node-2`.
 
-    >>> host_names(["node 12ab", "node 12ab", "node 34cd", "other 56ef"])
+    >>> _host_names(["node 12ab", "node 12ab", "node 34cd", "other 56ef"])
     ['node', 'node', 'node-2', 'other']
     """
     chosen: dict[str, str] = {}
@@ -279,7 +279,7 @@ class _Ranks:
     def __init__(self, process: ProcessRank, device: str, largest_bytes: int) -> None:
         self.process = process
         self.backend = "gloo" if device == "cpu" else "nccl"
-        self.sizes = tuple(transfer_sizes(largest_bytes))
+        self.sizes = tuple(_transfer_sizes(largest_bytes))
         self._device = device
         self._buffer = torch.zeros(max(self.sizes), dtype=torch.uint8, device=device)
         self._byte = torch.zeros(1, dtype=torch.uint8, device=device)
@@ -343,10 +343,10 @@ class _Ranks:
         return collective_group(range(count), self.backend)
 
 
-def transfer_sizes(largest_bytes: int) -> Iterator[int]:
+def _transfer_sizes(largest_bytes: int) -> Iterator[int]:
     """The sizes that are measured, in bytes.
 
-    >>> list(transfer_sizes(20_000))
+    >>> list(_transfer_sizes(20_000))
     [1024, 4096, 16384]
     """
     size_bytes = SMALLEST_BYTES
@@ -408,7 +408,7 @@ def _measure(
     rank, count = ranks.process.rank, ranks.process.world_size
     pairs = [(p, q) for p in range(count) for q in range(count) if p != q]
     crowds = experiments([one.host for one in devices])
-    groups = group_sizes(count)
+    groups = _group_sizes(count)
     total, done = len(pairs) + len(crowds) + len(groups) * len(CollectiveKind), 0
 
     def step() -> None:
@@ -449,10 +449,10 @@ def _measure(
     return Probed(inferred, *by_pair, tuple(collectives), ranks.backend, torch.__version__)
 
 
-def group_sizes(count: int) -> tuple[int, ...]:
+def _group_sizes(count: int) -> tuple[int, ...]:
     """Sizes of the groups of ranks whose collectives are measured: powers of two, and all ranks.
 
-    >>> group_sizes(6), group_sizes(1)
+    >>> _group_sizes(6), _group_sizes(1)
     ((2, 4, 6), ())
     """
     powers = [2**k for k in range(1, count.bit_length()) if 2**k < count]
