@@ -40,13 +40,13 @@ def homes(topology: Topology) -> Mapping[str, str | None]:
                     reached.setdefault(other, set()).add(home[vertex])
         home |= {v: owners.pop() if len(owners) == 1 else None for v, owners in reached.items()}
         ring = list(reached)
-    home |= {switch: None for switch in topology.switches if switch not in home}
-    joining = [
-        switch
-        for switch in topology.switches
-        if sum(home[other] != home[switch] for other in beside[switch]) > 1
-    ]
-    return home | dict.fromkeys(joining)
+    for switch in topology.switches:
+        home.setdefault(switch, None)
+
+    def joins(switch: str) -> bool:
+        return sum(home[other] != home[switch] for other in beside[switch]) > 1
+
+    return home | dict.fromkeys(filter(joins, topology.switches))
 
 
 def joint(topology: Topology) -> str | None:
