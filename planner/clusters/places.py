@@ -19,7 +19,7 @@ def neighbours(topology: Topology) -> Mapping[str, tuple[str, ...]]:
 
 
 @remembered
-def homes(topology: Topology) -> Mapping[str, str | None]:
+def host_of_vertex(topology: Topology) -> Mapping[str, str | None]:
     """Per vertex, the host that it stands in, by name; None for a switch that joins hosts.
 
     A switch stands in a host if it is nearer to it, in links, than to every other host, and at most
@@ -49,11 +49,11 @@ def homes(topology: Topology) -> Mapping[str, str | None]:
     return home | dict.fromkeys(filter(joins, topology.switches))
 
 
-def joint(topology: Topology) -> str | None:
+def network_switch(topology: Topology) -> str | None:
     """The switch that joins hosts: of several the one with links into most of them, of equals the
     first; None if there is none.
     """
-    home, beside = homes(topology), neighbours(topology)
+    home, beside = host_of_vertex(topology), neighbours(topology)
     joined = {
         switch: len({home[other] for other in beside[switch]} - {None})
         for switch in topology.switches

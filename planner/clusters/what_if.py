@@ -24,7 +24,7 @@ from planner.artefacts.topology import (
     tables_among,
     take,
 )
-from planner.clusters.places import homes, joint, neighbours, without_dead_ends
+from planner.clusters.places import host_of_vertex, neighbours, network_switch, without_dead_ends
 from planner.clusters.routes import routes
 from planner.clusters.yaml.build import extended, renamed, vertex_names
 from planner.clusters.yaml.schema import BodySchema, Bytes, Flops, Rate
@@ -410,7 +410,7 @@ def add_host(topology: Topology, name: str, other: Topology | None) -> ChangedTo
     """
     if other is None:
         return _copy_host(topology, name)
-    switch = joint(topology)
+    switch = network_switch(topology)
     if switch is None:
         raise OptionError(
             f"--add-host {name}: topology {topology.name} has no switch that joins hosts, so it"
@@ -460,7 +460,7 @@ class _Uplink:
 
 
 def _uplink(topology: Topology, switch: str) -> _Uplink:
-    home = homes(topology)
+    home = host_of_vertex(topology)
     devices = {device.name for device in topology.devices}
     into = [x for x in topology.links if x.target == switch and home[x.source] is not None]
     per_device = all(link.source in devices for link in into)
@@ -484,7 +484,7 @@ def _part(other: Topology, host: Host) -> Topology:
     """One host of a topology with its devices and their measured all-reduces, and the switches and
     links inside it.
     """
-    home = homes(other)
+    home = host_of_vertex(other)
     inside = {vertex for vertex, where in home.items() if where == host.name}
     devices = [device for device in other.devices if device.host == host.name]
     return replace(
@@ -513,7 +513,7 @@ def _gateway(part: Topology, name: str) -> str:
 
 
 def _copy_host(topology: Topology, name: str) -> ChangedTopology:
-    home = homes(topology)
+    home = host_of_vertex(topology)
     inside = {vertex for vertex, where in home.items() if where == name}
     host = next(host for host in topology.hosts if host.name == name)
     around = [x for x in topology.links if {x.source, x.target} & inside]

@@ -41,7 +41,14 @@ from planner.clusters.probing.infer import (
     experiments,
     infer,
 )
-from planner.clusters.probing.link_fit import Pair, PairFit, PairTimes, calmer, fit_all, suspects
+from planner.clusters.probing.link_fit import (
+    Pair,
+    PairFit,
+    PairTimes,
+    fit_all,
+    pairs_to_repeat,
+    shorter_times,
+)
 from planner.clusters.yaml.read import device_table
 from planner.clusters.yaml.schema import available_bytes, available_cores, core_numbers
 from planner.launcher.groups import collective_group
@@ -475,8 +482,8 @@ def _time_all_pairs(ranks: _Ranks, names: Sequence[str], step: _Steps) -> dict[P
         step.total += len(todo)
         for one in _time_pairs(ranks, todo, step):
             pair = one.source, one.target
-            times[pair] = calmer(one, times.get(pair, one))
-        todo = _from_first(suspects(times.values(), names))
+            times[pair] = shorter_times(one, times.get(pair, one))
+        todo = _from_first(pairs_to_repeat(times.values(), names))
         if not todo:
             break
     return times

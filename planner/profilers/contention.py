@@ -38,7 +38,7 @@ from planner.artefacts.profile import Contention, OperatorCost, Profile
 from planner.artefacts.strict import reader
 from planner.clusters.yaml.schema import available_cores
 from planner.profilers.cache import processor
-from planner.profilers.trust import MAX_WALL_PER_CPU
+from planner.profilers.reliability import MAX_WALL_PER_CPU
 from planner.support.caches import LOGGER, CacheFolder, cache_root
 
 METHOD = 2

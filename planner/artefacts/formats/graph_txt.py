@@ -243,9 +243,23 @@ def to_profile(text: GraphText, path: Path) -> Profile:
         raise FileError(f"{path}: expected {GRAPH_TXT} with nodes that compute, it has only inputs")
     if not any(node.forward_ms or node.backward_ms for node in inner):
         raise FileError(f"{path}: expected {GRAPH_TXT} with times, all nodes take 0 ms")
+    return imported_profile(
+        _graph(inputs, inner, feeds),
+        ((node.forward_ms / 1000.0, node.backward_ms / 1000.0) for node in inner),
+    )
+
+
+def _graph(
+    inputs: Sequence[TextNode], inner: Sequence[TextNode], feeds: Mapping[str, Sequence[str]]
+) -> Graph:
+    """The graph of nodes that compute, in order, and of the inputs.
+
+    Args:
+        feeds: the nodes that feed each.
+    """
     weighty = [node for node in inner if _whole(node.parameter_bytes)]
     with_parameters = {node.name: (_parameter(node),) for node in weighty}
-    graph = Graph(
+    return Graph(
         operators=tuple(
             Operator(
                 name=node.name,
@@ -266,9 +280,6 @@ def to_profile(text: GraphText, path: Path) -> Profile:
         ),
         inputs=tuple(node.name for node in inputs),
         outputs=_sinks(inner, feeds),
-    )
-    return imported_profile(
-        graph, ((node.forward_ms / 1000.0, node.backward_ms / 1000.0) for node in inner)
     )
 
 
