@@ -95,7 +95,7 @@ class Body:
     reads: frozenset[str]
 
 
-def body_of(graph: GraphProto) -> Body:
+def _body_of(graph: GraphProto) -> Body:
     """The graph as a `Body`."""
     return Body(graph, unique_names(graph.node), frozenset(names_read(graph)))
 
@@ -251,7 +251,7 @@ class Expander:
     def body(self, graph: GraphProto) -> Body:
         """The graph as a `Body`; its operators are looked up."""
         self.tensors.learn(graph.node)
-        return body_of(graph)
+        return _body_of(graph)
 
     def open(self, call: Call, body: Body, branch: str = "") -> Scope:
         """A scope with the initializers of a graph inside a node, equal for all iterations.
