@@ -113,7 +113,7 @@ class Origins:
     def of(self, node: NodeProto, index: int, position: int) -> Origin | None:
         """The tensor of the module that a node reads at a position; None where nothing says it."""
         scope, name = self.scopes[index], node.input[position]
-        role = role_of(scope, node.op_type, position)
+        role = _role_of(scope, node.op_type, position)
         if role == _OWN:
             return Origin(OriginKind.CONSTANT, "")
         if role is not None and role < len(scope.arguments):
@@ -130,7 +130,7 @@ class Origins:
         scope, position = self.scopes[index], facts(node.op_type).bias
         if position is None or (len(node.input) > position and node.input[position]):
             return None
-        role = role_of(scope, node.op_type, position)
+        role = _role_of(scope, node.op_type, position)
         if role is None or role >= len(scope.arguments) or len(scope.arguments[role]) != 1:
             return None
         name = scope.arguments[role][0]
@@ -168,7 +168,7 @@ def flat(path: str) -> str:
     return re.sub(r"\W", "_", path).lower()
 
 
-def role_of(scope: Scope, operator: str, position: int) -> int | None:
+def _role_of(scope: Scope, operator: str, position: int) -> int | None:
     """The argument of the call that a position of the operator stands for; None if unknown."""
     call = next((family for family in _FAMILIES if family in scope.call), scope.call)
     if _BINARY.get(call) == operator:
