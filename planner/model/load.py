@@ -314,24 +314,34 @@ def modules_of(model: Model) -> tuple[str, ...]:
         return ()
     operators = model.graph.operators
     paths = [
-        _of_parameter(operator.parameters, model) if path is None else path
-        for operator in operators
-        for path in [noted.get(operator.name)]
+        noted[one.name] if noted.get(one.name) is not None else _of_parameter(one.parameters, model)
+        for one in operators
     ]
-    made_in: dict[str, str] = {}
-    for i, operator in enumerate(operators):
-        path = paths[i]
+    paths = _carried(paths, [(one.inputs, one.outputs) for one in operators], None)
+    back = [(one.outputs, one.inputs) for one in reversed(operators)]
+    return tuple(path or "" for path in reversed(_carried(paths[::-1], back, "")))
+
+
+def _carried(
+    paths: Sequence[str | None],
+    tensors: Sequence[tuple[Sequence[str], Sequence[str]]],
+    rest: str | None,
+) -> list[str | None]:
+    """Paths of operators; one without takes that of the first of its tensors whose path is known.
+
+    Args:
+        tensors: per operator, those that may have a path, and those that get the operator's.
+        rest: the path where none is known.
+    """
+    known: dict[str, str] = {}
+    found = []
+    for path, (here, there) in zip(paths, tensors, strict=True):
         if path is None:
-            path = paths[i] = next((made_in[n] for n in operator.inputs if n in made_in), None)
+            path = next((known[name] for name in here if name in known), rest)
         if path is not None:
-            made_in |= dict.fromkeys(operator.outputs, path)
-    read_in: dict[str, str] = {}
-    for i, operator in reversed([*enumerate(operators)]):
-        path = paths[i]
-        if path is None:
-            path = paths[i] = next((read_in[n] for n in operator.outputs if n in read_in), "")
-        read_in |= dict.fromkeys(operator.inputs, path)
-    return tuple(path or "" for path in paths)
+            known |= dict.fromkeys(there, path)
+        found.append(path)
+    return found
 
 
 def _of_parameter(names: Iterable[str], model: Model) -> str | None:

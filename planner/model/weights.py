@@ -265,8 +265,8 @@ def _structure(file: BinaryIO, name: str) -> ModelProto:
 
 
 def _merge_graph(graph: GraphProto, file: BinaryIO, whole: Field, name: str) -> None:
-    # protobuf appends repeated fields where parts of a message are merged: so initializers keep the
-    # order of the file, and annotated copies have it, too. (The hash sorts them by name.)
+    # protobuf appends the elements of a repeated field when parts of a message are merged one after
+    # the other, so initializers keep the file's order, and annotated copies have it, too.
     begun = whole.content
     for field in fields(file, whole.content, whole.end):
         large = field.end - field.content > MIN_LEFT_BYTES

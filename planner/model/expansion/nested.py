@@ -219,8 +219,8 @@ class Expander:
         self._handlers = handlers
         self._origin = ""
         self._unrolled = 0
-        # (place, name) -> an initializer or a Constant. A place has no numbers of iterations, so
-        # 1,000 iterations share one Constant.
+        # By place and name, the name in the flat graph of an initializer or a Constant. A place has
+        # no numbers of iterations, so that 1,000 iterations share one.
         self._shared: dict[tuple[str, str], str] = {}
         self._names = {node.name for node in graph.node}
         self._tensors = {*tensors.types, *(name for node in graph.node for name in node.output)}

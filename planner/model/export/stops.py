@@ -10,6 +10,7 @@ and the file stays as it is without them.
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from operator import getitem
 from typing import Any
 
@@ -156,40 +157,59 @@ def _mark(module: GraphModule, given: Sequence[bool], *, recorded: bool = True) 
         recorded: whether autograd records the operators. A region that it records is never within
             one that it does not: torch.export puts them beside each other.
     """
-    waiting = list(given)
-    flows: set[Node] = set()
-    of_outputs: dict[Node, list[bool]] = {}
+    marking = _Marking(module, recorded, list(given))
     for node in tuple(module.graph.nodes):
-        sources = [one for one in node.all_input_nodes if one in flows]
-        if node.op == "placeholder":
-            flow = waiting.pop(0)
-        elif node.op == "output":
-            return _outputs(module, node, flows, recorded)
-        elif node.target in _DETACH:
-            flow = False
-            if sources and _is_float(node):
-                _check_writes(module, node)
-                node.target, node.kwargs = STOP, {}
-                module.recompile()
-        elif node.target is _REGION:
-            on, inner, *operands = node.args
-            flow = False
-            of_outputs[node] = _mark(
-                _held(module, inner), [one in flows for one in operands], recorded=bool(on)
-            )
-        elif node.target is getitem and node.args[0] in of_outputs:
-            flow = of_outputs[node.args[0]][node.args[1]]
-        else:
-            flow = bool(sources) and _is_float(node)
-            for inner in node.all_input_nodes:
-                if isinstance(held := _held(module, inner), GraphModule):
-                    inputs = sum(one.op == "placeholder" for one in held.graph.nodes)
-                    _mark(held, [bool(sources)] * inputs, recorded=recorded)
-            if not recorded:
-                _check_unrecorded_write(node, flows)
-        if flow:
-            flows.add(node)
+        if node.op == "output":
+            return _outputs(module, node, marking.flows, recorded)
+        if marking.flows_through(node):
+            marking.flows.add(node)
     raise AssertionError("a graph without an output")
+
+
+@dataclass
+class _Marking:
+    """A graph whose stops are marked, node by node.
+
+    Attributes:
+        module: the graph.
+        recorded: as of `_mark`.
+        waiting: for each input that is still to come, whether a gradient flows through it.
+        flows: nodes through which a gradient flows.
+        of_outputs: for each region, the same of its outputs.
+    """
+
+    module: GraphModule
+    recorded: bool
+    waiting: list[bool]
+    flows: set[Node] = field(default_factory=set)
+    of_outputs: dict[Node, list[bool]] = field(default_factory=dict)
+
+    def flows_through(self, node: Node) -> bool:
+        """Whether a gradient flows through a node, which is marked where it stops there."""
+        sources = not self.flows.isdisjoint(node.all_input_nodes)
+        if node.op == "placeholder":
+            return self.waiting.pop(0)
+        if node.target in _DETACH:
+            if sources and _is_float(node):
+                _check_writes(self.module, node)
+                node.target, node.kwargs = STOP, {}
+                self.module.recompile()
+            return False
+        if node.target is _REGION:
+            on, inner, *operands = node.args
+            given = [one in self.flows for one in operands]
+            self.of_outputs[node] = _mark(_held(self.module, inner), given, recorded=bool(on))
+            return False
+        arguments: Any = node.args
+        if node.target is getitem and arguments[0] in self.of_outputs:
+            return bool(self.of_outputs[arguments[0]][arguments[1]])
+        for inner in node.all_input_nodes:
+            if isinstance(held := _held(self.module, inner), GraphModule):
+                inputs = sum(one.op == "placeholder" for one in held.graph.nodes)
+                _mark(held, [sources] * inputs, recorded=self.recorded)
+        if not self.recorded:
+            _check_unrecorded_write(node, self.flows)
+        return sources and _is_float(node)
 
 
 def _outputs(module: GraphModule, output: Node, flows: set[Node], recorded: bool) -> list[bool]:

@@ -63,6 +63,31 @@ def parts_function(
     Raises:
         LaunchError: if there is none.
     """
+    mark = _mark(operator, rule)
+    if mark is None:
+        return None
+    node = next(one for one in model.nodes if one.name == operator.name)
+    place = reads(operator).index(node.inputs[0])
+    cuts = []
+    for axis, own in enumerate(rule.axes):
+        if mark in own.marks:
+            dim = dim_of(own.inputs[place])
+            if dim is None:
+                raise LaunchError(
+                    f"operator {operator.name} ({operator.type}): {mark}: expected a cut of"
+                    f" {node.inputs[0]}, got {own.inputs[place]}"
+                )
+            cuts.append(Cut(line(axis), dim))
+    if mark == HALO and len({cut.dim for cut in cuts}) < len(cuts):
+        raise LaunchError(
+            f"operator {operator.name} ({operator.type}): {mark}: expected a dimension to be cut"
+            f" along one axis, got {','.join(rule.inputs[place])}"
+        )
+    return Parts(cast(Callable[..., Any], MARKED[mark, operator.type]), tuple(cuts))
+
+
+def _mark(operator: Operator, rule: Rule) -> str | None:
+    """The mark of an operator's rule; None if it has none."""
     marks = {mark for axis in rule.axes for mark in axis.marks}
     if not marks:
         return None
@@ -72,25 +97,7 @@ def parts_function(
             f"operator {operator.name} ({operator.type}): expected one mark among"
             f" {', '.join(known) or 'none'}, got {', '.join(sorted(marks))}"
         )
-    (mark,) = marks
-    node = next(one for one in model.nodes if one.name == operator.name)
-    first = rule.inputs[reads(operator).index(node.inputs[0])]
-    cuts = []
-    for axis, own in enumerate(rule.axes):
-        dim = dim_of(first[axis])
-        if mark in own.marks:
-            if dim is None:
-                raise LaunchError(
-                    f"operator {operator.name} ({operator.type}): {mark}: expected a cut of"
-                    f" {node.inputs[0]}, got {first[axis]}"
-                )
-            cuts.append(Cut(line(axis), dim))
-    if mark == HALO and len({cut.dim for cut in cuts}) < len(cuts):
-        raise LaunchError(
-            f"operator {operator.name} ({operator.type}): {mark}: expected a dimension to be cut"
-            f" along one axis, got {','.join(first)}"
-        )
-    return Parts(cast(Callable[..., Any], MARKED[mark, operator.type]), tuple(cuts))
+    return marks.pop()
 
 
 def exchanged(

@@ -10,7 +10,9 @@ so it needs p rows from the device before and r - s - p from the one after; at b
 image there are pads in their place.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from inspect import signature
 from typing import Any
 
 import torch
@@ -18,8 +20,11 @@ from torch import Tensor
 
 from planner.operators import convolution, pooling
 from planner.operators.convolution import Pairs, padded, pairs
-from planner.operators.parts.line import Cut, MeshAxisGroup
+from planner.operators.parts.line import Cut
 from planner.operators.shape import Integers
+
+_Run = Callable[[Mapping[str, Any], "_Windows"], Tensor]
+"""What an operator makes of its arguments and of the windows over a part."""
 
 
 def reach(kernel: int, dilation: int) -> int:
@@ -44,97 +49,55 @@ def fits(size: int, made: int, parts: int, window: tuple[int, int, int]) -> bool
     return max(before, rows - stride - before) <= size // parts
 
 
-def conv(
-    x: Tensor,
-    w: Tensor,
-    b: Tensor | None = None,
-    auto_pad: str = "NOTSET",
-    dilations: Integers | None = None,
-    group: int = 1,
-    kernel_shape: Integers | None = None,
-    pads: Integers | None = None,
-    strides: Integers | None = None,
-    *,
-    cuts: tuple[Cut, ...],
-) -> Tensor:
-    """Conv of a part of an image."""
-    windows = _Windows(x, tuple(w.shape[2:]), auto_pad, pads, strides, dilations, cuts)
-    left = windows.pads()
-    return convolution.conv(
-        windows.grown(x), w, b, "NOTSET", dilations, group, kernel_shape, left, strides
-    )
+def _on_part(function: Callable[..., Any], run: _Run) -> Callable[..., Tensor]:
+    """The function of an operator for a part of an image: its arguments, and `cuts`."""
+    takes = signature(function)
+
+    @wraps(function)
+    def on_part(*args: Any, cuts: tuple[Cut, ...], **kwargs: Any) -> Tensor:
+        given = takes.bind(*args, **kwargs).arguments
+        assert given.get("num_outputs", 1) == 1, "the places are those in the whole image"
+        kernel = tuple(given["w"].shape[2:]) if "w" in given else given["kernel_shape"]
+        return run(given, _Windows(given["x"], kernel, given, cuts))
+
+    return on_part
 
 
-def max_pool(
-    x: Tensor,
-    kernel_shape: Integers,
-    auto_pad: str = "NOTSET",
-    ceil_mode: int = 0,
-    dilations: Integers | None = None,
-    pads: Integers | None = None,
-    storage_order: int = 0,
-    strides: Integers | None = None,
-    *,
-    num_outputs: int,
-    cuts: tuple[Cut, ...],
-) -> Tensor | tuple[Tensor, ...]:
-    """MaxPool of a part of an image, without the places of the largest numbers."""
-    assert num_outputs == 1, "the places are those in the whole image"
-    windows = _Windows(x, kernel_shape, auto_pad, pads, strides, dilations, cuts)
-    return pooling.max_pool(
-        windows.grown(x, float("-inf")), kernel_shape, "NOTSET", ceil_mode, dilations,
-        windows.pads(), storage_order, strides, num_outputs=1,
-    )  # fmt: skip
+def _with_pads(function: Callable[..., Any], pad: float) -> Callable[..., Tensor]:
+    """The function of an operator that pads an image with a value, for a part of it."""
+
+    def run(given: Mapping[str, Any], windows: "_Windows") -> Tensor:
+        own = {"x": windows.grown(given["x"], pad), "auto_pad": "NOTSET", "pads": windows.pads()}
+        made: Tensor = function(**{**given, **own})
+        return made
+
+    return _on_part(function, run)
 
 
-def lp_pool(
-    x: Tensor,
-    kernel_shape: Integers,
-    auto_pad: str = "NOTSET",
-    ceil_mode: int = 0,
-    dilations: Integers | None = None,
-    p: float = 2,
-    pads: Integers | None = None,
-    strides: Integers | None = None,
-    *,
-    cuts: tuple[Cut, ...],
-) -> Tensor:
-    """LpPool of a part of an image."""
-    windows = _Windows(x, kernel_shape, auto_pad, pads, strides, dilations, cuts)
-    left = windows.pads()
-    wide = windows.grown(x)
-    return pooling.lp_pool(wide, kernel_shape, "NOTSET", ceil_mode, dilations, p, left, strides)
-
-
-def average_pool(
-    x: Tensor,
-    kernel_shape: Integers,
-    auto_pad: str = "NOTSET",
-    ceil_mode: int = 0,
-    count_include_pad: int = 0,
-    dilations: Integers | None = None,
-    pads: Integers | None = None,
-    strides: Integers | None = None,
-    *,
-    cuts: tuple[Cut, ...],
-) -> Tensor:
+def _average(given: Mapping[str, Any], windows: "_Windows") -> Tensor:
     """AveragePool of a part of an image: sums of windows over the number of positions in them that
     count, of which each device knows its own.
     """
-    windows = _Windows(x, kernel_shape, auto_pad, pads, strides, dilations, cuts)
-    sides, wide = windows.left, windows.grown(x)
+    kernel, with_pads = windows.kernel, bool(given.get("count_include_pad", 0))
+    sides, wide = windows.left, windows.grown(given["x"])
     strides, dilations = windows.strides, windows.dilations
     sizes = tuple(wide.shape[2:])
-    grown = pooling.grown(sizes, sides, kernel_shape, strides, dilations, ceil_mode)
-    ones = windows.counted(x, bool(count_include_pad))
-    if count_include_pad:
+    grown = pooling.grown(sizes, sides, kernel, strides, dilations, given.get("ceil_mode", 0))
+    ones = windows.counted(given["x"], with_pads)
+    if with_pads:
         inside = tuple((b, min(a, w)) for (b, a), (_, w) in zip(sides, grown, strict=True))
         rest = tuple((0, w - i) for (_, i), (_, w) in zip(inside, grown, strict=True))
         ones = padded(padded(ones, inside, 1.0), rest)
     else:
         ones = padded(ones, grown)
-    count = pooling.window_sum(ones, kernel_shape, strides, dilations)
-    return pooling.window_sum(padded(wide, grown), kernel_shape, strides, dilations) / count
+    count = pooling.window_sum(ones, kernel, strides, dilations)
+    return pooling.window_sum(padded(wide, grown), kernel, strides, dilations) / count
+
+
+conv = _with_pads(convolution.conv, 0.0)
+max_pool = _with_pads(pooling.max_pool, float("-inf"))
+lp_pool = _with_pads(pooling.lp_pool, 0.0)
+average_pool = _on_part(pooling.average_pool, _average)
 
 
 class _Windows:
@@ -142,27 +105,24 @@ class _Windows:
 
     Attributes:
         strides, dilations: per spatial dimension.
+        sides: pads of the whole image.
         left: pads that are left to make; none along the dimensions that are cut.
+
+    Args:
+        x: the part.
+        kernel: sizes of the window.
+        attributes: of the operator.
+        cuts: of the image.
     """
 
     def __init__(
-        self,
-        x: Tensor,
-        kernel: Integers,
-        auto_pad: str,
-        pads: Integers | None,
-        strides: Integers | None,
-        dilations: Integers | None,
-        cuts: tuple[Cut, ...],
+        self, x: Tensor, kernel: Integers, attributes: Mapping[str, Any], cuts: tuple[Cut, ...]
     ) -> None:
-        rank = len(kernel)
-        self.strides, self.dilations = strides or (1,) * rank, dilations or (1,) * rank
-        self.cuts = cuts
+        self.kernel, self.cuts = kernel, cuts
         whole = list(x.shape[2:])
         for cut in cuts:
             whole[cut.dim - 2] *= cut.line.size
-        self.sides = pairs(auto_pad, pads, tuple(whole), kernel, self.strides, self.dilations)
-        self.kernel = kernel
+        self.strides, self.dilations, self.sides = _how(whole, kernel, attributes)
         cut_dims = {cut.dim - 2 for cut in cuts}
         self.left: Pairs = tuple(
             (0, 0) if i in cut_dims else pair for i, pair in enumerate(self.sides)
@@ -184,9 +144,7 @@ class _Windows:
         for cut in self.cuts:
             before, after = self._rows(cut)
             if before or after:
-                made: Tensor = _Halo.apply(  # type: ignore[no-untyped-call]
-                    x, before, after, cut.dim, cut.line, pad
-                )
+                made: Tensor = _Halo.apply(x, (before, after), cut, pad)  # type: ignore[no-untyped-call]
                 x = made
         return x
 
@@ -211,10 +169,9 @@ class _Halo(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, before: int, after: int, dim: int, line: MeshAxisGroup, pad: float
-    ) -> Tensor:
-        ctx.rows = before, after, dim, line
+    def forward(ctx: Any, x: Tensor, rows: tuple[int, int], cut: Cut, pad: float) -> Tensor:
+        ctx.rows, ctx.cut = rows, cut
+        (before, after), dim, line = rows, cut.dim, cut.line
         size = x.shape[dim]
         first, last = x.narrow(dim, 0, after), x.narrow(dim, size - before, before)
         front, back = line.exchange(first.contiguous(), last.contiguous())
@@ -224,7 +181,7 @@ class _Halo(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        before, after, dim, line = ctx.rows
+        (before, after), dim, line = ctx.rows, ctx.cut.dim, ctx.cut.line
         size = gradients[0].shape[dim] - before - after
         front = gradients[0].narrow(dim, 0, before)
         back = gradients[0].narrow(dim, before + size, after)
@@ -232,22 +189,29 @@ class _Halo(torch.autograd.Function):
         own = gradients[0].narrow(dim, before, size).clone()
         own.narrow(dim, 0, after).add_(to_first)
         own.narrow(dim, size - before, before).add_(to_last)
-        return own, None, None, None, None, None
+        return own, None, None, None
 
 
 def window(
-    sizes: Sequence[int], kernel: Integers, kwargs: dict[str, Any]
+    sizes: Sequence[int], kernel: Integers, attributes: Mapping[str, Any]
 ) -> tuple[tuple[int, int, int], ...]:
     """Per spatial dimension, as `fits` takes it.
 
     Args:
         sizes: of the spatial dimensions of the input.
         kernel: sizes of the window.
-        kwargs: the operator's attributes.
+        attributes: of the operator.
     """
-    rank = len(kernel)
-    strides, dilations = (kwargs.get(name) or (1,) * rank for name in ("strides", "dilations"))
-    auto_pad, pads = kwargs.get("auto_pad", "NOTSET"), kwargs.get("pads")
-    sides = pairs(auto_pad, pads, tuple(sizes), kernel, strides, dilations)
+    strides, dilations, sides = _how(sizes, kernel, attributes)
     both = zip(kernel, dilations, strides, sides, strict=True)
     return tuple((reach(k, d), s, before) for k, d, s, (before, _) in both)
+
+
+def _how(
+    sizes: Sequence[int], kernel: Integers, attributes: Mapping[str, Any]
+) -> tuple[Integers, Integers, Pairs]:
+    """Strides, dilations and pads per spatial dimension."""
+    ones = (1,) * len(kernel)
+    strides, dilations = (attributes.get(name) or ones for name in ("strides", "dilations"))
+    auto_pad, pads = attributes.get("auto_pad", "NOTSET"), attributes.get("pads")
+    return strides, dilations, pairs(auto_pad, pads, tuple(sizes), kernel, strides, dilations)

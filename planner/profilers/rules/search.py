@@ -91,48 +91,49 @@ class _Dependence:
 
     def __init__(self, trial: Trial) -> None:
         self.trial, self.parts = trial, trial.parts
-        # Per value and dimension: the dimensions of the first output along which its first part is
-        # all that the first part of the value reaches; None where it reaches other outputs only. A
-        # part that reaches nothing is not cut: who knows what it reaches with other numbers?
-        self.confined: list[dict[int, set[int] | None]] = []
+        # Per value and dimension, the ways to make the first output if the value is cut so. A part
+        # that reaches nothing is not cut: who knows what it reaches with other numbers?
+        self.allowed: list[dict[int, frozenset[int | None]]] = []
         self.used: list[bool] = []
         for i, shape in enumerate(trial.shapes):
             constant = trial.template.values[i].constant is not None
             everywhere = None if constant else trial.reached(i, None)
             self.used.append(everywhere is not None and any(map(_any, everywhere)))
-            cuttable = range(len(shape)) if self.used[-1] else ()
-            own: dict[int, set[int] | None] = {}
-            for dim in cuttable:
-                if shape[dim] > 1 and shape[dim] % self.parts == 0:
-                    changed = trial.reached(i, dim)
-                    if changed is not None and any(map(_any, changed)):
-                        own[dim] = self._inside(changed[0]) if _any(changed[0]) else None
-            self.confined.append(own)
+            reached = {dim: trial.reached(i, dim) for dim in self._cuttable(shape, self.used[-1])}
+            self.allowed.append({
+                dim: self._allowed(changed[0])
+                for dim, changed in reached.items()
+                if changed is not None and any(map(_any, changed))
+            })  # fmt: skip
 
     def output_dims(self) -> list[int]:
         """The dimensions along which the first output can be cut."""
-        shape = self.trial.whole[0].shape
-        return [d for d, size in enumerate(shape) if size > 1 and size % self.parts == 0]
+        return self._cuttable(self.trial.whole[0].shape)
 
-    def _inside(self, changed: Tensor) -> set[int]:
-        dims = set()
+    def _cuttable(self, shape: Sequence[int], used: bool = True) -> list[int]:
+        return [d for d, size in enumerate(shape) if used and size > 1 and size % self.parts == 0]
+
+    def _allowed(self, changed: Tensor) -> frozenset[int | None]:
+        """The ways to make the first output, cut along a dimension, or None, as a sum: along those
+        in which the first part of a value reaches its first part alone; all of them where it only
+        reaches other outputs.
+        """
+        if not _any(changed):
+            return frozenset((*self.output_dims(), None))
+        inside = []
         for d in self.output_dims():
             size = changed.shape[d] // self.parts
             if not _any(changed.narrow(d, size, changed.shape[d] - size)):
-                dims.add(d)
-        return dims
+                inside.append(d)
+        return frozenset(inside) or frozenset((None,))
 
     def options(self, dim: int | None) -> list[list[str]]:
         """How each value may be given if the first output is cut along a dimension, or is a sum."""
         every = []
-        for i, own in enumerate(self.confined):
-            options = ["R"]
-            if dim is None:
-                options += [f"S{d}" for d, inside in own.items() if not inside]
-                is_float = self.trial.values[i].is_floating_point()
-                options += ["P"] if self.used[i] and is_float else []
-            else:
-                options += [f"S{d}" for d, inside in own.items() if inside is None or dim in inside]
+        for i, own in enumerate(self.allowed):
+            options = ["R", *(f"S{d}" for d, allowed in own.items() if dim in allowed)]
+            if dim is None and self.used[i] and self.trial.values[i].is_floating_point():
+                options.append("P")
             every.append(options)
         return every
 

@@ -33,7 +33,9 @@ IN_PLACE_OF_INFINITY = 1.7
 """Masks fill with minus infinity, of which sums and differences tell nothing."""
 MULTIPLES = (2, 3, 4, 5)
 """A free factor is one of these times the number of parts: parts of one element would hide a
-dimension of size 1, which is repeated where it does not fit."""
+dimension of size 1, which is repeated where it does not fit. Four of them, so that few factors have
+one size by chance; for more than two parts only two, because tensors of several factors would have
+too many elements."""
 
 Shape = tuple[int, ...]
 Factors = tuple["Factor", ...]
@@ -287,6 +289,10 @@ def reshaped(call: Call, read: Shape, made: Shape) -> _Parts:
     the same order: (6, 4) and (24,) are of 6 and 4. Where there are none, as of (6, 4) and (4, 6),
     the dimensions that hang together keep their sizes.
     """
+    # Marks are products of the first sizes. Of (6, 4) -> (24,) they are 1, 6 and 24, of which both
+    # shapes have 1 and 24; between these, 6 = 6 / 1 and 4 = 24 / 6 are the factors. Of (6, 4) ->
+    # (4, 6) they are 1, 4, 6 and 24: 6 / 4 is no whole number, so no factor is known between 1 and
+    # 24 (None), and each dimension in there keeps its size.
     if 0 in read:
         return [list(map(_own, read))], [list(map(_own, made))], {}, {}
     before, after = (list(accumulate(shape, mul)) for shape in (read, made))
@@ -414,7 +420,9 @@ def _pixels(
 
 _STEPS = ("strides", "dilations")
 _MOST_PARTS, _CYCLE = 8, 24
-"""Numbers of parts that are tried divide the second, and are at most the first."""
+"""Numbers of parts that are tried (2, 3, 4 and 8) are at most the first and divide the second,
+their least common multiple. So a size that is smaller by cycles of 24 strides leaves the remainder
+of the real one, whatever the number of parts."""
 
 
 def _by_unit(name: str, unit: int, reads: Sequence[Shape], outputs: Sequence[Shape]) -> _Parts:
@@ -439,14 +447,19 @@ def _by_dimension(call: Call, reads: Sequence[Shape], outputs: Sequence[Shape]) 
     return dims, made, _resized(call, made[0]), {}
 
 
-def _counts(kind: str, call: Call, reads: Sequence[Shape]) -> dict[str, int]:
-    """The numbers of heads or groups above 1, by attribute; blanks name those that are sizes."""
+def _counts(kind: str, call: Call) -> dict[str, int]:
+    """The numbers of heads or groups above 1, by attribute."""
     given: dict[str, Any] = {name: call.kwargs.get(name) for name in reversed(facts(kind).heads)}
-    found = {name: n for name, n in given.items() if isinstance(n, int) and n > 1}
-    if found or kind != "Attention" or len(reads[0]) != 4:
-        return found
-    heads = {"": min(reads[0][1], reads[1][1]), " ": max(reads[0][1], reads[1][1])}
-    return {name: n for name, n in heads.items() if n > 1}
+    return {name: n for name, n in given.items() if isinstance(n, int) and n > 1}
+
+
+def _heads(kind: str, given: Mapping[str, int], reads: Sequence[Shape]) -> list[int]:
+    """The numbers of heads or groups above 1: by attributes, or the sizes of the second dimension
+    of four.
+    """
+    if given or kind != "Attention" or len(reads[0]) != 4:
+        return [*given.values()]
+    return sorted({reads[0][1], reads[1][1]} - {1})
 
 
 def _size_of_head(kind: str, reads: Sequence[Shape], most: int) -> int:
@@ -465,16 +478,17 @@ def _size_of_head(kind: str, reads: Sequence[Shape], most: int) -> int:
 
 def _counted(kind: str, call: Call, reads: Sequence[Shape], outputs: Sequence[Shape]) -> _Parts:
     """Sizes that are multiples of a number of heads or groups are this number and the rest."""
-    given = _counts(kind, call, reads)
-    if not given:
+    given = _counts(kind, call)
+    heads = _heads(kind, given, reads)
+    if not heads:
         return *_by_size(reads, outputs), {}, {}
-    least = gcd(*given.values())
+    least = gcd(*heads)
     common = Factor("count", least) if least > 1 else None
     named: dict[int, Factors] = {}
-    for count in given.values():
+    for count in heads:
         rest = _plain_part(("times", count // least), count // least)
         named[count] = (*([common] if common else ()), *rest)
-    head = _size_of_head(kind, reads, max(given.values()))
+    head = _size_of_head(kind, reads, max(heads))
 
     def apart(size: int) -> Factors:
         if size in (head, 1):
@@ -509,8 +523,7 @@ def _counted(kind: str, call: Call, reads: Sequence[Shape], outputs: Sequence[Sh
 
     dims = [by_place(shape, made=False) for shape in reads]
     made = [by_place(shape, made=True) for shape in outputs]
-    attributes = {name: partial(size_of, named[n]) for name, n in given.items() if name.strip()}
-    return dims, made, {**attributes}, {name: given[name] for name in attributes}
+    return dims, made, {name: partial(size_of, named[n]) for name, n in given.items()}, given
 
 
 def _plain_part(name: object, size: int) -> Factors:

@@ -280,6 +280,9 @@ def _near(a: Tensor, b: Tensor) -> Tensor:
     fine = TOLERANCE if a.dtype == torch.float64 else 1e-5 if a.dtype == torch.float32 else 1e-2
     top = b[torch.isfinite(b)]
     scale = float(top.abs().max()) if top.numel() else 1.0
+    # Beside the relative term an absolute one, because sums of large numbers may be nearly zero. It
+    # is at most `fine`: numbers of 1e6 would hide differences of 1e-3 elsewhere. Infinities are
+    # equal where a == b says so; elsewhere their difference is infinite or no number, and not near.
     return (a == b) | ((a - b).abs() <= fine * (b.abs() + min(scale, 1.0)))
 
 

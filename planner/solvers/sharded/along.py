@@ -216,7 +216,8 @@ def _extended(
     names = reads(operator)
     own_s = [_own_s(search, v, one) for one in usable]
     sizes = [_made_bytes(search, operator.outputs, one.rule) for one in usable]
-    made = [_made(one.rule) for one in usable]
+    made = [dict(zip(operator.outputs, _made(one.rule), strict=True)) for one in usable]
+    done = [name for name in (*names, *operator.outputs) if search.last.get(name, -1) <= v]
     best: dict[tuple[tuple[str, Home], ...], _Path] = {}
     known: dict[tuple[Home | None, ...], list[tuple[float, list[Home]] | None]] = {}
     for path in paths:
@@ -227,12 +228,9 @@ def _extended(
         for rule, time_s, size, homes, read in every:
             if read is None:
                 continue
-            state = dict(path.state)
-            state.update(zip(names, read[1], strict=True))
-            state.update(zip(operator.outputs, homes, strict=True))
-            for name in (*names, *operator.outputs):
-                if search.last.get(name, -1) <= v:
-                    state.pop(name, None)
+            state = {**path.state, **dict(zip(names, read[1], strict=True)), **homes}
+            for name in done:
+                state.pop(name, None)
             new = _Path(path.cost_s + time_s + read[0], path.made_bytes + size, state, rule, path)
             key = tuple(sorted(state.items()))
             if key not in best or new.rank < best[key].rank:

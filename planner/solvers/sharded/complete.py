@@ -51,34 +51,26 @@ def shardings(
     }
     parameters = dict(_at_rest(graph, range(len(graph.operators)), rules, mesh, parameters=True))
     parameters |= {name: spec for name, spec in lies.items() if name in parameters}
-    made = []
-    for inside in stages:
+
+    def of(inside: Sequence[int]) -> Sharding:
         held = {name for v in inside for name in graph.operators[v].parameters}
         names = tuple(graph.operators[v].name for v in inside)
         stage = Stage(names, (tuple(range(len(mesh))),), 1, False)
-        own = {name: rules[name] for name in names if _is_split(rules[name])}
-        made.append(
-            Sharding(
-                mesh=mesh,
-                rules=own,
-                parameters={n: spec for n, spec in parameters.items() if n in held and _cut(spec)},
-                inputs={
-                    name: spec
-                    for name, wanted in _at_rest(graph, inside, rules, mesh)
-                    if _cut(spec := _at_edge(graph, name, lies.get(name, wanted)))
-                },
-                outputs={n: spec for n, spec in _leaving(graph, stage, rules) if _cut(spec)},
-            )
+        coming = _at_rest(graph, inside, rules, mesh)
+        return Sharding(
+            mesh=mesh,
+            rules={n: rules[n] for n in names if any(axis.is_split for axis in rules[n].axes)},
+            parameters=_cut((name, spec) for name, spec in parameters.items() if name in held),
+            inputs=_cut((n, _at_edge(graph, n, lies.get(n, wanted))) for n, wanted in coming),
+            outputs=_cut(_leaving(graph, stage, rules)),
         )
-    return tuple(made)
+
+    return tuple(map(of, stages))
 
 
-def _is_split(rule: Rule) -> bool:
-    return any(_cut(spec) for spec in (*rule.inputs, *rule.outputs))
-
-
-def _cut(spec: Spec) -> bool:
-    return any(part != "R" for part in spec)
+def _cut(specs: Iterable[tuple[str, Spec]]) -> dict[str, Spec]:
+    """Those that are not whole, by name."""
+    return {name: spec for name, spec in specs if set(spec) != {"R"}}
 
 
 def _at_rest(

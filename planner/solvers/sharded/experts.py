@@ -29,7 +29,7 @@ from planner.solvers.sharded.layout import (
     smallest_host,
     stage_cuts,
 )
-from planner.solvers.sharded.rules import divides, named
+from planner.solvers.sharded.rules import divides, named, share_work
 
 _RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
 _DENSE = frozenset({"MatMul", "Gemm"})
@@ -108,7 +108,7 @@ def _on_one_mesh(
             rule=allowed, leaves=leaves, must=lambda v: graph.operators[v].type in ruled
         )
         lines = chosen(problem, about, axis, policy, devices[0])
-    if not any(one.rule.shares_work for one in lines):
+    if not share_work(lines):
         return Result(Status.INFEASIBLE, None, space=space, reason=NOTHING_TO_SPLIT)
     specs = {name: (part,) for name, part in lies.items()}
     made = shardings(graph, everything, (size,), [lines], specs)

@@ -21,7 +21,7 @@ from planner.costs.stage_pass import shortest_part_s
 from planner.costs.transfers import lines, ring_links
 from planner.solvers.fit import fastest_first
 from planner.solvers.sharded.along import Axis, Policy, along
-from planner.solvers.sharded.rules import Named, rules_of
+from planner.solvers.sharded.rules import Named, rules_of, share_work
 
 NO_RULES = "the profile has no rules by which operators are split; planner profile makes them"
 NOTHING_TO_SPLIT = "no operator can be split over the devices"
@@ -146,7 +146,7 @@ def chosen_for_sure(
     those that would over links a million times as fast. There, too, fewer bytes are better.
     """
     rules = chosen(problem, about, axis, policy, device)
-    if any(one.rule.shares_work for one in rules):
+    if share_work(rules):
         return rules
     fast = replace(axis, latency_s=axis.latency_s / 1e6, bytes_per_s=axis.bytes_per_s * 1e6)
     return chosen(problem, about, fast, policy, device)

@@ -55,7 +55,7 @@ from planner.solvers.sharded.layout import (
 )
 from planner.solvers.sharded.options import Megatron
 from planner.solvers.sharded.promise import promises
-from planner.solvers.sharded.rules import named
+from planner.solvers.sharded.rules import named, share_work
 from planner.solvers.sharded.zero import data_policy
 from planner.support.arrays import Floats
 
@@ -107,13 +107,10 @@ def _layouts(problem: Problem, points: Sequence[tuple[int, int, int]]) -> Iterat
     size = len(problem.profile.operators)
     order = [(one, i) for i, one in enumerate(promises(problem, host_by_host(problem), points))]
     for _, number in sorted(order):
-        t, d, p = points[number]
-        replicas = max(n for n in divisors(d) if n <= problem.num_microbatches)
-        axes = tuple(one for one in ((d // replicas, True), (t, False)) if one[0] > 1)
-        groups = groups_of(host_by_host(problem, t), [size for size, _ in axes], replicas, p)
+        t, _, p = points[number]
+        axes, groups, rounds = _meshes(problem, points[number])
         made: list[Lines] = []
         work_s = 0.0
-        rounds = max(1.0, problem.num_microbatches / replicas)
         for key in product([axes], [rounds, 1.0], sequences if t > 1 else [False]):
             if key not in known:
                 known[key] = _lines(problem, [*chain(*groups)], *key, forced=forced)
@@ -127,6 +124,15 @@ def _layouts(problem: Problem, points: Sequence[tuple[int, int, int]]) -> Iterat
             own_s = work_s + size / _CUT_PER_S
             yield replace(layout, number=_VARIANTS * number + len(made), work_s=own_s)
             work_s = 0.0
+
+
+def _meshes(problem: Problem, point: tuple[int, int, int]) -> tuple[Axes, Groups, float]:
+    """The axes of a point's meshes, its groups, and the microbatches that each replica runs."""
+    t, d, p = point
+    replicas = max(n for n in divisors(d) if n <= problem.num_microbatches)
+    axes = tuple(one for one in ((d // replicas, True), (t, False)) if one[0] > 1)
+    groups = groups_of(host_by_host(problem, t), [size for size, _ in axes], replicas, p)
+    return axes, groups, max(1.0, problem.num_microbatches / replicas)
 
 
 class _Times(NamedTuple):
@@ -222,7 +228,7 @@ def _lines(
         policy = data_policy(problem) if is_data else tensor_policy(problem, sequence=sequence)
         choose = chosen_for_sure if forced or is_data else chosen
         rules = choose(problem, about, axis, policy, groups[0][0])
-        if not any(one.rule.shares_work for one in rules):
+        if not share_work(rules):
             return None
         made.append(rules)
         about = cut_by(about, _parts(problem, rules), size)

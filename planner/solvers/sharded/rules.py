@@ -1,6 +1,6 @@
 """The rules of a profile, read for one axis of a mesh."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.artefacts.graph import ITEM_BYTES, Graph, Operator
@@ -23,6 +23,11 @@ def rules_of(profile: Profile) -> tuple[tuple[SplitRule, ...], ...]:
         )
         for operator, cost in zip(profile.graph.operators, profile.operators, strict=True)
     )
+
+
+def share_work(rules: Iterable[SplitRule]) -> bool:
+    """Whether the devices share the work of any operator."""
+    return any(one.rule.shares_work for one in rules)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from planner.solvers.sharded.layout import (
     host_by_host,
 )
 from planner.solvers.sharded.options import Zero
-from planner.solvers.sharded.rules import Named, divides, holds, named
+from planner.solvers.sharded.rules import Named, divides, holds, named, share_work
 
 
 def solve(problem: Problem, time_limit_s: float) -> Result:
@@ -67,10 +67,10 @@ def _layouts(problem: Problem, stage: int) -> Iterator[Layout]:
         replicas = len(devices) // size
         groups = groups_of(devices, (size,), replicas, 1)
         # What is cut along samples for many devices is so for fewer: the search is done once.
-        if not any(one.rule.shares_work for one in lines) or not _hold(problem, lines, about, size):
+        if not share_work(lines) or not _hold(problem, lines, about, size):
             axis = axis_of(problem, groups[0], (size,), 0, most / replicas)
             lines = chosen_for_sure(problem, about, axis, data_policy(problem), devices[0])
-        if not any(one.rule.shares_work for one in lines):
+        if not share_work(lines):
             continue
         (data,) = shardings(graph, everything, (size,), [lines])
         yield Layout(everything, groups, [cut_further(problem, data, stage)], number=replicas)
