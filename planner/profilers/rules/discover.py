@@ -514,9 +514,9 @@ def _folder() -> Path:
 def _sources() -> str:
     """A hash of the operators' functions, of the discovery, and of the specs that it tries."""
     here = Path(__file__).resolve().parent
-    artefacts = here.parents[1] / "artefacts"
-    operators = (here.parents[1] / "operators").rglob("*.py")
-    known = artefacts / "operator_types.py", artefacts / "sharding.py"
+    package = here.parents[1]
+    operators = (package / "operators").rglob("*.py")
+    known = package / "artefacts/operator_types.py", package / "artefacts/sharding.py"
     files = sorted((*here.glob("*.py"), *operators, *known))
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
