@@ -157,7 +157,7 @@ def _scan(x: Expander, call: Call) -> Sequence[Value | None]:
     num_outputs = len(body.graph.output) - num_carried
     names = [value.name for value in body.graph.input]
     tensors = [call.tensor(num_carried + k) for k in range(num_scanned)]
-    axes, length = _scanned_axes(x, call, tensors)
+    axes, length = _scanned(x, call, tensors)
     x.charge(call, body, length)
     parts = [_split(x, call, *one, k) for k, one in enumerate(zip(tensors, axes, strict=True))]
     backwards = _each(call, "scan_input_directions", num_scanned)
@@ -175,17 +175,17 @@ def _scan(x: Expander, call: Call) -> Sequence[Value | None]:
         results = x.walk(body, scope, values, wanted, i)
         carried = list(results[:num_carried])
         rows.append(results[num_carried:])
-    out_axes = _each(call, "scan_output_axes", num_outputs)
+    axes = _each(call, "scan_output_axes", num_outputs)
     backwards = _each(call, "scan_output_directions", num_outputs)
     stacked = []
     for k in range(num_outputs):
         column = [row[k] for row in (reversed(rows) if backwards[k] else rows)]
-        stacked.append(_stacked(x, call, column, num_carried + k, num_carried + k, out_axes[k]))
+        stacked.append(_stacked(x, call, column, num_carried + k, num_carried + k, axes[k]))
     return [*carried, *stacked]
 
 
-def _scanned_axes(x: Expander, call: Call, tensors: Sequence[str]) -> tuple[list[int], int]:
-    """The axis along which each tensor is read, and their length there, which they share."""
+def _scanned(x: Expander, call: Call, tensors: Sequence[str]) -> tuple[Sequence[int], int]:
+    """The axis of each scanned tensor, counted from the front, and their one length there."""
     given = _each(call, "scan_input_axes", len(tensors))
     axes = [_axis(x, call, name, axis) for name, axis in zip(tensors, given, strict=True)]
     lengths = {x.shape(name)[axis] for name, axis in zip(tensors, axes, strict=True)}

@@ -1,7 +1,7 @@
 """Attributes of operators that are divided where the operator runs on one part of its tensors."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from planner.artefacts.operator_types import facts
@@ -65,14 +65,18 @@ def divided(
     made = dict(kwargs)
     for one in names:
         match = _ATTRIBUTE.fullmatch(one)
-        value = made.get(match["name"]) if match else None
-        if match is None or value is None:
+        if match is None or made.get(match["name"]) is None:
             raise ValueError(f"there is no attribute {one!r} to divide")
+        value = made[match["name"]]
         numbers = list(value) if isinstance(value, list | tuple) else [value]
         for i in range(len(numbers)) if match["index"] is None else [int(match["index"])]:
-            number = numbers[i] if i < len(numbers) else None
-            if not isinstance(number, int) or number < 0 or number % parts:
+            if not _divides(parts, numbers[i : i + 1]):
                 raise ValueError(f"{one}: expected a number that {parts} divides, got {value}")
-            numbers[i] = number // parts
+            numbers[i] //= parts
         made[match["name"]] = tuple(numbers) if isinstance(value, list | tuple) else numbers[0]
     return made
+
+
+def _divides(parts: int, some: Sequence[object]) -> bool:
+    """Whether there is a number, and it can be divided."""
+    return any(isinstance(one, int) and one >= 0 and one % parts == 0 for one in some)

@@ -402,39 +402,53 @@ def discovered(template: Template, kind: str) -> tuple[SplitRule, ...]:
     Args:
         kind: its ONNX type.
     """
-    trials: dict[tuple[int, int], Trial] = {}
-
-    def trial(parts: int, seed: int) -> Trial:
-        scale = OTHER_SCALE if seed % 2 else 1.0
-        return trials.setdefault((parts, seed), Trial(template, parts, seed, scale))
-
-    def right(rule: AxisRule, parts: int) -> bool | None:
-        try:
-            if trial(parts, 0).localized(rule.local) is None:
-                return None
-            return all(holds(trial(parts, seed), rule) for seed in SEEDS[parts == 2])
-        except TooLargeError:
-            return None
-
-    found: dict[AxisRule, None] = {}
-    for parts in (2, 3):
-        try:
-            found |= dict.fromkeys(rules_at(trial(parts, 0), kind))
-        except TooLargeError:
-            continue
-        if not _thirds(template):
-            break
+    trials = _TrialsOf(template)
     checked: list[SplitRule] = []
-    for rule in found:
+    for rule in trials.rules(kind):
         sizes = _sizes(rule, template)
         if sizes is None or not _cut_fixed(rule, template):
             # Heads and groups are free, too: what holds for some numbers of parts holds for all.
-            tried = [right(rule, parts) for parts in (2, *MORE_PARTS)]
+            tried = [trials.right(rule, parts) for parts in (2, *MORE_PARTS)]
             if tried[0] and False not in tried and sizes != ():
                 checked.append(SplitRule(str(rule), sizes))
-        elif held := tuple(parts for parts in sizes if right(rule, parts)):
+        elif held := tuple(parts for parts in sizes if trials.right(rule, parts)):
             checked.append(SplitRule(str(rule), held))
     return tuple(checked)
+
+
+class _TrialsOf:
+    """The trials of an operator, each of which is made once."""
+
+    def __init__(self, template: Template) -> None:
+        self._template = template
+        self._trials: dict[tuple[int, int], Trial] = {}
+
+    def trial(self, parts: int, seed: int) -> Trial:
+        """The trial with some numbers."""
+        scale = OTHER_SCALE if seed % 2 else 1.0
+        made = Trial(self._template, parts, seed, scale)
+        return self._trials.setdefault((parts, seed), made)
+
+    def rules(self, kind: str) -> dict[AxisRule, None]:
+        """The rules for two parts and, where two do not divide a fixed size, for three."""
+        found: dict[AxisRule, None] = {}
+        for parts in (2, 3):
+            try:
+                found |= dict.fromkeys(rules_at(self.trial(parts, 0), kind))
+            except TooLargeError:
+                continue
+            if not _thirds(self._template):
+                break
+        return found
+
+    def right(self, rule: AxisRule, parts: int) -> bool | None:
+        """Whether a rule holds for a number of parts; None where it cannot be tried."""
+        try:
+            if self.trial(parts, 0).localized(rule.local) is None:
+                return None
+            return all(holds(self.trial(parts, seed), rule) for seed in SEEDS[parts == 2])
+        except TooLargeError:
+            return None
 
 
 def _form(template: Template, kind: str) -> str:

@@ -548,22 +548,20 @@ def _with_ranges(kind: str, call: Call, values: tuple[Value, ...]) -> tuple[Valu
     places = {name: i for i, name in enumerate(call.reads)}
     formals = [places[v.name] for v in _in_order(call) if isinstance(v, Read)]
     indices = facts(kind).indices
-    ranged = []
     floats = [dim for one in values if one.kind == "float" for dim in one.dims if dim]
     least = min(floats, key=lambda dim: prod(f.real for f in dim), default=_own(_FEW))
-    for i, one in enumerate(values):
-        below = least
-        if (
-            indices is not None
-            and indices.axis is not None
-            and len(formals) > max(indices.position, indices.table)
-            and formals[indices.position] == i
-        ):
-            table = values[formals[indices.table]]
-            axis = call.kwargs.get("axis", indices.axis)
-            below = table.dims[axis if isinstance(axis, int) else indices.axis]
-        ranged.append(replace(one, below=below) if one.kind == "int" else one)
-    return tuple(ranged)
+    below = dict.fromkeys(range(len(values)), least)
+    if (
+        indices is not None
+        and indices.axis is not None
+        and len(formals) > max(indices.position, indices.table)
+    ):
+        axis = call.kwargs.get("axis", indices.axis)
+        dims = values[formals[indices.table]].dims
+        below[formals[indices.position]] = dims[axis if isinstance(axis, int) else indices.axis]
+    return tuple(
+        replace(one, below=below[i]) if one.kind == "int" else one for i, one in enumerate(values)
+    )
 
 
 _FEW = 11  # integers that point into nothing are below this
