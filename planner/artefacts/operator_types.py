@@ -277,11 +277,9 @@ OPERATOR_TYPES: dict[str, OperatorType] = {
     "RMSNormalization": OperatorType("normalization.rms_normalization"),
     "RNN": OperatorType("recurrent.rnn", states=(5,), unit="hidden_size", flops="recurrent"),
     "RandomNormal": OperatorType("sampling.random_normal", random=True),
-    "RandomNormalLike": OperatorType("sampling.random_normal_like", no_gradient=(0,), random=True),
+    "RandomNormalLike": OperatorType("sampling.random_normal", no_gradient=(0,), random=True),
     "RandomUniform": OperatorType("sampling.random_uniform", random=True),
-    "RandomUniformLike": OperatorType(
-        "sampling.random_uniform_like", no_gradient=(0,), random=True
-    ),
+    "RandomUniformLike": OperatorType("sampling.random_uniform", no_gradient=(0,), random=True),
     "Range": OperatorType("shape.range_"),
     "Reciprocal": OperatorType("torch.reciprocal"),
     "ReduceL1": OperatorType("reduction.reduce_l1"),
