@@ -25,26 +25,29 @@ def divisible(
     >>> divisible("Reshape", call, 2, 4), divisible("Reshape", call, 1, 4)
     (((), ('shape[2]',)), ((),))
     """
-    sets: list[tuple[str, ...]] = [()]
     if dim is None:
-        return tuple(sets)
+        return ((),)
+    heads = facts(kind).heads
+    counted = [
+        names
+        for names in dict.fromkeys((heads, heads[:1]))
+        if names and all(isinstance(call.kwargs.get(name), int) for name in names)
+    ]
+    size = _size_of(kind, call, dim, rank)
+    return (), *([(size,)] if size else []), *counted
+
+
+def _size_of(kind: str, call: Call, dim: int, rank: int) -> str:
+    """The attribute with the sizes of a dimension of the first output; "" without one."""
     sizes = call.kwargs.get("shape")
     if kind in ("Reshape", "Expand") and isinstance(sizes, tuple):
         place = dim - (rank - len(sizes))
-        if 0 <= place < len(sizes) and sizes[place] > 1:
-            sets.append((f"shape[{place}]",))
+        return f"shape[{place}]" if 0 <= place < len(sizes) and sizes[place] > 1 else ""
     if kind == "Resize" and isinstance(given := call.kwargs.get("sizes"), tuple):
         axes = call.kwargs.get("axes") or tuple(range(len(given)))
         assert isinstance(axes, tuple)
-        if dim in axes:
-            sets.append((f"sizes[{axes.index(dim)}]",))
-    if kind == "Split" and call.kwargs.get("split") is not None:
-        sets.append(("split",))
-    heads = facts(kind).heads
-    for names in dict.fromkeys((heads, heads[:1])):
-        if names and all(isinstance(call.kwargs.get(name), int) for name in names):
-            sets.append(names)
-    return tuple(sets)
+        return f"sizes[{axes.index(dim)}]" if dim in axes else ""
+    return "split" if kind == "Split" and call.kwargs.get("split") is not None else ""
 
 
 def divided(

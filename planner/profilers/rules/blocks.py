@@ -57,11 +57,7 @@ def in_blocks(
         holds: whether a rule holds for the operator of an index.
     """
     found: list[dict[AxisRule, None]] = [{} for _ in nodes]
-    touched: dict[str, list[int]] = {}
-    for v, node in enumerate(nodes):
-        for name in dict.fromkeys((*node.reads, *node.makes)):
-            if name in node.tensors:
-                touched.setdefault(name, []).append(v)
+    touched = _touched(nodes)
     waiting: deque[tuple[str, str]] = deque()
     seen: set[tuple[str, str]] = set()
 
@@ -85,6 +81,16 @@ def in_blocks(
                 if rule not in found[v] and holds(v, rule):
                     keep(v, rule)
     return [list(rules) for rules in found]
+
+
+def _touched(nodes: Sequence[Node]) -> dict[str, list[int]]:
+    """Per tensor, the operators that read or make it."""
+    touched: dict[str, list[int]] = {}
+    for v, node in enumerate(nodes):
+        for name in dict.fromkeys((*node.reads, *node.makes)):
+            if name in node.tensors:
+                touched.setdefault(name, []).append(v)
+    return touched
 
 
 def _alike(node: Node, name: str, part: str) -> Iterator[AxisRule]:

@@ -459,14 +459,8 @@ def _form(template: Template, kind: str) -> str:
     for parts in (2, *MORE_PARTS, *FIXED_PARTS):
         sizes = template.sizes(parts)
         call = call_at(template, sizes)
-        places = {name: i for i, name in enumerate(call.reads)}
-        plain = [
-            (name, places[value.name] if isinstance(value, Read) else repr(value))
-            for name, value in (*enumerate(call.args), *call.kwargs.items())
-            if name != "node"
-        ]
         shapes = [shape_of(one.dims, sizes) for one in template.values]
-        calls.append((plain, shapes, [size_of(one.below, sizes) for one in template.values]))
+        calls.append((_plain(call), shapes, [size_of(one.below, sizes) for one in template.values]))
     values = [
         (one.kind, None if one.constant is None else _digest(one.constant))
         for one in template.values
@@ -474,6 +468,16 @@ def _form(template: Template, kind: str) -> str:
     every = (*(one.dims for one in template.values), *template.outputs)
     fixed = [[None if _is_free(dim) else _real(dim) for dim in dims] for dims in every]
     return repr((kind, calls, values, fixed, template.made, sorted(template.counts.items())))
+
+
+def _plain(call: Call) -> list[tuple[object, object]]:
+    """The arguments of a call; of what it reads, the place."""
+    places = {name: i for i, name in enumerate(call.reads)}
+    return [
+        (name, places[value.name] if isinstance(value, Read) else repr(value))
+        for name, value in (*enumerate(call.args), *call.kwargs.items())
+        if name != "node"
+    ]
 
 
 def _is_free(dim: Factors) -> bool:

@@ -284,15 +284,7 @@ def reshaped(call: Call, read: Shape, made: Shape) -> _Parts:
     if 0 in read:
         return [list(map(_own, read))], [list(map(_own, made))], {}, {}
     before, after = (list(accumulate(shape, mul)) for shape in (read, made))
-    marks = sorted({1, *before, *after})
-    common = [one for one in marks if one in {1, *before} and one in {1, *after}]
-    apart: dict[tuple[int, int], Factor | None] = {}
-    for low, high in pairwise(common):
-        inner = [one for one in marks if low <= one <= high]
-        pairs = list(pairwise(inner))
-        whole = all(b % a == 0 for a, b in pairs)
-        for a, b in pairs:
-            apart[a, b] = Factor(("position", a), b // a, free=whole) if whole else None
+    apart = _between_marks({1, *before}, {1, *after})
 
     def dims(shape: Shape, products: list[int]) -> list[Factors]:
         made = []
@@ -307,6 +299,21 @@ def reshaped(call: Call, read: Shape, made: Shape) -> _Parts:
     if "shape" in call.kwargs:
         attributes["shape"] = _shape_attribute(call.kwargs["shape"], out)
     return [dims(read, before)], [out], attributes, {}
+
+
+def _between_marks(
+    before: Collection[int], after: Collection[int]
+) -> dict[tuple[int, int], Factor | None]:
+    """The factor between each two marks that follow each other; None where it is not known."""
+    marks = sorted({*before, *after})
+    common = [one for one in marks if one in before and one in after]
+    apart: dict[tuple[int, int], Factor | None] = {}
+    for low, high in pairwise(common):
+        pairs = list(pairwise(one for one in marks if low <= one <= high))
+        whole = all(b % a == 0 for a, b in pairs)
+        for a, b in pairs:
+            apart[a, b] = Factor(("position", a), b // a, free=whole) if whole else None
+    return apart
 
 
 def _shape_attribute(shape: object, dims: Sequence[Factors]) -> Callable[[Sizes], object]:
@@ -494,15 +501,18 @@ def _counted(kind: str, call: Call, reads: Sequence[Shape], outputs: Sequence[Sh
     known = {n for shape in reads for n in shape}
     grouped = facts(kind).grouped
 
-    def by_place(shape: Shape, made: bool) -> list[Factors]:
+    def places_in(shape: Shape, made: bool) -> set[int]:
         """Heads and groups are in the last dimension of three, or the second of four; in weights
         and biases anywhere. Tables of positions and masks have none.
         """
-        places = {1} if grouped is CHANNELS or len(shape) == 4 else {len(shape) - 1}
-        if kind == "ConvTranspose" and shape == reads[1] and not made:
-            places = {0}
         if len(shape) < 3:
-            places = set() if grouped is DATA else set(range(len(shape)))
+            return set() if grouped is DATA else set(range(len(shape)))
+        if kind == "ConvTranspose" and shape == reads[1] and not made:
+            return {0}
+        return {1} if grouped is CHANNELS or len(shape) == 4 else {len(shape) - 1}
+
+    def by_place(shape: Shape, made: bool) -> list[Factors]:
+        places = places_in(shape, made)
         return [
             _own(n) if made and n not in known else apart(n) if d in places or n == head
             else _plain(n)
@@ -548,7 +558,8 @@ def _with_ranges(kind: str, call: Call, values: tuple[Value, ...]) -> tuple[Valu
     the floats, so that they point into every tensor.
     """
     places = {name: i for i, name in enumerate(call.reads)}
-    formals = [places[v.name] for v in _in_order(call) if isinstance(v, Read)]
+    arguments = (*call.args, *call.kwargs.values())  # in the order of the function's parameters
+    formals = [places[v.name] for v in arguments if isinstance(v, Read)]
     indices = facts(kind).indices
     floats = [dim for one in values if one.kind == "float" for dim in one.dims if dim]
     least = min(floats, key=lambda dim: prod(f.real for f in dim), default=_own(_FEW))
@@ -567,11 +578,6 @@ def _with_ranges(kind: str, call: Call, values: tuple[Value, ...]) -> tuple[Valu
 
 
 _FEW = 11  # integers that point into nothing are below this
-
-
-def _in_order(call: Call) -> list[object]:
-    """The arguments in the order of the function's parameters, as far as they are tensors."""
-    return [*call.args, *call.kwargs.values()]
 
 
 def _tamed(kind: str, call: Call) -> Call:
