@@ -564,14 +564,11 @@ def _with_ranges(kind: str, call: Call, values: tuple[Value, ...]) -> tuple[Valu
     floats = [dim for one in values if one.kind == "float" for dim in one.dims if dim]
     least = min(floats, key=lambda dim: prod(f.real for f in dim), default=_own(_FEW))
     below = dict.fromkeys(range(len(values)), least)
-    if (
-        indices is not None
-        and indices.axis is not None
-        and len(formals) > max(indices.position, indices.table)
-    ):
-        axis = call.kwargs.get("axis", indices.axis)
+    usual = None if indices is None else indices.axis
+    if indices and usual is not None and len(formals) > max(indices.position, indices.table):
+        axis = call.kwargs.get("axis", usual)
         dims = values[formals[indices.table]].dims
-        below[formals[indices.position]] = dims[axis if isinstance(axis, int) else indices.axis]
+        below[formals[indices.position]] = dims[axis if isinstance(axis, int) else usual]
     return tuple(
         replace(one, below=below[i]) if one.kind == "int" else one for i, one in enumerate(values)
     )
