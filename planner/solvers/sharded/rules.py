@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.artefacts.graph import ITEM_BYTES, Graph, Operator, parameters_by_name
-from planner.artefacts.profile import Profile, SplitRule
+from planner.artefacts.profile import OperatorCost, Profile, SplitRule
 from planner.artefacts.sharding import AxisRule, blocks_of, dim_of, reads, whole_rule
 from planner.support.memo import remembered
 
@@ -12,17 +12,13 @@ from planner.support.memo import remembered
 @remembered
 def rules_of(profile: Profile) -> tuple[tuple[SplitRule, ...], ...]:
     """Per operator, all its rules; the first is that every device runs it whole."""
-    return tuple(
-        tuple(
-            dict.fromkeys(
-                [
-                    SplitRule(str(whole_rule(operator))),
-                    *(one for one in cost.rules if one.rule.is_split),
-                ]
-            )
-        )
-        for operator, cost in zip(profile.graph.operators, profile.operators, strict=True)
-    )
+
+    def of(operator: Operator, cost: OperatorCost) -> tuple[SplitRule, ...]:
+        split = (one for one in cost.rules if one.rule.is_split)
+        return tuple(dict.fromkeys((SplitRule(str(whole_rule(operator))), *split)))
+
+    both = zip(profile.graph.operators, profile.operators, strict=True)
+    return tuple(of(operator, cost) for operator, cost in both)
 
 
 def weight_parts(graph: Graph, v: int, rule: AxisRule) -> list[str]:
