@@ -469,11 +469,6 @@ def imported(function: Function, module: str) -> Callable[..., Any]:
     return found
 
 
-def supported() -> frozenset[str]:
-    """The operator types that have a function."""
-    return frozenset(kind for kind, row in OPERATOR_TYPES.items() if row.function is not None)
-
-
 def registered() -> dict[str, bytes]:
     """The source of each operator that the user has registered, by its type, in order."""
     return {kind: row.source for kind, row in sorted(OPERATOR_TYPES.items()) if row.source}
