@@ -54,7 +54,7 @@ class NodeNote:
     receives: tuple[str, ...] = ()
 
 
-def write_note(node: NodeProto, note: NodeNote, graph: Graph) -> None:
+def _write_note(node: NodeProto, note: NodeNote, graph: Graph) -> None:
     """Puts a note into a node's message, in place of an older one; the nodes of its subgraphs get
     its stage.
     """
@@ -110,7 +110,7 @@ def annotate(proto: ModelProto, model: Model, plan: Plan) -> None:
     proto.configuration.add(name=CONFIGURATION, num_devices=len(devices), device=devices)
     notes = _notes(proto, model, plan)
     for node in proto.graph.node:
-        write_note(node, notes[node.name], model.graph)
+        _write_note(node, notes[node.name], model.graph)
     entries = {STAGE_DEVICES: json.dumps(stage_devices(plan))}
     if plan.modules:
         entries[STAGE_MODULES] = json.dumps([from_to(paths) for paths in plan.modules])

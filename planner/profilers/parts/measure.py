@@ -178,7 +178,7 @@ class _Run:
         inputs = timer.model.graph.operators[v].inputs
         layouts = {name: layout(timer.alive[name]) for name in inputs}
         whole = class_name(timer.model, v, layouts, self.around[v])
-        name = part_name(whole, timer.model.graph, v, part)
+        name = _part_name(whole, timer.model.graph, v, part)
         if name not in self.known:
             all_, own = timer.cache.get(whole), timer.cache.get(name)
             if all_ is None or own is None:
@@ -237,7 +237,7 @@ def local_shapes(graph: Graph, v: int, part: Part) -> dict[str, tuple[int, ...]]
     }
 
 
-def part_name(whole: str, graph: Graph, v: int, part: Part) -> str:
+def _part_name(whole: str, graph: Graph, v: int, part: Part) -> str:
     """The name of a class of parts: of operators of one class, at the same local shapes, with the
     same attributes divided.
 

@@ -32,7 +32,7 @@ from planner.operators.binding import Call, Read, bind
 from planner.operators.gradients.events import functions_in
 from planner.profilers.rules import blocks
 from planner.profilers.rules.blocks import in_blocks
-from planner.profilers.rules.by_hand import by_hand, with_statistics
+from planner.profilers.rules.communicating import communicating_rules, with_statistics
 from planner.profilers.rules.search import holds, rules_at
 from planner.profilers.rules.template import (
     Factors,
@@ -142,7 +142,7 @@ class _Trials:
 
     def __init__(
         self,
-        operators: "Sequence[Discovered]",
+        operators: "Sequence[OperatorTrial]",
         shelf: CacheFolder,
         process: Callable[[_Question], object],
     ) -> None:
@@ -193,16 +193,16 @@ def _load_functions() -> None:
     torch.neg(torch.empty(1, device="meta"))
 
 
-def operators_of(model: Model) -> "list[Discovered]":
+def operators_of(model: Model) -> "list[OperatorTrial]":
     """All operators of a model, in the graph's order.
 
     Raises:
         OperatorError: if one has no conversion.
     """
-    return [Discovered(model, i) for i in range(len(model.graph.operators))]
+    return [OperatorTrial(model, i) for i in range(len(model.graph.operators))]
 
 
-class Discovered:
+class OperatorTrial:
     """One operator of a model, to be tried.
 
     Attributes:
@@ -264,10 +264,10 @@ class Discovered:
             made = self.template()
             form = _form(made, self.own.type)
             if form not in known:
-                own = has_own_backward(made)
-                known[form] = () if own else discovered(made, self.own.type)
+                own = _has_own_backward(made)
+                known[form] = () if own else _discovered(made, self.own.type)
             rules = with_statistics(self.own.type, self.call, known[form])
-            return (*rules, *self._by_hand())
+            return (*rules, *self._communicating())
 
     def template(self) -> Template:
         """The operator at small sizes."""
@@ -324,12 +324,14 @@ class Discovered:
                 return False
         return True
 
-    def _by_hand(self) -> tuple[SplitRule, ...]:
+    def _communicating(self) -> tuple[SplitRule, ...]:
         if len(self.outputs) != 1 or self.constants:
             return ()
         shapes = {name: shape for name, (shape, _) in self.held.items()}
         floats = frozenset(n for n, (_, dtype) in self.held.items() if dtype in FLOAT_DTYPES)
-        return tuple(by_hand(self.own.type, self.call, shapes, floats, self.outputs[0][1]))
+        return tuple(
+            communicating_rules(self.own.type, self.call, shapes, floats, self.outputs[0][1])
+        )
 
     def lines(self, rules: Sequence[SplitRule]) -> tuple[SplitRule, ...]:
         """Rules as a profile has them."""
@@ -381,7 +383,7 @@ def _alone() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def has_own_backward(template: Template) -> bool:
+def _has_own_backward(template: Template) -> bool:
     """Whether a `torch.autograd.Function` or an operator of `torch.library` computes a part of an
     operator. Its backward pass may do what its forward pass does not tell, such as to limit a norm,
     so what its parts make of the forward pass is no rule.
@@ -396,7 +398,7 @@ def has_own_backward(template: Template) -> bool:
     return made is not None and any(functions_in(made))
 
 
-def discovered(template: Template, kind: str) -> tuple[SplitRule, ...]:
+def _discovered(template: Template, kind: str) -> tuple[SplitRule, ...]:
     """The rules of an operator, each with the numbers of parts for which it holds.
 
     Args:

@@ -241,37 +241,25 @@ _META = {"float": torch.float64, "int": torch.int64, "bool": torch.bool}
 _Dims = list[list[Factors]]
 _Parts = tuple[_Dims, _Dims, dict[str, Callable[[Sizes], object]], dict[str, int]]
 
-_RESIZED = frozenset({"Resize", "Upsample"})
-
 
 def _factors(
     kind: str, call: Call, reads: Sequence[Shape], outputs: Sequence[Shape]
 ) -> _Parts:  # fmt: skip
     """Factors of what is read and made, attributes that follow from sizes, and counts."""
-    if kind in ("Reshape", "Flatten"):
-        return reshaped(call, reads[0], outputs[0])
-    if kind == "Split":
-        return _split(call, reads[0], outputs)
-    if kind in ("Conv", "com.microsoft.FusedConv") and len(reads[0]) == len(reads[1]):
-        return _conv(call, reads, outputs)
-    if kind in ("AveragePool", "LpPool", "MaxPool"):
-        return _pool(call, reads, outputs)
     known = facts(kind)
+    if kind in _BY_TYPE and not (kind in _CONVOLUTIONS and len(reads[0]) != len(reads[1])):
+        return _BY_TYPE[kind](call, reads, outputs)
     if known.heads:
         return _counted(kind, call, reads, outputs)
     if isinstance(unit := call.kwargs.get(known.unit), int):
         return _by_unit(known.unit, unit, reads, outputs)
-    if kind in _RESIZED:
-        return _by_dimension(call, reads, outputs)
-    if kind == "Slice":
-        return _sliced(reads[0], outputs[0])
+    return *_by_size(reads, outputs), {}, {}
+
+
+def _expanded(call: Call, reads: Sequence[Shape], outputs: Sequence[Shape]) -> _Parts:
     dims = [[_plain(size) for size in shape] for shape in reads]
-    sizes = {size for shape in reads for size in shape}
-    if kind == "Expand":
-        made = [[_plain(n) for n in outputs[0]]]
-        return dims, made, {"shape": _shape_attribute(call.kwargs["shape"], made[0])}, {}
-    made = [[_plain(n) if n in sizes else _own(n) for n in shape] for shape in outputs]
-    return dims, made, {}, {}
+    made = [[_plain(n) for n in outputs[0]]]
+    return dims, made, {"shape": _shape_attribute(call.kwargs["shape"], made[0])}, {}
 
 
 def _plain(size: int) -> Factors:
@@ -536,6 +524,20 @@ def _by_size(reads: Sequence[Shape], outputs: Sequence[Shape]) -> tuple[_Dims, _
         [[_plain(n) for n in shape] for shape in reads],
         [[_plain(n) if n in known else _own(n) for n in shape] for shape in outputs],
     )
+
+
+_CONVOLUTIONS = ("Conv", "com.microsoft.FusedConv")
+_BY_TYPE: Mapping[str, Callable[[Call, Sequence[Shape], Sequence[Shape]], _Parts]] = {
+    "Reshape": lambda call, reads, outputs: reshaped(call, reads[0], outputs[0]),
+    "Flatten": lambda call, reads, outputs: reshaped(call, reads[0], outputs[0]),
+    "Split": lambda call, reads, outputs: _split(call, reads[0], outputs),
+    "Slice": lambda _, reads, outputs: _sliced(reads[0], outputs[0]),
+    "Expand": _expanded,
+    **dict.fromkeys(_CONVOLUTIONS, _conv),
+    **dict.fromkeys(("AveragePool", "LpPool", "MaxPool"), _pool),
+    **dict.fromkeys(("Resize", "Upsample"), _by_dimension),
+}
+"""Factors of the operators whose sizes follow from more than equal numbers."""
 
 
 # ---- numbers that are indices, and attributes with limits

@@ -225,7 +225,7 @@ def _lines(
     made = []
     for a, (size, is_data) in enumerate(axes):
         axis = axis_of(problem, groups, mesh, a, rounds)
-        policy = data_policy(problem) if is_data else tensor_policy(problem, sequence=sequence)
+        policy = data_policy(problem) if is_data else _tensor_policy(problem, sequence=sequence)
         choose = chosen_for_sure if forced or is_data else chosen
         rules = choose(problem, about, axis, policy, groups[0][0])
         if not share_work(rules):
@@ -246,7 +246,7 @@ def _parts(problem: Problem, rules: tuple[SplitRule, ...]) -> dict[str, str]:
     return parts
 
 
-def tensor_policy(problem: Problem, *, sequence: bool) -> Policy:
+def _tensor_policy(problem: Problem, *, sequence: bool) -> Policy:
     """Weights are cut; tensors only by operators that make them so."""
     graph = problem.profile.graph
     parameters = parameters_by_name(graph)
