@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from planner.artefacts.operator_types import supported
 from planner.artefacts.options import LossOptions, ModelOptions
 from planner.support.errors import FileError, ModelError, OptionError
 from planner.support.options import options_from
@@ -152,7 +151,7 @@ def inspect(path: File, **how: Any) -> "Inspection":
     (options,) = options_from(
         "inspect", how, ModelOptions, without={"train", "freeze", "batch_norm"}
     )
-    return inspected(Path(path), supported(), _read_options(options, LossOptions()))
+    return inspected(Path(path), _read_options(options, LossOptions()))
 
 
 def find_model(

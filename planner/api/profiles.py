@@ -57,7 +57,7 @@ def profile(
     elif ignored := [name for options in reading for name in given(options)]:
         raise ValueError(f"{', '.join(ignored)}: expected a file, as this model is read already")
     place = relative(model.path, Path())
-    return profile_with(engine, model, place, measuring, progress, effort)
+    return profile_with(engine, model, place, measuring, progress=progress, effort=effort)
 
 
 def profile_path(

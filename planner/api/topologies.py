@@ -37,7 +37,12 @@ def import_topology(path: File, **how: Any) -> "Topology":
 
     (options,) = options_from("import_topology", how, Importing)
     return importing.import_topology(
-        Path(path), options.form, options.device, options.types, options.inside, options.between
+        Path(path),
+        options.form,
+        device=options.device,
+        types=options.types,
+        inside_bytes_per_s=options.inside,
+        between_bytes_per_s=options.between,
     )
 
 

@@ -333,23 +333,24 @@ def overwrite_note(
         older: the fields of the file, from `FileKind.recognise`.
         artefacts: to be written there.
     """
-    is_plan = isinstance(artefacts, Plan)
-    kind = STRATEGY_FILE if is_plan else PROFILE_FILE
-    fields = _PLAN_FIELDS if is_plan else PROFILE_FIELDS
-    new = [artefacts] if isinstance(artefacts, Plan) else artefacts
+    new: Sequence[Profile | Plan]
+    if isinstance(artefacts, Plan):
+        name, fields, new = STRATEGY_FILE.name, _PLAN_FIELDS, [artefacts]
+    else:
+        name, fields, new = PROFILE_FILE.name, PROFILE_FIELDS, artefacts
     before = older.get("profiles", [older])
     if not isinstance(before, list) or not all(isinstance(one, dict) for one in before):
-        return f"{path} was {kind.name} that is damaged, and is overwritten"
+        return f"{path} was {name} that is damaged, and is overwritten"
     absent = {one.name: one.default for one in dataclass_fields(new[0]) if one.metadata}
-    differing = [
-        word
-        for name, word in fields.items()
-        if [one.get(name, absent.get(name)) for one in before]
-        != [getattr(one, name) for one in new]
-    ]
+
+    def differs(field: str) -> bool:
+        known = [one.get(field, absent.get(field)) for one in before]
+        return known != [getattr(one, field) for one in new]
+
+    differing = [word for field, word in fields.items() if differs(field)]
     if not differing:
         return None
-    return f"{path} was {kind.name} of another {' and '.join(differing)}, and is overwritten"
+    return f"{path} was {name} of another {' and '.join(differing)}, and is overwritten"
 
 
 def format_in(path: Path, limit_bytes: int = MAX_TEXT_BYTES) -> str:

@@ -277,11 +277,9 @@ OPERATOR_TYPES: dict[str, OperatorType] = {
     "RMSNormalization": OperatorType("normalization.rms_normalization"),
     "RNN": OperatorType("recurrent.rnn", states=(5,), unit="hidden_size", flops="recurrent"),
     "RandomNormal": OperatorType("sampling.random_normal", random=True),
-    "RandomNormalLike": OperatorType("sampling.random_normal_like", no_gradient=(0,), random=True),
+    "RandomNormalLike": OperatorType("sampling.random_normal", no_gradient=(0,), random=True),
     "RandomUniform": OperatorType("sampling.random_uniform", random=True),
-    "RandomUniformLike": OperatorType(
-        "sampling.random_uniform_like", no_gradient=(0,), random=True
-    ),
+    "RandomUniformLike": OperatorType("sampling.random_uniform", no_gradient=(0,), random=True),
     "Range": OperatorType("shape.range_"),
     "Reciprocal": OperatorType("torch.reciprocal"),
     "ReduceL1": OperatorType("reduction.reduce_l1"),
@@ -456,7 +454,6 @@ def function_of(kind: str) -> Callable[..., Any] | None:
     return None if function is None else imported(function, "planner.operators")
 
 
-@lru_cache(maxsize=1024)
 def imported(function: Function, module: str) -> Callable[..., Any]:
     """A function of a row.
 
@@ -466,14 +463,13 @@ def imported(function: Function, module: str) -> Callable[..., Any]:
     """
     if not isinstance(function, str):
         return function
-    full = function if function.startswith("torch.") else f"{module}.{function}"
-    found: Callable[..., Any] = resolve_name(full)
+    return _resolved(function if function.startswith("torch.") else f"{module}.{function}")
+
+
+@lru_cache(maxsize=1024)
+def _resolved(name: str) -> Callable[..., Any]:
+    found: Callable[..., Any] = resolve_name(name)
     return found
-
-
-def supported() -> frozenset[str]:
-    """The operator types that have a function."""
-    return frozenset(kind for kind, row in OPERATOR_TYPES.items() if row.function is not None)
 
 
 def registered() -> dict[str, bytes]:

@@ -19,7 +19,7 @@ def neighbours(topology: Topology) -> Mapping[str, tuple[str, ...]]:
 
 
 @remembered
-def homes(topology: Topology) -> Mapping[str, str | None]:
+def host_of_vertex(topology: Topology) -> Mapping[str, str | None]:
     """Per vertex, the host that it stands in, by name; None for a switch that joins hosts.
 
     A switch stands in a host if it is nearer to it, in links, than to every other host, and at most
@@ -40,20 +40,20 @@ def homes(topology: Topology) -> Mapping[str, str | None]:
                     reached.setdefault(other, set()).add(home[vertex])
         home |= {v: owners.pop() if len(owners) == 1 else None for v, owners in reached.items()}
         ring = list(reached)
-    home |= {switch: None for switch in topology.switches if switch not in home}
-    joining = [
-        switch
-        for switch in topology.switches
-        if sum(home[other] != home[switch] for other in beside[switch]) > 1
-    ]
-    return home | dict.fromkeys(joining)
+    for switch in topology.switches:
+        home.setdefault(switch, None)
+
+    def joins(switch: str) -> bool:
+        return sum(home[other] != home[switch] for other in beside[switch]) > 1
+
+    return home | dict.fromkeys(filter(joins, topology.switches))
 
 
-def joint(topology: Topology) -> str | None:
+def network_switch(topology: Topology) -> str | None:
     """The switch that joins hosts: of several the one with links into most of them, of equals the
     first; None if there is none.
     """
-    home, beside = homes(topology), neighbours(topology)
+    home, beside = host_of_vertex(topology), neighbours(topology)
     joined = {
         switch: len({home[other] for other in beside[switch]} - {None})
         for switch in topology.switches

@@ -46,14 +46,14 @@ def _preset(path: Path) -> Preset:
         len(topology.devices),
         len(topology.hosts),
         dict(sorted(kinds.items())),
-        first_sentence(path.read_text()),
+        _first_sentence(path.read_text()),
     )
 
 
-def first_sentence(text: str) -> str:
+def _first_sentence(text: str) -> str:
     r"""The first sentence of a file's leading comment; empty without a comment.
 
-    >>> first_sentence("# Two cards of\n# unequal size. Made up.\nformat: x")
+    >>> _first_sentence("# Two cards of\n# unequal size. Made up.\nformat: x")
     'Two cards of unequal size.'
     """
     lines: list[str] = []

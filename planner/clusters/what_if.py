@@ -24,7 +24,7 @@ from planner.artefacts.topology import (
     tables_among,
     take,
 )
-from planner.clusters.places import homes, joint, neighbours, without_dead_ends
+from planner.clusters.places import host_of_vertex, neighbours, network_switch, without_dead_ends
 from planner.clusters.routes import routes
 from planner.clusters.yaml.build import extended, renamed, vertex_names
 from planner.clusters.yaml.schema import BodySchema, Bytes, Flops, Rate
@@ -128,7 +128,7 @@ def set_value(topology: Topology, setting: str, types: Mapping[str, DeviceType])
             raise _unknown("section", section, SECTIONS)
         before = SECTIONS[section](topology)
         name, field = _split(before, rest)
-        after = _with_value(topology, section, name, field, value, types)
+        after = _with_value(topology, section, (name, field), value, types)
     except OptionError as error:
         raise OptionError(f"--set {setting}: {error}") from None
     figures = " -> ".join(
@@ -238,25 +238,27 @@ def _figure(section: _Section, name: str, field: str) -> str:
 def _with_value(
     topology: Topology,
     section: str,
-    name: str,
-    field: str,
+    place: tuple[str, str],
     value: str,
     types: Mapping[str, DeviceType],
 ) -> Topology:
     """The topology with a figure set, in the way of a file that extends it.
 
+    Args:
+        place: the name and the field in the section.
+
     Raises:
         OptionError: if a file may not have the value.
     """
+    name, field = place
     if section == "device_types":
         return _with_type(topology, name, field, value)
-    if section == "devices":
-        known = {*types, *(kind.name for kind in topology.device_types)}
-        if value not in known:
-            raise _unknown("device type", value, sorted(known))
+    known = {*types, *(kind.name for kind in topology.device_types)}
+    if section == "devices" and value not in known:
+        raise _unknown("device type", value, sorted(known))
     number = field == "cores" and value.isascii() and value.isdecimal()
     entries: list[dict[str, object]] = [{"name": name, field: int(value) if number else value}]
-    if section == "links" and all(link.name != name for link in topology.links):
+    if section == "links" and name not in {link.name for link in topology.links}:
         ends = [topology.links[i] for i in _links_by_name(topology)[name]]
         entries = [{"from": link.source, "to": link.target, field: value} for link in ends]
     return extended(topology, _checked(BodySchema, {section: entries}), types)
@@ -408,7 +410,7 @@ def add_host(topology: Topology, name: str, other: Topology | None) -> ChangedTo
     """
     if other is None:
         return _copy_host(topology, name)
-    switch = joint(topology)
+    switch = network_switch(topology)
     if switch is None:
         raise OptionError(
             f"--add-host {name}: topology {topology.name} has no switch that joins hosts, so it"
@@ -458,34 +460,31 @@ class _Uplink:
 
 
 def _uplink(topology: Topology, switch: str) -> _Uplink:
-    home = homes(topology)
-    own: dict[str, list[Link]] = {}
-    for link in topology.links:
-        host = home[link.source]
-        if link.target == switch and host is not None:
-            own.setdefault(host, []).append(link)
+    home = host_of_vertex(topology)
     devices = {device.name for device in topology.devices}
-    each = [[link] for links in own.values() for link in links]
-    of_devices = all(link.source in devices for [link] in each)
-    groups = each if of_devices else list(own.values())
-    rates = [sum(link.bandwidth_bytes_per_s for link in links) for links in groups]
-    latencies = [max(link.latency_s for link in links) for links in groups]
-    names = {link.name for links in groups for link in links}
-    nic = Link(
-        next(iter(own)),
+    into = [x for x in topology.links if x.target == switch and home[x.source] is not None]
+    per_device = all(link.source in devices for link in into)
+    groups: dict[str | None, list[Link]] = {}
+    for link in into:
+        groups.setdefault(link.source if per_device else home[link.source], []).append(link)
+    rates = {sum(link.bandwidth_bytes_per_s for link in links) for links in groups.values()}
+    latencies = {max(link.latency_s for link in links) for links in groups.values()}
+    names = {link.name for link in into}
+    link = Link(
+        into[0].source,
         switch,
         min(rates),
         max(latencies),
         names.pop() if len(names) == 1 else "",
     )
-    return _Uplink(nic, of_devices, len(set(rates)) > 1 or len(set(latencies)) > 1)
+    return _Uplink(link, per_device, len(rates) > 1 or len(latencies) > 1)
 
 
 def _part(other: Topology, host: Host) -> Topology:
     """One host of a topology with its devices and their measured all-reduces, and the switches and
     links inside it.
     """
-    home = homes(other)
+    home = host_of_vertex(other)
     inside = {vertex for vertex, where in home.items() if where == host.name}
     devices = [device for device in other.devices if device.host == host.name]
     return replace(
@@ -514,7 +513,7 @@ def _gateway(part: Topology, name: str) -> str:
 
 
 def _copy_host(topology: Topology, name: str) -> ChangedTopology:
-    home = homes(topology)
+    home = host_of_vertex(topology)
     inside = {vertex for vertex, where in home.items() if where == name}
     host = next(host for host in topology.hosts if host.name == name)
     around = [x for x in topology.links if {x.source, x.target} & inside]

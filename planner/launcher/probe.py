@@ -41,7 +41,14 @@ from planner.clusters.probing.infer import (
     experiments,
     infer,
 )
-from planner.clusters.probing.link_fit import Pair, PairFit, PairTimes, calmer, fit_all, suspects
+from planner.clusters.probing.link_fit import (
+    Pair,
+    PairFit,
+    PairTimes,
+    fit_all,
+    pairs_to_repeat,
+    shorter_times,
+)
 from planner.clusters.yaml.read import device_table
 from planner.clusters.yaml.schema import available_bytes, available_cores, core_numbers
 from planner.launcher.groups import collective_group
@@ -77,6 +84,10 @@ TOGETHER_S = 0.2
 DRIVER_NAMES = {"H100-80GB-HBM3": "H100-SXM", "H200": "H200-SXM", "P100-SXM2-16GB": "P100"}
 
 T = TypeVar("T")
+
+_Announced = tuple[str, str, RankDevice | None, frozenset[int]]
+"""What a rank tells of its device: the host's key, torch's name or what is wrong, the device, and
+the cores that the rank may use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +173,7 @@ def _gather_devices(process: ProcessRank, name: str) -> tuple[list[RankDevice], 
     A rank without a usable device takes part with its message, so that all ranks stop together and
     rank 0 prints each message once.
     """
-    mine: tuple[str, str, RankDevice | None, frozenset[int]]
+    mine: _Announced
     try:
         device = _choose(name, process)
         mine = host_key(), device, _described(device), core_numbers()
@@ -177,17 +188,21 @@ def _gather_devices(process: ProcessRank, name: str) -> tuple[list[RankDevice], 
         if process.rank > 0:
             raise Stopped(f"rank {process.rank} stops because another rank has")
         raise LaunchError("\n".join(problems))
-    names = host_names([key for key, _, _, _ in everyone])
+    return _on_their_hosts(everyone), mine[1]
+
+
+def _on_their_hosts(everyone: Sequence[_Announced]) -> list[RankDevice]:
+    """The devices of all ranks, which have announced them, with names and cores of their hosts."""
+    names = _host_names([key for key, _, _, _ in everyone])
     # Ranks that are bound to cores of their own share them all.
     cores: dict[str, frozenset[int]] = {}
     for host, (_, _, _, own) in zip(names, everyone, strict=True):
         cores[host] = cores.get(host, frozenset()) | own
-    devices = [
+    return [
         replace(one, host=host, host_cores=None if one.host_cores is None else len(cores[host]))
         for host, (_, _, one, _) in zip(names, everyone, strict=True)
         if one is not None
     ]
-    return devices, mine[1]
 
 
 def _choose(name: str, process: ProcessRank) -> str:
@@ -202,10 +217,10 @@ def _choose(name: str, process: ProcessRank) -> str:
     return choose_device(name, process, process.world_size, frozenset())
 
 
-def host_names(keys: Sequence[str]) -> list[str]:
+def _host_names(keys: Sequence[str]) -> list[str]:
     """Different names for different hosts: the second `node` is `node-2`.
 
-    >>> host_names(["node 12ab", "node 12ab", "node 34cd", "other 56ef"])
+    >>> _host_names(["node 12ab", "node 12ab", "node 34cd", "other 56ef"])
     ['node', 'node', 'node-2', 'other']
     """
     chosen: dict[str, str] = {}
@@ -279,7 +294,7 @@ class _Ranks:
     def __init__(self, process: ProcessRank, device: str, largest_bytes: int) -> None:
         self.process = process
         self.backend = "gloo" if device == "cpu" else "nccl"
-        self.sizes = tuple(transfer_sizes(largest_bytes))
+        self.sizes = tuple(_transfer_sizes(largest_bytes))
         self._device = device
         self._buffer = torch.zeros(max(self.sizes), dtype=torch.uint8, device=device)
         self._byte = torch.zeros(1, dtype=torch.uint8, device=device)
@@ -343,10 +358,10 @@ class _Ranks:
         return collective_group(range(count), self.backend)
 
 
-def transfer_sizes(largest_bytes: int) -> Iterator[int]:
+def _transfer_sizes(largest_bytes: int) -> Iterator[int]:
     """The sizes that are measured, in bytes.
 
-    >>> list(transfer_sizes(20_000))
+    >>> list(_transfer_sizes(20_000))
     [1024, 4096, 16384]
     """
     size_bytes = SMALLEST_BYTES
@@ -406,29 +421,11 @@ def _measure(
     transfers) is decided by rank 0 and sent to all.
     """
     rank, count = ranks.process.rank, ranks.process.world_size
-    pairs = [(p, q) for p in range(count) for q in range(count) if p != q]
     crowds = experiments([one.host for one in devices])
-    groups = group_sizes(count)
-    total, done = len(pairs) + len(crowds) + len(groups) * len(CollectiveKind), 0
-
-    def step() -> None:
-        nonlocal done
-        done += 1
-        dist.barrier()
-        if rank == 0:
-            progress(done, total)
-
+    groups = _group_sizes(count)
+    step = _Steps(rank, progress, len(crowds) + len(groups) * len(CollectiveKind))
     names = [f"rank {r} on {one.host}" for r, one in enumerate(devices)]
-    times: dict[Pair, PairTimes] = {}
-    todo = pairs
-    for _ in range(ATTEMPTS):
-        for one in _time_pairs(ranks, todo, step):
-            pair = one.source, one.target
-            times[pair] = calmer(one, times.get(pair, one))
-        todo = _from_first(suspects(times.values(), names))
-        if not todo:
-            break
-        total += len(todo)
+    times = _time_all_pairs(ranks, names, step)
     # Absurd times are refused here, before the rest is measured: rank 0 raises, and the other ranks
     # notice that it is gone.
     fits = fit_all(times.values(), names) if rank == 0 else {}
@@ -449,10 +446,53 @@ def _measure(
     return Probed(inferred, *by_pair, tuple(collectives), ranks.backend, torch.__version__)
 
 
-def group_sizes(count: int) -> tuple[int, ...]:
+@dataclass(slots=True)
+class _Steps:
+    """Called after each measurement: waits for all ranks, and reports it on rank 0.
+
+    Attributes:
+        rank: this one.
+        progress: as of `probe`.
+        total: number of all measurements.
+        done: number of those so far.
+    """
+
+    rank: int
+    progress: Callable[[int, int], None]
+    total: int
+    done: int = 0
+
+    def __call__(self) -> None:
+        self.done += 1
+        dist.barrier()
+        if self.rank == 0:
+            self.progress(self.done, self.total)
+
+
+def _time_all_pairs(ranks: _Ranks, names: Sequence[str], step: _Steps) -> dict[Pair, PairTimes]:
+    """Times of all pairs; those that make no sense are measured again, and the shorter ones kept.
+
+    Args:
+        names: of the ranks, for messages.
+    """
+    count = ranks.process.world_size
+    times: dict[Pair, PairTimes] = {}
+    todo = [(p, q) for p in range(count) for q in range(count) if p != q]
+    for _ in range(ATTEMPTS):
+        step.total += len(todo)
+        for one in _time_pairs(ranks, todo, step):
+            pair = one.source, one.target
+            times[pair] = shorter_times(one, times.get(pair, one))
+        todo = _from_first(pairs_to_repeat(times.values(), names))
+        if not todo:
+            break
+    return times
+
+
+def _group_sizes(count: int) -> tuple[int, ...]:
     """Sizes of the groups of ranks whose collectives are measured: powers of two, and all ranks.
 
-    >>> group_sizes(6), group_sizes(1)
+    >>> _group_sizes(6), _group_sizes(1)
     ((2, 4, 6), ())
     """
     powers = [2**k for k in range(1, count.bit_length()) if 2**k < count]

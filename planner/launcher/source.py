@@ -56,13 +56,16 @@ def _checked(plan: Plan, path: Path, model_path: Path | None, *, hashes: bool) -
         if hashes:
             _check_hash(plan, path, original)
         return original
-    if original is not None and same_file(original, partition):
-        original = None
     check_agreement(plan, partition, weights=hashes)
-    there = original is not None and (original == model_path or original.is_file())
-    if original is not None and there and hashes and not refers_to(partition, original):
-        _check_hash(plan, path, original)
+    if hashes and original is not None and (model_path is not None or original.is_file()):
+        _check_original(plan, path, partition, original)
     return model_path or partition
+
+
+def _check_original(plan: Plan, path: Path, partition: Path, original: Path) -> None:
+    """Checks the file that an annotated model was made of, unless both are one."""
+    if not same_file(original, partition) and not refers_to(partition, original):
+        _check_hash(plan, path, original)
 
 
 def _original(plan: Plan, path: Path) -> Path | None:

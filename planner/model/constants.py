@@ -140,6 +140,11 @@ class Candidate:
     graph: Uses
     read: Callable[[], np.ndarray]
 
+    @cached_property
+    def readers(self) -> frozenset[str]:
+        """The types of the operators that read it."""
+        return frozenset(use.node.op_type for use in self.uses)
+
 
 def why_constant(candidate: Candidate) -> str | None:
     """Why nobody trains a value, by its name, its use and its content; None if nothing says so."""
@@ -172,9 +177,7 @@ def _initial_state(candidate: Candidate) -> str | None:
 
 def _attention_scale(candidate: Candidate) -> str | None:
     """A single number that multiplies both sides of matrix products: queries and keys."""
-    if any(size != 1 for size in candidate.shape) or not candidate.uses:
-        return None
-    if any(use.node.op_type != "Mul" for use in candidate.uses):
+    if any(size != 1 for size in candidate.shape) or candidate.readers != {"Mul"}:
         return None
     sides: Counter[str] = Counter()
     for use in candidate.uses:
@@ -243,8 +246,7 @@ def _ends(name: str, graph: Uses) -> Iterator[NodeProto]:
 
 def _mask(candidate: Candidate) -> str | None:
     """0 and a large negative number where it is added, 0 and 1 in square matrices elsewhere."""
-    operand = any(use.node.op_type in _MASKING for use in candidate.uses)
-    if len(candidate.shape) < 2 or not operand:
+    if len(candidate.shape) < 2 or candidate.readers.isdisjoint(_MASKING):
         return None
     value = candidate.read()
     if _is_additive_mask(value) or _is_causal_mask(value):
@@ -265,9 +267,7 @@ def _zero_mask(candidate: Candidate) -> str | None:
 def _neutral(candidate: Candidate) -> str | None:
     """Factors of one that the exporter made itself: it names no call and no parameter of them."""
     made = re.fullmatch(r"(val|tmp)(_\d+)?", candidate.name)
-    if made is None or candidate.origin is not None or not candidate.uses:
-        return None
-    if any(use.node.op_type != "Mul" for use in candidate.uses):
+    if made is None or candidate.origin is not None or candidate.readers != {"Mul"}:
         return None
     if not all(candidate.graph.kinds.get(use.node.name) for use in candidate.uses):
         return None
@@ -277,16 +277,14 @@ def _neutral(candidate: Candidate) -> str | None:
 def _ones_mask(candidate: Candidate) -> str | None:
     """All one, (batch, tokens, 1), and multiplied."""
     shape = candidate.shape
-    if len(shape) < 3 or shape[0] == 1 or shape[-1] != 1 or not candidate.uses:
-        return None
-    if any(use.node.op_type != "Mul" for use in candidate.uses):
+    if len(shape) < 3 or shape[0] == 1 or shape[-1] != 1 or candidate.readers != {"Mul"}:
         return None
     return "a mask that hides nothing" if _is_filled_with(candidate.read(), 1.0) else None
 
 
 def _wave_table(candidate: Candidate) -> str | None:
     """Cosines and sines of positions: rotary tables are multiplied, sinusoidal ones added."""
-    used = {use.node.op_type for use in candidate.uses}
+    used = candidate.readers
     if len(candidate.shape) < 2 or not used or not used <= {"Add", "Mul", "Gather", "Concat"}:
         return None
     rows = candidate.read()
@@ -316,7 +314,7 @@ def _slopes(candidate: Candidate) -> str | None:
     multiplied.
     """
     size = max(candidate.shape, default=0)
-    used = {use.node.op_type for use in candidate.uses}
+    used = candidate.readers
     flat = int(np.prod(candidate.shape)) == size
     if not flat or not 2 <= size <= _BLOCK or not used or not used <= {"Mul", "MatMul", "Div"}:
         return None

@@ -6,7 +6,7 @@ no shapes.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -17,6 +17,7 @@ from onnx.defs import SchemaError
 
 from planner.artefacts.graph import ITEM_BYTES, parameters_by_name, tensors_by_name
 from planner.artefacts.modules import block_of
+from planner.artefacts.operator_types import facts
 from planner.model import trainable
 from planner.model.constants import Uses
 from planner.model.expansion.control_flow import CONTROL_FLOW
@@ -173,14 +174,11 @@ class _Operator:
     inputs: tuple[str, ...]
 
 
-def inspect(
-    path: Path, supported: Collection[str], options: ReadOptions = ReadOptions()
-) -> Inspection:
+def inspect(path: Path, options: ReadOptions = ReadOptions()) -> Inspection:
     """What an ONNX file holds. Weights are not read.
 
     Args:
         path: of the file.
-        supported: the operator types that plans can have.
         options: how it is read, with or without sizes.
 
     Raises:
@@ -204,10 +202,10 @@ def inspect(
         outputs=tuple(map(_value, proto.graph.output)),
         dimensions=dict(dimensions),
         unbound=unbound,
-        operators=_by_type(known, supported),
+        operators=_by_type(known),
         parts=_by_module(known),
         parameters=tuple(_parameters(known)),
-        unsupported=tuple(_unsupported(known, proto, supported)),
+        unsupported=tuple(_unsupported(known, proto)),
         warnings=known.warnings,
     )
 
@@ -276,15 +274,13 @@ def _evidence(source: Source) -> Evidence:
     )
 
 
-def _by_type(known: _Structure, supported: Collection[str]) -> tuple[TypeSummary, ...]:
+def _by_type(known: _Structure) -> tuple[TypeSummary, ...]:
     counts = Counter(node.type for node in known.nodes)
     flops: Counter[str] = Counter()
     for node, work in zip(known.nodes, known.flops, strict=False):
         flops[node.type] += work
     return tuple(
-        TypeSummary(
-            kind, count, flops[kind] if known.flops else None, kind in supported or kind in READ
-        )
+        TypeSummary(kind, count, flops[kind] if known.flops else None, _is_supported(kind))
         for kind, count in sorted(counts.items(), key=lambda one: (-one[1], one[0]))
     )
 
@@ -326,16 +322,18 @@ def _parameters(known: _Structure) -> Iterable[HeldParameter]:
         )  # fmt: skip
 
 
-def _unsupported(
-    known: _Structure, proto: ModelProto, supported: Collection[str]
-) -> Iterable[str]:  # fmt: skip
+def _is_supported(kind: str) -> bool:
+    return facts(kind).function is not None or kind in READ
+
+
+def _unsupported(known: _Structure, proto: ModelProto) -> Iterable[str]:
     users: dict[str, list[_Operator]] = {}
     for node in known.nodes:
         users.setdefault(node.type, []).append(node)
     versions = opsets(proto)
     domains = {operator_type(node): domain_of(node) for node in proto.graph.node}
     for kind, nodes in sorted(users.items()):
-        if kind in supported or kind in READ or _is_function(kind, domains.get(kind, ""), versions):
+        if _is_supported(kind) or _is_function(kind, domains.get(kind, ""), versions):
             continue
         where = few(sorted({node.module for node in nodes if node.module}))
         names = few([node.name for node in nodes])

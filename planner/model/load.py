@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from onnx import ModelProto
+from onnx import ModelProto, TypeProto
 
 from planner.artefacts import losses
 from planner.artefacts.graph import Graph, LossChoice
@@ -184,7 +184,6 @@ def _model(source: Source, options: ReadOptions) -> Model:
     graph = flow.graph(list(inputs), trained)
     losses.losses(graph)  # raises where a choice does not fit its output
     _check_structure(folded.shape_determining, trained)
-    first_shape = next((shape_of(type_) for type_ in inputs.values()), ())
     nodes = nodes_of(kept, source.proto)
     form = None if options.batch_norm is BatchNorm.MIXED else options.batch_norm
     exported_for_training = None if record is None else record.training
@@ -193,7 +192,7 @@ def _model(source: Source, options: ReadOptions) -> Model:
         proto=file,
         hash="",  # of `model_of`
         dimensions=dimensions,
-        batch=first_shape[0] if first_shape else 1,
+        batch=_batch_of(inputs),
         graph=graph,
         nodes=tuple(with_mode(node, form) for node in nodes),
         values=folded.values,
@@ -212,6 +211,12 @@ def _model(source: Source, options: ReadOptions) -> Model:
             node.name: folded.origins[node.name] for node in kept if node.name in folded.origins
         },
     )
+
+
+def _batch_of(inputs: Mapping[str, TypeProto]) -> int:
+    """The first dimension of the first input; 1 where there is none."""
+    shape = next(map(shape_of, inputs.values()), ())
+    return shape[0] if shape else 1
 
 
 def _unchecked(record: ModuleRecord | None) -> tuple[str, ...]:

@@ -113,13 +113,12 @@ class Origins:
     def of(self, node: NodeProto, index: int, position: int) -> Origin | None:
         """The tensor of the module that a node reads at a position; None where nothing says it."""
         scope, name = self.scopes[index], node.input[position]
-        role = role_of(scope, node.op_type, position)
+        role = _role_of(scope, node.op_type, position)
         if role == _OWN:
             return Origin(OriginKind.CONSTANT, "")
-        if role is not None and role < len(scope.arguments):
-            argument = scope.arguments[role]
-            if len(argument) == 1 and argument[0] not in self.made:
-                return self.origin(argument[0])
+        argument = _argument(scope, role)
+        if argument and argument not in self.made:
+            return self.origin(argument)
         open_names = [one for one in dict.fromkeys(scope.names) if one not in self.made]
         own = [one for one in open_names if one == name or one[2:] == flat(name)]
         choice = own or open_names
@@ -130,11 +129,9 @@ class Origins:
         scope, position = self.scopes[index], facts(node.op_type).bias
         if position is None or (len(node.input) > position and node.input[position]):
             return None
-        role = role_of(scope, node.op_type, position)
-        if role is None or role >= len(scope.arguments) or len(scope.arguments[role]) != 1:
-            return None
-        name = scope.arguments[role][0]
-        origin = self.origin(name) if name not in self.made else None
+        role = _role_of(scope, node.op_type, position)
+        name = _argument(scope, role)
+        origin = self.origin(name) if name and name not in self.made else None
         return origin if origin is not None and origin.kind is OriginKind.PARAMETER else None
 
     def origin(self, argument: str) -> Origin:
@@ -168,7 +165,13 @@ def flat(path: str) -> str:
     return re.sub(r"\W", "_", path).lower()
 
 
-def role_of(scope: Scope, operator: str, position: int) -> int | None:
+def _argument(scope: Scope, role: int | None) -> str:
+    """The one name in an argument of a call; "" where there is none, or several."""
+    names = scope.arguments[role] if role is not None and role < len(scope.arguments) else ()
+    return names[0] if len(names) == 1 else ""
+
+
+def _role_of(scope: Scope, operator: str, position: int) -> int | None:
     """The argument of the call that a position of the operator stands for; None if unknown."""
     call = next((family for family in _FAMILIES if family in scope.call), scope.call)
     if _BINARY.get(call) == operator:

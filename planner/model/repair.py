@@ -195,7 +195,7 @@ class _Repair:
         module = self.origins.scopes[read.node].module or self.nodes[read.node].name
         home = origin.name.rsplit(".", 1)
         if module == home[0] or (origin.name == name and self.readers[name][0] == read):
-            return Origin(origin.kind, name if origin.name == name else origin.name)
+            return origin
         return Origin(origin.kind, f"{module}.{home[-1]}")
 
     def is_constant(self, name: str) -> bool:

@@ -15,7 +15,7 @@ from planner.model.canonical import content_hash, unique_names
 from planner.model.expansion.inlining import inlined
 from planner.model.origins import Origin
 from planner.model.record import ModuleRecord, read_record
-from planner.model.sound import check
+from planner.model.validate import check
 from planner.model.values import Values
 from planner.model.weights import ModelFile
 from planner.support.errors import FileError, ModelError

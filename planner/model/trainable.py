@@ -264,15 +264,7 @@ def doubts(
     if record is not None:
         yield from _by_record(choices, record)
         return
-    trained = {one.parameter or name for name, one in choices.items() if one.trained}
-    known = {one.name for one in named if one.kind is OriginKind.PARAMETER}
-    frozen = {one.parameter for one in choices.values() if not one.trained and one.parameter}
-    if lost := sorted(known - trained - frozen):
-        yield (
-            f"the file names {len(known)} parameters of the module, and {len(lost)} of them are no"
-            f" initializers of their own: {few(lost)}; the exporter computed them into others,"
-            f" and these are trained; {AVOIDING}"
-        )
+    yield from _lost(choices, named)
     computed = [
         name
         for name, one in choices.items()
@@ -283,6 +275,19 @@ def doubts(
             f"tensors that the exporter computed from parameters which the file does not name:"
             f" {few(computed)}; they are trained as they are, which is the same only where rows"
             f" were looked up; {AVOIDING}, or name constants with --freeze"
+        )
+
+
+def _lost(choices: Mapping[str, Choice], named: Collection[Origin]) -> Iterator[str]:
+    """Parameters that the exporter's notes name and that no initializer is."""
+    trained = {one.parameter or name for name, one in choices.items() if one.trained}
+    known = {one.name for one in named if one.kind is OriginKind.PARAMETER}
+    frozen = {one.parameter for one in choices.values() if not one.trained and one.parameter}
+    if lost := sorted(known - trained - frozen):
+        yield (
+            f"the file names {len(known)} parameters of the module, and {len(lost)} of them are no"
+            f" initializers of their own: {few(lost)}; the exporter computed them into others,"
+            f" and these are trained; {AVOIDING}"
         )
 
 

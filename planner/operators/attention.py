@@ -156,6 +156,14 @@ def rotary_embedding(
     return y if x.dim() == 4 else y.transpose(1, 2).flatten(2)
 
 
+def _parts_of(update_rule: str) -> tuple[bool, bool]:
+    """Whether the state decays, and whether it takes differences."""
+    rules = ("linear", "gated", "delta", "gated_delta")
+    if update_rule not in rules:
+        raise OperatorError(f"update_rule: expected one of {', '.join(rules)}, got {update_rule!r}")
+    return update_rule.startswith("gated"), update_rule.endswith("delta")
+
+
 def linear_attention(
     query: Tensor,
     key: Tensor,
@@ -176,13 +184,9 @@ def linear_attention(
     The state decays, then takes the position's value at its key; with a delta rule only as far as
     the state does not hold it already.
     """
-    rules = ("linear", "gated", "delta", "gated_delta")
-    if update_rule not in rules or not q_num_heads or not kv_num_heads:
-        raise OperatorError(
-            f"update_rule: expected one of {', '.join(rules)} and both numbers of heads, got "
-            f"{update_rule!r}, {q_num_heads} and {kv_num_heads}"
-        )
-    gated, delta = update_rule.startswith("gated"), update_rule.endswith("delta")
+    gated, delta = _parts_of(update_rule)
+    if not q_num_heads or not kv_num_heads:
+        raise OperatorError(f"expected both numbers of heads, got {q_num_heads} and {kv_num_heads}")
     if (gated and decay is None) or (delta and beta is None):
         raise OperatorError(f"decay, beta: expected those of the rule {update_rule!r}")
     q, k, v = (
@@ -198,11 +202,12 @@ def linear_attention(
     share = None if decay is None else torch.exp(in_heads(decay, kv_num_heads).to(kind))
     rate = None if beta is None else beta.to(kind).transpose(1, 2).unsqueeze(-1)
     ys = []
+    share, rate = share if gated else None, rate if delta else None
     for t in range(q.shape[2]):
         here, new = k[:, :, t].to(kind), v[:, :, t].to(kind)
-        if gated and share is not None:
+        if share is not None:
             state = state * share[:, :, t].unsqueeze(-1)
-        if delta and rate is not None:
+        if rate is not None:
             new = (new - (here.unsqueeze(-2) @ state).squeeze(-2)) * rate[:, :, t]
         state = state + here.unsqueeze(-1) * new.unsqueeze(-2)
         seen = state.repeat_interleave(groups, 1)

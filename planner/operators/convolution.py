@@ -111,19 +111,16 @@ def conv_transpose(
     rank, kernel = spatial_rank(x), tuple(w.shape[2:])
     _same_kernel(kernel_shape, kernel)
     strides, dilations = strides or (1,) * rank, dilations or (1,) * rank
-    extra = output_padding or (0,) * rank
-    full = tuple(
-        (n - 1) * s + (k - 1) * d + 1
-        for n, s, k, d in zip(x.shape[2:], strides, kernel, dilations, strict=True)
-    )
+    extra, sizes = output_padding or (0,) * rank, tuple(x.shape[2:])
     if output_shape is None and auto_pad.startswith("SAME"):
-        output_shape = tuple(n * s for n, s in zip(x.shape[2:], strides, strict=True))
+        output_shape = tuple(n * s for n, s in zip(sizes, strides, strict=True))
     if output_shape is None:
-        sides = pairs(auto_pad, pads, tuple(x.shape[2:]), kernel, strides, dilations)
+        sides = pairs(auto_pad, pads, sizes, kernel, strides, dilations)
     else:
+        windows = zip(sizes, kernel, strides, dilations, strict=True)
+        full = ((n - 1) * s + (k - 1) * d + 1 for n, k, s, d in windows)
         wanted = zip(full, extra, output_shape[-rank:], strict=True)
-        upper = auto_pad == "SAME_UPPER"
-        sides = tuple(halves(n + e - out, upper) for n, e, out in wanted)
+        sides = tuple(halves(n + e - out, auto_pad == "SAME_UPPER") for n, e, out in wanted)
     cut = tuple((-before, e - after) for (before, after), e in zip(sides, extra, strict=True))
     simple = all(e == 0 for e in extra) and all(a == b >= 0 for a, b in sides)
     padding = tuple(before for before, _ in sides) if simple else (0,) * rank

@@ -341,20 +341,9 @@ def multi_head_attention(
     """The attention of queries, keys and values (B, S, D); or of all in one tensor
     (B, S, N, 3, width), of keys and values in one (B, T, N, 2, width), or of those in heads.
     """
-    if key is None:
-        q, k, v = (one.transpose(1, 2) for one in query.unbind(3))
-        flat = [q.shape[1] * q.shape[3]] * 3
-    elif value is None:
-        q = attentions.in_heads(query, num_heads)
-        k, v = (one.transpose(1, 2) for one in key.unbind(3))
-        flat = [query.shape[-1]] * 3
-    else:
-        q = attentions.in_heads(query, num_heads)
-        k, v = (
-            one if one.dim() == 4 else attentions.in_heads(one, num_heads) for one in (key, value)
-        )
-        flat = [query.shape[-1], k.shape[1] * k.shape[3], v.shape[1] * v.shape[3]]
+    q, k, v = _unpacked(query, key, value, num_heads)
     if bias is not None:
+        flat = [one.shape[1] * one.shape[3] for one in (q, k, v)]
         parts = (one.reshape(num_heads, 1, -1) for one in torch.split(bias, flat))
         inner = key is not None and key.dim() == 4  # keys and values of an encoder have theirs
         q, k, v = (
@@ -366,6 +355,21 @@ def multi_head_attention(
     hidden = _hidden(key_padding_mask, q, k, mask_filter_value)
     y = _attended(q, k, v, hidden, attention_bias, scale, unidirectional, mask_filter_value)
     return (y, k, v)[:num_outputs] if num_outputs > 1 else y
+
+
+def _unpacked(
+    query: Tensor, key: Tensor | None, value: Tensor | None, heads: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values, each (B, N, S, width)."""
+    if key is None:
+        q, k, v = (one.transpose(1, 2) for one in query.unbind(3))
+        return q, k, v
+    q = attentions.in_heads(query, heads)
+    if value is None:
+        k, v = (one.transpose(1, 2) for one in key.unbind(3))
+    else:
+        k, v = (one if one.dim() == 4 else attentions.in_heads(one, heads) for one in (key, value))
+    return q, k, v
 
 
 def _hidden(mask: Tensor | None, q: Tensor, k: Tensor, value: float) -> Tensor | None:
@@ -475,12 +479,7 @@ def group_query_attention(
             )
             for x in (q, k)
         )
-    position = torch.arange(length, device=q.device)
-    before = position.unsqueeze(1) - position
-    seen = position < seqlens_k.reshape(-1, 1, 1, 1) + 1
-    seen = seen & (before >= 0) if causal else seen
-    seen = seen & (before < local_window_size) if local_window_size > 0 else seen
-    added = torch.where(seen, 0.0, float("-inf")).to(q.dtype)
+    added = _within(length, seqlens_k, bool(causal), local_window_size).to(q.dtype)
     added = added if attention_bias is None else added + attention_bias
     sink = q.new_zeros(num_heads) if smooth_softmax > 0 else head_sink
     if softcap or sink is not None:
@@ -491,6 +490,23 @@ def group_query_attention(
         )
     y = y.transpose(1, 2).flatten(2)
     return (y, k, v)[:num_outputs] if num_outputs > 1 else y
+
+
+def _within(length: int, seqlens_k: Tensor, causal: bool, window: int) -> Tensor:
+    """(B, 1, S, T): zero where a query sees a key, else minus infinity.
+
+    Args:
+        length: S and T.
+        seqlens_k: one less than the number of keys of each sample.
+        causal: whether a query sees only the keys up to its own place.
+        window: number of keys that it sees up to there; all where it is not positive.
+    """
+    position = torch.arange(length, device=seqlens_k.device)
+    before = position.unsqueeze(1) - position
+    seen = position < seqlens_k.reshape(-1, 1, 1, 1) + 1
+    seen = seen & (before >= 0) if causal else seen
+    seen = seen & (before < window) if window > 0 else seen
+    return torch.where(seen, 0.0, float("-inf"))
 
 
 def _with_sink(

@@ -110,15 +110,8 @@ def _check(
         if len(shapes[name]) != 3
     ]
     if not wrong:
-        count = _DIRECTIONS[direction]
         hidden = shapes["R"][2] if hidden_size is None else hidden_size
-        samples, inputs = shapes["X"][1 - layout], shapes["X"][2]
-        state = (samples, count, hidden) if layout else (count, samples, hidden)
-        expected = {
-            "W": (count, gates * hidden, inputs), "R": (count, gates * hidden, hidden),
-            "B": (count, 2 * gates * hidden), "sequence_lens": (samples,),
-            "initial_h": state, "initial_c": state, "P": (count, 3 * hidden),
-        }  # fmt: skip
+        expected = _expected_shapes(shapes["X"], gates, _DIRECTIONS[direction], hidden, layout)
         wrong = [
             f"{name}: expected shape {due}, got {shapes[name]}"
             for name, due in expected.items()
@@ -132,6 +125,19 @@ def _check(
             f"{'; '.join(wrong)} (X has shape {shapes['X']}; direction {direction}{size}, layout"
             f" {layout})"
         )
+
+
+def _expected_shapes(
+    x: tuple[int, ...], gates: int, count: int, hidden: int, layout: int
+) -> dict[str, tuple[int, ...]]:
+    """The shapes of the other inputs, from that of X (T, B, I), D directions and H hidden units."""
+    samples, inputs = x[1 - layout], x[2]
+    state = (samples, count, hidden) if layout else (count, samples, hidden)
+    return {
+        "W": (count, gates * hidden, inputs), "R": (count, gates * hidden, hidden),
+        "B": (count, 2 * gates * hidden), "sequence_lens": (samples,),
+        "initial_h": state, "initial_c": state, "P": (count, 3 * hidden),
+    }  # fmt: skip
 
 
 def _layer(

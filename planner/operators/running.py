@@ -169,6 +169,7 @@ def updating(states: Iterable[Tensor]) -> Iterator[None]:
 
 def is_updated(state: Tensor) -> bool:
     """Whether operators update a tensor here."""
+    # By identity, because torch.fx hands the very tensor over: an equal one is another state.
     return id(state) in _updated.get()
 
 

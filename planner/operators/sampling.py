@@ -45,58 +45,35 @@ def dropout(
 
 
 def random_normal(
-    shape: tuple[int, ...],
-    mean: float,
-    scale: float,
+    input: Tensor | None = None,
+    shape: tuple[int, ...] = (),
+    mean: float = 0.0,
+    scale: float = 1.0,
     seed: float | None = None,
     *,
     dtype: torch.dtype,
     device: str,
     node: str,
 ) -> Tensor:
-    """Normal numbers with this mean and standard deviation."""
-    return mean + scale * randomness.standard_normal(node, shape, dtype, device, seed)
-
-
-def random_normal_like(
-    input: Tensor,
-    mean: float,
-    scale: float,
-    seed: float | None = None,
-    *,
-    dtype: torch.dtype,
-    node: str,
-) -> Tensor:
-    """RandomNormal in the shape of another tensor."""
-    return mean + scale * randomness.standard_normal(node, input.shape, dtype, input.device, seed)
+    """Normal numbers with this mean and standard deviation; in the shape of the input, if any."""
+    size, place = (shape, device) if input is None else (input.shape, input.device)
+    return mean + scale * randomness.standard_normal(node, size, dtype, place, seed)
 
 
 def random_uniform(
-    shape: tuple[int, ...],
-    low: float,
-    high: float,
+    input: Tensor | None = None,
+    shape: tuple[int, ...] = (),
+    low: float = 0.0,
+    high: float = 1.0,
     seed: float | None = None,
     *,
     dtype: torch.dtype,
     device: str,
     node: str,
 ) -> Tensor:
-    """Numbers uniform in [low, high)."""
-    return low + (high - low) * randomness.standard_uniform(node, shape, dtype, device, seed)
-
-
-def random_uniform_like(
-    input: Tensor,
-    low: float,
-    high: float,
-    seed: float | None = None,
-    *,
-    dtype: torch.dtype,
-    node: str,
-) -> Tensor:
-    """RandomUniform in the shape of another tensor."""
-    drawn = randomness.standard_uniform(node, input.shape, dtype, input.device, seed)
-    return low + (high - low) * drawn
+    """Numbers uniform in [low, high); in the shape of the input, if any."""
+    size, place = (shape, device) if input is None else (input.shape, input.device)
+    return low + (high - low) * randomness.standard_uniform(node, size, dtype, place, seed)
 
 
 def bernoulli(input: Tensor, seed: float | None = None, *, dtype: torch.dtype, node: str) -> Tensor:

@@ -3,6 +3,7 @@
 A complex number is two numbers in the last dimension, a real one is one.
 """
 
+from collections.abc import Callable
 from math import cos, floor, log10, pi
 
 import torch
@@ -58,34 +59,28 @@ def stft(
     return dft(frames.transpose(2, 3), axis=2, onesided=onesided)
 
 
-def hann_window(
-    size: int, periodic: int, output_datatype: int, *, dtype: torch.dtype, device: str
-) -> Tensor:
-    """0.5 - 0.5 cos(2 pi n / N)."""
-    return _window((0.5, -0.5), size, periodic, dtype, device)
+def _window(name: str, *shares: float) -> Callable[..., Tensor]:
+    """The function of a window: the sum of shares[k] cos(2 pi k n / N), N the size or, of a
+    symmetric window, one less.
+
+    Args:
+        name: of the function, which torch.fx writes into its code.
+    """
+
+    def window(
+        size: int, periodic: int, output_datatype: int, *, dtype: torch.dtype, device: str
+    ) -> Tensor:
+        turn = 2 * pi / max(size if periodic else size - 1, 1)
+        values = [sum(a * cos(turn * k * n) for k, a in enumerate(shares)) for n in range(size)]
+        return torch.tensor(values, dtype=dtype, device=device)
+
+    window.__name__ = window.__qualname__ = name
+    return window
 
 
-def hamming_window(
-    size: int, periodic: int, output_datatype: int, *, dtype: torch.dtype, device: str
-) -> Tensor:
-    """25/46 - 21/46 cos(2 pi n / N)."""
-    return _window((25 / 46, -21 / 46), size, periodic, dtype, device)
-
-
-def blackman_window(
-    size: int, periodic: int, output_datatype: int, *, dtype: torch.dtype, device: str
-) -> Tensor:
-    """0.42 - 0.5 cos(2 pi n / N) + 0.08 cos(4 pi n / N)."""
-    return _window((0.42, -0.5, 0.08), size, periodic, dtype, device)
-
-
-def _window(
-    shares: tuple[float, ...], size: int, periodic: int, dtype: torch.dtype, device: str
-) -> Tensor:
-    """The sum of shares[k] cos(2 pi k n / N), N the size or, of a symmetric window, one less."""
-    turn = 2 * pi / max(size if periodic else size - 1, 1)
-    values = [sum(a * cos(turn * k * n) for k, a in enumerate(shares)) for n in range(size)]
-    return torch.tensor(values, dtype=dtype, device=device)
+hann_window = _window("hann_window", 0.5, -0.5)
+hamming_window = _window("hamming_window", 25 / 46, -21 / 46)
+blackman_window = _window("blackman_window", 0.42, -0.5, 0.08)
 
 
 def mel_weight_matrix(

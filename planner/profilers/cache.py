@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from planner.artefacts.operator_types import registered
+from planner.artefacts.strict import reader
 from planner.profilers.classes import TensorLayout
 from planner.support.caches import CacheFolder, cache_root
 
@@ -79,8 +79,11 @@ class Cache:
 
     def get(self, name: str) -> MeasuredClass | None:
         """The measurement of a class; None if there is none."""
-        plain = self._shelf.get_json(_file(name))
-        return None if plain is None else _measured_class(plain)
+        content = self._shelf.get(_file(name))
+        if content is None:
+            return None
+        measured: MeasuredClass = reader(MeasuredClass).validate_json(content)
+        return measured
 
     def put_all(self, measured: Mapping[str, MeasuredClass]) -> None:
         """Stores measurements by the names of their classes; if the folder cannot be written,
@@ -106,18 +109,6 @@ class Cache:
 
 def _file(name: str) -> str:
     return f"{name[:2]}/{name}.entry"
-
-
-def _measured_class(plain: dict[str, Any]) -> MeasuredClass:
-    """A measurement, from JSON that was made of one."""
-    outputs = tuple(
-        TensorLayout(**{**one, "shape": tuple(one["shape"]), "stride": tuple(one["stride"])})
-        for one in plain["outputs"]
-    )
-    views = tuple((tensor, base) for tensor, base in plain["views"])
-    return MeasuredClass(
-        **{**plain, "kept": tuple(plain["kept"]), "views": views, "outputs": outputs}
-    )
 
 
 def cache_for(device_name: str, threads: int | None, dtype: str, torch_version: str) -> Cache:

@@ -16,6 +16,7 @@ import numpy as np
 
 from planner.artefacts.graph import (
     Graph,
+    Operator,
     consumers,
     differentiated,
     loss_outputs,
@@ -99,22 +100,20 @@ def surroundings(graph: Graph, facts: Sequence["Facts"] = ()) -> tuple[Surroundi
         frozenset(n for n in one.outputs if tensors[n].gradient or n in with_losses)
         for one in graph.operators
     ]
-    around = []
-    for v, operator in enumerate(graph.operators):
-        weights = {n: trained_readers[n] for n in operator.parameters if n in trained_readers}
-        weights = {n: readers for n, readers in weights.items() if v in readers}
-        users = weights | {n: read_by[n] for n in operator.inputs if tensors[n].gradient}
+
+    def around(v: int, operator: Operator) -> Surroundings:
+        weights = {n: trained_readers.get(n, []) for n in operator.parameters}
+        users: dict[str, Sequence[int]] = {
+            n: read_by[n] for n in operator.inputs if tensors[n].gradient
+        }
+        users |= {n: readers for n, readers in weights.items() if v in readers}
         # Backward runs from the end, so that operators behind v have left their gradients.
-        later = {n for n, readers in users.items() if any(w > v and reached[w] for w in readers)}
-        around.append(
-            Surroundings(
-                reached=reached[v],
-                summed=frozenset(later),
-                complete=frozenset(n for n, readers in weights.items() if readers[0] == v),
-                arriving=facts[v].arriving if facts else {},
-            )
-        )
-    return tuple(around)
+        later = (n for n, readers in users.items() if any(w > v and reached[w] for w in readers))
+        first = (n for n, readers in weights.items() if readers[:1] == [v])
+        arriving = facts[v].arriving if facts else {}
+        return Surroundings(reached[v], frozenset(later), frozenset(first), arriving)
+
+    return tuple(map(around, range(len(graph.operators)), graph.operators))
 
 
 def class_name(

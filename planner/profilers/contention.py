@@ -33,12 +33,12 @@ from functools import cache
 from itertools import accumulate
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from planner.artefacts.profile import Contention, OperatorCost, Profile
+from planner.artefacts.strict import reader
 from planner.clusters.yaml.schema import available_cores
 from planner.profilers.cache import processor
-from planner.profilers.trust import MAX_WALL_PER_CPU
+from planner.profilers.reliability import MAX_WALL_PER_CPU
 from planner.support.caches import LOGGER, CacheFolder, cache_root
 
 METHOD = 2
@@ -53,9 +53,6 @@ some 12 GB/s."""
 
 IN_TURNS = " in turns"
 """What the worker puts behind the name of work that processes do in turns."""
-WORKS = ("compute", "memory", "compute_turns", "memory_turns")
-"""The slowdowns of a `MachineContention`."""
-
 _WORKER = Path(__file__).with_name("contention_worker.py")
 
 
@@ -93,8 +90,8 @@ def machine_contention(threads: int, *, cached: bool) -> tuple[MachineContention
     conditions = [METHOD, processor(), cores, threads, torch.__version__]
     digest = hashlib.sha256(json.dumps(conditions).encode()).hexdigest()[:16]
     shelf, name = CacheFolder(cache_root() / "contention" if cached else None), f"{digest}.entry"
-    if (known := shelf.get_json(name)) is not None:
-        return _from_json(known), ""
+    if (content := shelf.get(name)) is not None:
+        return reader(MachineContention).validate_json(content), ""
     measured, warning = _measured(cores, threads)
     if measured is not None and not warning:
         shelf.put_json(name, asdict(measured))
@@ -216,12 +213,4 @@ def _wall_per_cpu(phases: Sequence[Phase], at_once: float) -> float:
         wall_s / cpu_s
         for work, n, wall_s, cpu_s in phases
         if not work.endswith(IN_TURNS) and (n <= at_once or n == 1)
-    )
-
-
-def _from_json(plain: dict[str, Any]) -> MachineContention:
-    """The slowdowns, from JSON that was made of them."""
-    return MachineContention(
-        int(plain["cores"]),
-        *({int(n): float(s) for n, s in plain[work].items()} for work in WORKS),
     )

@@ -45,7 +45,7 @@ class Phase(NamedTuple):
     cpu_s: float
 
 
-def compute_bound() -> Callable[[], None]:
+def _compute_bound() -> Callable[[], None]:
     """Forward and backward of a convolution of ResNet-50 and of a matrix product of GPT-2."""
     image = torch.randn(1, 64, 56, 56, requires_grad=True)
     window = torch.randn(64, 64, 3, 3, requires_grad=True)
@@ -61,7 +61,7 @@ def compute_bound() -> Callable[[], None]:
     return run
 
 
-def memory_bound() -> Callable[[], None]:
+def _memory_bound() -> Callable[[], None]:
     """Forward and backward of a normalization, an activation and a sum of ResNet-50, and a sum of
     gradients: more data than the caches of a core hold.
     """
@@ -77,7 +77,7 @@ def memory_bound() -> Callable[[], None]:
     return run
 
 
-WORK = {"compute": compute_bound, "memory": memory_bound}
+WORK = {"compute": _compute_bound, "memory": _memory_bound}
 
 
 def serve(
@@ -126,7 +126,7 @@ def phases(
         rounds += 1
         for name in WORK:
             pairs = [(phase, 1, n) for n in numbers]
-            pairs += [(in_turns, turns[0], n) for n in turns[1:]]
+            pairs += [(_in_turns, turns[0], n) for n in turns[1:]]
             for timed, few, many in pairs:
                 if os.getppid() != parent:
                     sys.exit(1)
@@ -144,7 +144,7 @@ def phase(workers: "list[Connection[Any, Any]]", name: str) -> Phase:
     return Phase(name, len(workers), wall_s, cpu_s)
 
 
-def in_turns(workers: "list[Connection[Any, Any]]", name: str) -> Phase:
+def _in_turns(workers: "list[Connection[Any, Any]]", name: str) -> Phase:
     """One phase in which one process after the other does the work once."""
     times_s: list[tuple[float, float]] = []
     begin_s = monotonic()

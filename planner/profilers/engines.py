@@ -79,6 +79,7 @@ def profile_with(
     model: Model,
     model_path: str,
     how: Measuring,
+    *,
     progress: Callable[[int, int], None] = lambda done, total: None,
     effort: Callable[[Effort], None] = lambda effort: None,
 ) -> Profile:
@@ -104,7 +105,7 @@ def profile_with(
         kind = shipped_device_type(how.device)
         profile = analytic(model, model_path=model_path, kind=kind, dtype=how.dtype)
         return with_rules(profile, model, cached=how.cache)
-    profile = _measured(engine, model, model_path, how, progress, effort)
+    profile = _measured(engine, model, model_path, how, progress=progress, effort=effort)
     profile = with_rules(profile, model, cached=how.cache)
     if how.device != "cpu" or not how.contention:
         return profile
@@ -121,6 +122,7 @@ def _measured(
     model: Model,
     model_path: str,
     how: Measuring,
+    *,
     progress: Callable[[int, int], None],
     effort: Callable[[Effort], None],
 ) -> Profile:

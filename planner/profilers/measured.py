@@ -40,16 +40,16 @@ from planner.profilers.classes import (
 )
 from planner.profilers.devices import autocast_dtype, check_measuring, device_type, versions
 from planner.profilers.origin import TimedOperator, profile_fields
-from planner.profilers.summary import summary
-from planner.profilers.trust import (
+from planner.profilers.reliability import (
     Conditions,
-    agrees,
-    busy,
+    cache_agrees,
     free_bytes,
     interval,
+    signs_of_load,
     training_bytes,
     warnings,
 )
+from planner.profilers.summary import summary
 from planner.support.repeat import repeat
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from planner.profilers.facts import Facts
     from planner.profilers.losses import RunnableLoss
     from planner.profilers.runnable import Unit
-    from planner.profilers.timing import StepTimes, Trial
+    from planner.profilers.timing import OperatorTimer, StepTimes
 
 PRECISION = 0.03
 """An operator is timed until the confidence interval of its median is as narrow as this."""
@@ -165,14 +165,17 @@ def measure(
     measured = ModelTimer(model, here, repetitions, budget_s, seed).run(progress)
     profile = _profile(model, model_path, here, measured)
     # Figures of a quiet day are better than those of a busy one, with which they do not agree.
-    quiet_enough, earlier = not busy(profile, measured.conditions), measured.effort.num_cached
-    if quiet_enough and earlier and not agrees(profile, here.cache.ratio(_name(model))):
+    quiet_enough, earlier = (
+        not signs_of_load(profile, measured.conditions),
+        measured.effort.num_cached,
+    )
+    if quiet_enough and earlier and not cache_agrees(profile, here.cache.ratio(_name(model))):
         before = measured.effort
         fresh = replace(here, cache=Cache(None))
         measured = ModelTimer(model, fresh, repetitions, budget_s, seed).run(progress)
         measured = replace(measured, effort=_both(before, measured.effort))
         profile = _profile(model, model_path, here, measured)
-        quiet_enough = not busy(profile, measured.conditions)
+        quiet_enough = not signs_of_load(profile, measured.conditions)
     # An entry of the cache outlives this run, so times of a busy machine must not get into it.
     if quiet_enough:
         here.cache.put_all(measured.new)
@@ -532,17 +535,17 @@ class ModelTimer:
         """
         from planner.operators.running import autocast, naming_operator
         from planner.profilers.runnable import observe
-        from planner.profilers.timing import Trial
+        from planner.profilers.timing import OperatorTimer
 
         leaves = one.leaves(values)
         with naming_operator(self.model, operator):
             with autocast(self.here.device, self.here.autocast):
                 flops = _flops(lambda: one.forward(*leaves))
                 outputs, stash = observe(one, values)
-            trial = Trial(one, leaves, around, self.watch, self.here.autocast)
-            samples = _samples(trial, self.repetitions, self.budget_s)
-            workspace_bytes = trial.workspace_bytes()
-        del trial
+            timer = OperatorTimer(one, leaves, around, self.watch, self.here.autocast)
+            samples = _samples(timer, self.repetitions, self.budget_s)
+            workspace_bytes = timer.workspace_bytes()
+        del timer
         totals = [forward_s + backward_s for forward_s, backward_s in samples]
         places = _places(self.model.graph, operator)
         made = dict(zip(one.outputs, outputs, strict=True))
@@ -587,11 +590,11 @@ class ModelTimer:
         self.next = operator + 1
 
 
-def _samples(trial: "Trial", least: int, budget_s: float) -> list[tuple[float, float]]:
+def _samples(timer: "OperatorTimer", least: int, budget_s: float) -> list[tuple[float, float]]:
     """Times of forward and backward, until their median is precise or the budget is spent."""
-    calls = trial.calls()
+    calls = timer.calls()
     return repeat(
-        lambda: trial.sample(calls),
+        lambda: timer.sample(calls),
         least=least,
         budget_s=budget_s,
         precise=lambda samples: interval([*map(sum, samples)]) <= PRECISION,

@@ -218,7 +218,7 @@ class Calls:
     backward: int
 
 
-class Trial:
+class OperatorTimer:
     """One operator, ready to be timed.
 
     Attributes:

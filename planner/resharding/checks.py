@@ -4,11 +4,12 @@
 that first, and then these.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from planner.artefacts.graph import (
     Graph,
+    Operator,
     Parameter,
     Tensor,
     consumers,
@@ -87,11 +88,29 @@ def _of_stage(stage: Stage, sharding: Sharding, graph: Graph) -> Iterator[str]:
     operators = {graph.operators[i].name: graph.operators[i] for i in indices_of(stage, graph)}
     for name in sorted(sharding.rules.keys() - operators.keys()):
         yield f"rules.{name}: expected an operator of the stage"
-    held = {name for operator in operators.values() for name in operator.parameters}
     made = {name for operator in operators.values() for name in operator.outputs}
     read = {name for operator in operators.values() for name in operator.inputs} - made
-    known = {"inputs": read, "outputs": made}
     described: _Described = {**tensors_by_name(graph), **parameters_by_name(graph)}
+    yield from _at_rest(sharding, operators.values(), {"inputs": read, "outputs": made}, described)
+    leaving = {n for n in made if any(graph.operators[v].name not in operators
+                                      for v in consumers(graph)[n])}  # fmt: skip
+    for names, specs in ((read - {*graph.inputs}, sharding.inputs), (leaving, sharding.outputs)):
+        yield from _of_crossings(names, specs)
+    yield from _of_rules(stage, sharding, graph, described)
+    yield from _of_states(sharding, graph)
+
+
+def _at_rest(
+    sharding: Sharding, operators: Iterable[Operator], known: Mapping[str, Collection[str]],
+    described: _Described,
+) -> Iterator[str]:  # fmt: skip
+    """Of specs of tensors and parameters that lie on the devices between operators.
+
+    Args:
+        operators: of the stage.
+        known: names of the tensors that it reads and makes.
+    """
+    held = {name for operator in operators for name in operator.parameters}
     for kind in AT_REST:
         for name, spec in sorted(getattr(sharding, kind).items()):
             if name not in known.get(kind, held):
@@ -101,12 +120,6 @@ def _of_stage(stage: Stage, sharding: Sharding, graph: Graph) -> Iterator[str]:
                 yield f"{kind}.{name}: expected S, R or P for each axis, got {','.join(spec)}"
             elif problem := _indivisible(described[name].shape, spec, sharding.mesh):
                 yield f"{kind}.{name}: {problem}"
-    leaving = {n for n in made if any(graph.operators[v].name not in operators
-                                      for v in consumers(graph)[n])}  # fmt: skip
-    for names, specs in ((read - {*graph.inputs}, sharding.inputs), (leaving, sharding.outputs)):
-        yield from _of_crossings(names, specs)
-    yield from _of_rules(stage, sharding, graph, described)
-    yield from _of_states(sharding, graph)
 
 
 def _of_rules(

@@ -137,12 +137,16 @@ def _steps(
     Args:
         size: of the whole tensor, in bytes.
     """
+    # All bytes are those of the buffer of one device. Divisions are exact, because both specs were
+    # checked to cut the shape evenly.
     blocked = {part for part in (*spec, *new) if blocks_of(part) > 1}
     cuts = [*(f"S{dim}" for dim in range(len(shape))), *sorted(blocked)]
     local = _local_bytes(shape, spec, size, mesh)
     for axis, part in enumerate(spec):
         if dim_of(part) is not None and dim_of(part) in map(dim_of, spec[axis + 1 :]):
-            continue  # a later axis cuts what this one left of the dimension
+            # A later axis cuts what this one left of the dimension: without this cut, its parts
+            # would not lie beside each other. The cut of the last axis comes off first.
+            continue
         for kind, target in _kinds(part, new[axis]):
             whole = kind in (Collective.ALL_GATHER, Collective.SCATTER)
             for one in [target] if target else cuts:

@@ -11,7 +11,7 @@ values gather it again (Rajbhandari et al. 2020, section 5.3: with that a step s
 again as data parallelism).
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
@@ -176,13 +176,7 @@ def _again(
     while todo:
         v = heappop(todo)
         operator = graph.operators[v]
-        wanted = zip(reads(operator), rule_by(sharding, operator).inputs, strict=True)
-        # A view that is itself converted is not followed: the copy has to lie in one storage on all
-        # devices of a line, and of a conversion the first device may get its input back, the others
-        # zeros.
-        if v in named or any(
-            one in views and one != name and spec == at_home[one].spec for one, spec in wanted
-        ):
+        if v in named or _reads_at_home(operator, views - {name}, sharding, at_home):
             if facts(operator.type).moves is VIEW:
                 views.update(operator.outputs)
                 following = {i for made in operator.outputs for i in consumers(graph)[made]}
@@ -192,6 +186,19 @@ def _again(
             if not bias and reads_back(operator, views, graph):
                 found.append(operator.name)
     return tuple(found)
+
+
+def _reads_at_home(
+    operator: Operator, views: Collection[str], sharding: Sharding, at_home: Mapping[str, Home]
+) -> bool:
+    """Whether an operator reads one of some views as it is.
+
+    A view that is itself converted is not followed: the copy has to lie in one storage on all
+    devices of a line, and of a conversion the first device may get its input back, the others
+    zeros.
+    """
+    wanted = zip(reads(operator), rule_by(sharding, operator).inputs, strict=True)
+    return any(one in views and spec == at_home[one].spec for one, spec in wanted)
 
 
 def reads_back(operator: Operator, values: Collection[str], graph: Graph) -> bool:

@@ -131,20 +131,25 @@ class _Group:
 def _groups(name: str, stages: Sequence[Stage], graph: Graph) -> Iterator[_Group]:
     """The sums of one parameter."""
     lies = [lies_in(stage, graph)[name] for stage in stages]
-    meshes = {stage.mesh for stage in stages}
-    if len(meshes) > 1:
-        if any(part != "R" for one in lies for part in (*one.parameter, *one.state)):
-            raise ValueError(f"parameter {name} lies differently in stages that share it")
+    on_one_mesh = len({stage.mesh for stage in stages}) == 1
+    if not _lies_alike(lies, on_one_mesh):
+        raise ValueError(f"parameter {name} lies differently in stages that share it")
+    if not on_one_mesh:
         yield _Group(tuple(sorted({d for stage in stages for d in stage.devices})))
         return
-    if len({(one.parameter, one.state) for one in lies}) > 1:
-        raise ValueError(f"parameter {name} lies differently in stages that share it")
     gradient, state = _combined(lies), lies[0].state
     summed = [axis for axis, part in enumerate(gradient) if part == "P"]
     scattered = [axis for axis in summed if state[axis] != "R"]
     for kept_by in _by_part(stages, summed, scattered):
         shards = tuple(tuple(sorted(kept_by[key])) for key in sorted(kept_by))
         yield _Group(tuple(sorted(chain(*shards))), shards if scattered else ())
+
+
+def _lies_alike(lies: Sequence[Lies], on_one_mesh: bool) -> bool:
+    """Whether stages hold a parameter and its state in the same way; on different meshes, whole."""
+    if on_one_mesh:
+        return len({(one.parameter, one.state) for one in lies}) == 1
+    return all(part == "R" for one in lies for part in (*one.parameter, *one.state))
 
 
 def _by_part(
@@ -157,6 +162,12 @@ def _by_part(
         stages: on meshes of one shape.
         summed: axes along which gradients are summands.
         scattered: those of them along which the sum is kept in parts.
+
+    On a mesh (2, 2) with axis 1 summed and scattered, and 2 replicas (devices 0 to 3, 4 to 7), the
+    outer key is the coordinate on axis 0, the inner one that on axis 1:
+
+        (0,): {(0,): [0, 4], (1,): [1, 5]}      devices 0, 1, 4, 5 add up; 0 and 4 keep one half
+        (1,): {(0,): [2, 6], (1,): [3, 7]}
     """
     found: dict[tuple[int, ...], dict[tuple[int, ...], list[int]]] = {}
     for stage in stages:
@@ -190,16 +201,28 @@ def non_contributing(strategy: Strategy, graph: Graph, device: int) -> frozenset
         lies = [lies_in(stage, graph)[name] for stage in stages]
         mesh = own.mesh
         apart = len({stage.mesh for stage in stages}) > 1
+        # On different meshes all devices of all stages are in one sum (`_groups`), and of devices
+        # of a line that have the same gradient only the first may add it.
         summed = "P" * len(mesh) if apart else "".join(part[0] for part in _combined(lies))
         group = next(group for group in own.groups if device in group)
         where = coordinates(group.index(device), mesh)
-        gradient = lies_in(own, graph)[name].gradient
-        if any(
-            total == "P" and part == "R" and coordinate > 0
-            for total, part, coordinate in zip(summed, gradient, where, strict=True)
-        ):
+        if _is_given_again(summed, lies_in(own, graph)[name].gradient, where):
             found.add(name)
     return frozenset(found)
+
+
+def _is_given_again(summed: str, gradient: Spec, where: Sequence[int]) -> bool:
+    """Whether a device earlier on an axis of summands has the same gradient.
+
+    Args:
+        summed: per axis, P where gradients are summands.
+        gradient: on the mesh of the device.
+        where: its coordinates.
+    """
+    return any(
+        total == "P" and part == "R" and coordinate > 0
+        for total, part, coordinate in zip(summed, gradient, where, strict=True)
+    )
 
 
 def owns(

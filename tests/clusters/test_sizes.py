@@ -273,7 +273,7 @@ def test_what_a_hostfile_may_name_is_read_back(tmp_path_factory, hosts):
     except FileError:
         return
     kinds = dict.fromkeys((one.host for one in slots), T4)
-    made = hostfile.to_topology(slots, "x", kinds, 1e9, 1e9, folder)
+    made = hostfile.to_topology(slots, "x", kinds, (1e9, 1e9), folder)
     if problems(made):  # a host that is called like a device
         return
     write_topology(made, folder / "c.yaml", ["Imported from x."])

@@ -7,7 +7,7 @@ import pytest
 
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy
 from planner.artefacts.topology import CollectiveTable, Device, Host, Link, Topology, problems
-from planner.clusters.places import homes, joint
+from planner.clusters.places import host_of_vertex, network_switch
 from planner.clusters.routes import bandwidth_bytes_per_s, latency_s
 from planner.clusters.what_if import CHANGED, drop, set_value, what_if
 from planner.clusters.yaml.read import find_topology, read_topology
@@ -63,13 +63,13 @@ def two_hosts():
 
 
 def test_a_card_stands_in_its_host_and_the_network_in_none():
-    home = homes(two_hosts())
+    home = host_of_vertex(two_hosts())
     assert (home["card0"], home["card1"], home["network"]) == ("a", "b", None)
-    assert joint(two_hosts()) == "network"
+    assert network_switch(two_hosts()) == "network"
 
 
 def test_a_switch_of_one_host_joins_none():
-    assert joint(cluster([unit_type()] * 3)) is None
+    assert network_switch(cluster([unit_type()] * 3)) is None
 
 
 def test_a_switch_that_joins_racks_joins_hosts_though_one_host_is_nearer():
@@ -83,7 +83,7 @@ def test_a_switch_that_joins_racks_joins_hosts_though_one_host_is_nearer():
         tuple(Device(f"d{i}", "unit", host) for i, host in enumerate(hosts)),
         ("main", "rack0", "rack1"), tuple(link for pair in ends for link in both(*pair, 1e9)),
     )  # fmt: skip
-    home = homes(topology)
+    home = host_of_vertex(topology)
     assert [home[switch] for switch in topology.switches] == [None, None, None]
 
 
@@ -351,4 +351,4 @@ def test_gains_of_a_split_plan_are_those_of_the_changed_cluster():
 
 
 def test_hierarchies_of_the_builders_have_places_too():
-    assert joint(hierarchy([2, 2], [1e9, 1e9])) is None
+    assert network_switch(hierarchy([2, 2], [1e9, 1e9])) is None

@@ -22,7 +22,7 @@ def folder(tmp_path, monkeypatch):
     """An empty folder to work in, with a model; what is measured is kept in it, too."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("planner.profilers.measured.busy", lambda profile, conditions: ())
+    monkeypatch.setattr("planner.profilers.measured.signs_of_load", lambda *_: ())
     mlp(tmp_path / "model.onnx")
     return tmp_path
 

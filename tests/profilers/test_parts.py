@@ -27,7 +27,7 @@ def own_cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def quiet(monkeypatch):
-    monkeypatch.setattr("planner.profilers.parts.measure.busy", lambda profile, conditions: ())
+    monkeypatch.setattr("planner.profilers.parts.measure.signs_of_load", lambda *_: ())
 
 
 def model_of(kind, folder):
@@ -153,7 +153,8 @@ def test_a_busy_machine_leaves_nothing_in_the_cache(tmp_path, monkeypatch):
     profile, timing = profile_of(model), Known()
     monkeypatch.setattr(ModelTimer, "timed", lambda timer, *rest: timing(timer, *rest))
     monkeypatch.setattr(
-        "planner.profilers.parts.measure.busy", lambda profile, conditions: ("it was busy",)
+        "planner.profilers.parts.measure.signs_of_load",
+        lambda *_: ("it was busy",),
     )
     wanted = {1: tuple(parts_of(model, 1, (2,)))}
     got = measure_parts(model, profile, wanted)

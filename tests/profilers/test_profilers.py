@@ -19,10 +19,10 @@ from planner.operators import input_names, parameters, synthetic, to_torch
 from planner.profilers.cache import cache_for
 from planner.profilers.classes import TensorLayout, class_name, contiguous, surroundings
 from planner.profilers.measured import _scaled_to_step, _TimesInStep, measure
+from planner.profilers.reliability import Conditions, cache_agrees, interval, warnings
 from planner.profilers.runnable import unit
 from planner.profilers.summary import summary
-from planner.profilers.timing import Stopwatch, Trial, forwards_s
-from planner.profilers.trust import Conditions, agrees, interval, warnings
+from planner.profilers.timing import OperatorTimer, Stopwatch, forwards_s
 from planner.support.caches import with_checksum, without_checksum
 from planner.support.errors import OptionError
 from tests.support.models import MODELS, cached
@@ -347,7 +347,7 @@ def test_the_backward_passes_of_trials_give_the_gradients_of_the_whole_step(buil
     alive, trials = dict(values), []
     for i, around in enumerate(surroundings(graph)):
         one = unit(model, i, "cpu", held)
-        trials.append(Trial(one, one.leaves(alive), around, Stopwatch("cpu"), None))
+        trials.append(OperatorTimer(one, one.leaves(alive), around, Stopwatch("cpu"), None))
         made = one.forward(*one.leaves(alive))
         alive.update((n, v.detach().requires_grad_(v.requires_grad))
                      for n, v in zip(one.outputs, made, strict=True))  # fmt: skip
@@ -390,7 +390,7 @@ def measured(folder, text=CHAIN, weights=CHAIN_WEIGHTS, **options):
 
 def quiet_machine(monkeypatch):
     """No sign of other processes, so that what is found is kept."""
-    monkeypatch.setattr("planner.profilers.measured.busy", lambda profile, conditions: ())
+    monkeypatch.setattr("planner.profilers.measured.signs_of_load", lambda *_: ())
 
 
 def test_operators_of_one_class_are_measured_once_and_share_their_figures(tmp_path):
@@ -421,7 +421,7 @@ def test_what_was_measured_before_is_not_measured_again(tmp_path, monkeypatch):
 
 
 def test_what_was_measured_on_a_busy_machine_is_not_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr("planner.profilers.measured.busy", lambda profile, conditions: ("busy",))
+    monkeypatch.setattr("planner.profilers.measured.signs_of_load", lambda *_: ("busy",))
     _, first = measured(tmp_path)
     _, second = measured(tmp_path)
     assert not first.kept
@@ -430,8 +430,8 @@ def test_what_was_measured_on_a_busy_machine_is_not_kept(tmp_path, monkeypatch):
 
 def test_what_does_not_agree_with_the_step_of_today_is_measured_again(tmp_path, monkeypatch):
     quiet_machine(monkeypatch)
-    monkeypatch.setattr("planner.profilers.trust.LEAST_STEP_S", 0.0)
-    monkeypatch.setattr("planner.profilers.trust.AGREEMENT", (0.1, 10.0))
+    monkeypatch.setattr("planner.profilers.reliability.LEAST_STEP_S", 0.0)
+    monkeypatch.setattr("planner.profilers.reliability.AGREEMENT", (0.1, 10.0))
     once, _ = measured(tmp_path)
     assert measured(tmp_path)[1].num_timed == 0
     for entry in (tmp_path / "cache").rglob("*.entry"):
@@ -498,8 +498,8 @@ def test_operators_of_a_pass_find_what_those_before_have_made(tmp_path):
 def test_nothing_is_measured_again_on_a_busy_machine(tmp_path, monkeypatch):
     quiet_machine(monkeypatch)
     measured(tmp_path)
-    monkeypatch.setattr("planner.profilers.measured.agrees", lambda profile, usual: False)
-    monkeypatch.setattr("planner.profilers.measured.busy", lambda profile, conditions: ("busy",))
+    monkeypatch.setattr("planner.profilers.measured.cache_agrees", lambda profile, usual: False)
+    monkeypatch.setattr("planner.profilers.measured.signs_of_load", lambda *_: ("busy",))
     assert measured(tmp_path)[1].num_timed == 0
 
 
@@ -510,7 +510,7 @@ def test_a_ratio_agrees_with_the_usual_one_of_the_model(usual, agreed, tmp_path)
     slow = [replace(o, forward_s=o.forward_s / total_s, backward_s=o.backward_s / total_s)
             for o in profile.operators]  # fmt: skip
     whole = WholeStep(1 / 1.2, 1 / 1.2)
-    assert agrees(replace(profile, operators=tuple(slow), whole_step=whole), usual) is agreed
+    assert cache_agrees(replace(profile, operators=tuple(slow), whole_step=whole), usual) is agreed
 
 
 @pytest.mark.parametrize("change", [{"threads": 2}, {"dtype": "bfloat16"}])

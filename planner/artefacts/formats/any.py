@@ -59,10 +59,10 @@ def detect(path: Path) -> str:
     Raises:
         FileError: if it is missing, no text, or of no known format.
     """
-    return format_of(read_text(path, "a profile", _ADVICE), path)
+    return _format_of(read_text(path, "a profile", _ADVICE), path)
 
 
-def format_of(text: str, path: Path) -> str:
+def _format_of(text: str, path: Path) -> str:
     """`detect` for a file that has been read.
 
     Raises:
@@ -96,7 +96,7 @@ def read_any(path: Path, text: str | None = None) -> tuple[Profile, ...] | Forei
         FileError: if it is missing, malformed, or neither.
     """
     text = text or read_text(path, "a profile", _ADVICE)
-    form = format_of(text, path)
+    form = _format_of(text, path)
     if form == STRATEGY_FORMAT:
         raise FileError(f"{path}: expected a profile, this is a strategy; {_ADVICE}")
     try:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Protocol
 
 from pydantic import Field
 
@@ -263,26 +263,23 @@ def dnn_partitioning_profile(graph: DnnGraph) -> Profile:
     where there are backward nodes, and the outputs as the stash for the backward pass.
     """
     blocks = colocated(graph)
-    names, (leaving, readers) = _unique(graph, blocks), _leaving(graph, blocks)
+    names = unique_names([graph.nodes[members[0]] for members in blocks.members])
+    leaving, readers = _leaving(graph, blocks)
     operators, tensors, parameters, times_s = [], [], [], []
     for b, members in enumerate(blocks.members):
         trained = any(graph.nodes[v].backward for v in members)
-        outputs = [u for u in members if u in leaving]
-        for u in outputs:
-            tensors.append(Tensor(f"output{u}", (round(leaving[u]),), "uint8", trained))
-        sent = sum(round(leaving[u]) for u in outputs)
+        sizes = {f"output{u}": round(leaving[u]) for u in members if u in leaving}
+        sizes = sizes or {f"end{b}": 0}
+        tensors += [Tensor(name, (size,), "uint8", trained) for name, size in sizes.items()]
         occupied = sum(graph.nodes[v].size_bytes for v in members if not graph.nodes[v].backward)
-        held = max(0, round(occupied) - sent)
+        held = max(0, round(occupied) - sum(sizes.values()))
         parameters.append(Parameter(f"parameter{b}", (held,), "uint8", trained))
-        if not outputs:
-            tensors.append(Tensor(f"end{b}", (0,), "uint8", trained))
-        made = tuple(f"output{u}" for u in outputs) or (f"end{b}",)
         read = tuple(f"output{u}" for u in sorted(readers) if b in readers[u])
-        operators.append(Operator(names[b], "block", read, made, (f"parameter{b}",)))
+        operators.append(Operator(names[b], "block", read, (*sizes,), (f"parameter{b}",)))
         times_s.append(
             (_time_s(graph, members, backward=False), _time_s(graph, members, backward=True))
         )
-    ends = tuple(name for operator in operators for name in operator.outputs if name[:3] == "end")
+    ends = tuple(tensor.name for tensor in tensors if tensor.name.startswith("end"))
     return imported_profile(
         Graph(tuple(operators), tuple(tensors), tuple(parameters), (), ends), times_s
     )
@@ -339,11 +336,20 @@ def _time_s(graph: DnnGraph, members: Sequence[int], *, backward: bool) -> float
     )
 
 
-def _unique(graph: DnnGraph, blocks: ColorBlocks) -> list[str]:
-    """A name per block: its first node's; where another one has it too, with the node's id."""
-    first = [graph.nodes[members[0]] for members in blocks.members]
-    times = Counter(node.name for node in first)
+class _Named(Protocol):
+    """A node of a foreign graph."""
+
+    @property
+    def id(self) -> int: ...
+
+    @property
+    def name(self) -> str: ...
+
+
+def unique_names(nodes: Sequence[_Named]) -> list[str]:
+    """A name per node: its own; where it has none, or another one has it too, with its id."""
+    times = Counter(node.name for node in nodes)
     return [
         node.name if node.name and times[node.name] == 1 else f"{node.name}#{node.id}"
-        for node in first
+        for node in nodes
     ]

@@ -16,7 +16,7 @@ the file as far as the edges allow. The loss is computed from the sink that most
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from heapq import heapify, heappop, heappush
@@ -128,19 +128,23 @@ def parse(text: str, path: Path) -> GraphText:
             edges.setdefault((edge["source"], edge["target"]), number)
         else:
             problems.append((number, f"expected a node or an edge, got {line.strip()!r:.60}"))
-    problems += [
-        (number, f"an edge names {name!r}, which is no node of the file")
-        for (source, target), number in edges.items()
-        for name in dict.fromkeys((source, target))
-        if name not in nodes
-    ]
-    problems = problems or _circle(edges)
+    problems = [*problems, *_strangers(edges, nodes)] or _circle(edges)
     if problems:
         lines = [f"{path}: line {number}: {problem}" for number, problem in sorted(problems)]
         raise FileError("\n".join((*lines, f"{path}: {GRAPH_TXT}: {ADVICE}")))
     if not nodes:
         raise FileError(f"{path}: expected {GRAPH_TXT}, it has no node; {ADVICE}")
     return GraphText(tuple(nodes.values()), tuple(edges))
+
+
+def _strangers(
+    edges: Mapping[tuple[str, str], int], nodes: Collection[str]
+) -> Iterator[tuple[int, str]]:
+    """The lines of edges that name no nodes, and the messages on them."""
+    for (source, target), number in edges.items():
+        for name in dict.fromkeys((source, target)):
+            if name not in nodes:
+                yield number, f"an edge names {name!r}, which is no node of the file"
 
 
 def _circle(edges: Mapping[tuple[str, str], int]) -> list[tuple[int, str]]:
@@ -164,32 +168,21 @@ def _circle(edges: Mapping[tuple[str, str], int]) -> list[tuple[int, str]]:
 
 def _node(match: re.Match[str]) -> tuple[TextNode, list[str]]:
     """The node of a line, and the mistakes in it."""
-    wrong: list[str] = []
     given = [(one["field"], one["value"]) for one in _FIGURE.finditer(match["figures"])]
-    for field, _ in given:
-        if field not in _FIELDS:
-            wrong.append(f"{field}: unknown field; known: {', '.join(_FIELDS)}")
-    if len(dict(given)) < len(given):
-        wrong.append("expected each field once")
+    wrong = [
+        f"{field}: unknown field; known: {', '.join(_FIELDS)}"
+        for field, _ in given
+        if field not in _FIELDS
+    ]
     values = dict(given)
-    figures: dict[str, tuple[float, ...]] = {}
-    for field in _FIELDS:
-        is_time = field.endswith("time")
-        figures[field] = (0.0,)
-        if field not in values:
-            wrong.append(f"{field}: missing")
-            continue
-        numbers = _numbers(values[field], _MAX_MS if is_time else MAX_BYTES)
-        if numbers is None or (is_time and len(numbers) > 1):
-            what = "a time in ms" if is_time else "bytes, or a list of bytes such as [8.0; 4.0]"
-            wrong.append(f"{field}: expected {what}, got {values[field]!r:.60}")
-        else:
-            figures[field] = numbers
+    if len(values) < len(given):
+        wrong.append("expected each field once")
+    figures = [_figures(field, values.get(field), wrong) for field in _FIELDS]
     stage = match["stage"]
     if stage is not None and not (stage.isascii() and stage.isdecimal()):
         wrong.append(f"stage_id: expected a number of at least 0, got {stage!r:.60}")
         stage = None
-    forward, backward, activation, parameter = (figures[field] for field in _FIELDS)
+    forward, backward, activation, parameter = figures
     node = TextNode(
         match["id"],
         match["description"],
@@ -200,6 +193,20 @@ def _node(match: re.Match[str]) -> tuple[TextNode, list[str]]:
         None if stage is None else int(stage),
     )
     return node, wrong
+
+
+def _figures(field: str, text: str | None, wrong: list[str]) -> tuple[float, ...]:
+    """The numbers of a field; 0 after what is wrong about them is noted."""
+    if text is None:
+        wrong.append(f"{field}: missing")
+        return (0.0,)
+    is_time = field.endswith("time")
+    numbers = _numbers(text, _MAX_MS if is_time else MAX_BYTES)
+    if numbers is None or (is_time and len(numbers) > 1):
+        what = "a time in ms" if is_time else "bytes, or a list of bytes such as [8.0; 4.0]"
+        wrong.append(f"{field}: expected {what}, got {text!r:.60}")
+        return (0.0,)
+    return numbers
 
 
 def _numbers(text: str, most: float) -> tuple[float, ...] | None:
@@ -236,31 +243,43 @@ def to_profile(text: GraphText, path: Path) -> Profile:
         raise FileError(f"{path}: expected {GRAPH_TXT} with nodes that compute, it has only inputs")
     if not any(node.forward_ms or node.backward_ms for node in inner):
         raise FileError(f"{path}: expected {GRAPH_TXT} with times, all nodes take 0 ms")
-    graph = Graph(
+    return imported_profile(
+        _graph(inputs, inner, feeds),
+        ((node.forward_ms / 1000.0, node.backward_ms / 1000.0) for node in inner),
+    )
+
+
+def _graph(
+    inputs: Sequence[TextNode], inner: Sequence[TextNode], feeds: Mapping[str, Sequence[str]]
+) -> Graph:
+    """The graph of nodes that compute, in order, and of the inputs.
+
+    Args:
+        feeds: the nodes that feed each.
+    """
+    weighty = [node for node in inner if _whole(node.parameter_bytes)]
+    with_parameters = {node.name: (_parameter(node),) for node in weighty}
+    return Graph(
         operators=tuple(
             Operator(
                 name=node.name,
                 type=node.description,
                 inputs=tuple(feeds[node.name]),
                 outputs=(node.name,),
-                parameters=(_parameter(node),) if _whole(node.parameter_bytes) else (),
+                parameters=with_parameters.get(node.name, ()),
             )
             for node in inner
         ),
-        tensors=(
-            *(Tensor(n.name, *_shape(_whole(n.activation_bytes)), gradient=False) for n in inputs),
-            *(Tensor(n.name, *_shape(_whole(n.activation_bytes)), gradient=True) for n in inner),
+        tensors=tuple(
+            Tensor(one.name, *_shape(_whole(one.activation_bytes)), gradient=one not in inputs)
+            for one in (*inputs, *inner)
         ),
         parameters=tuple(
-            Parameter(_parameter(n), *_shape(_whole(n.parameter_bytes)), trainable=True)
-            for n in inner
-            if _whole(n.parameter_bytes)
+            Parameter(_parameter(node), *_shape(_whole(node.parameter_bytes)), trainable=True)
+            for node in weighty
         ),
         inputs=tuple(node.name for node in inputs),
         outputs=_sinks(inner, feeds),
-    )
-    return imported_profile(
-        graph, ((node.forward_ms / 1000.0, node.backward_ms / 1000.0) for node in inner)
     )
 
 
@@ -335,19 +354,14 @@ def from_profile(profile: Profile, stages: Mapping[str, int] | None = None) -> G
         stages: per operator, the stage to write; None writes none.
     """
     graph = profile.graph
-    tensors, read_by, made_by = tensors_by_name(graph), consumers(graph), producers(graph)
-    parameters = parameters_by_name(graph)
-    given = [operator.name for operator in graph.operators]
-    own = all(_NODE_ID.fullmatch(name) for name in (*given, *graph.inputs))
-    inputs = graph.inputs if own else tuple(name for name in graph.inputs if read_by[name])
-    everyone = (*inputs, *given)
-    names = everyone if own else tuple(f"node{i}" for i in range(1, len(everyone) + 1))
-    input_ids = dict(zip(inputs, names, strict=False))
-    ids = names[len(inputs) :]
+    tensors, made_by, parameters = (
+        tensors_by_name(graph), producers(graph), parameters_by_name(graph)
+    )  # fmt: skip
+    own, input_ids, ids = _node_ids(graph)
     nodes = [
-        TextNode(input_ids[name], f"Input{i}", 0.0, 0.0, (float(tensors[name].bytes),), (0.0,),
+        TextNode(one, f"Input{i}", 0.0, 0.0, (float(tensors[name].bytes),), (0.0,),
              None if stages is None else 0)
-        for i, name in enumerate(inputs)
+        for i, (name, one) in enumerate(input_ids.items())
     ]  # fmt: skip
     edges = []
     for v, (operator, cost) in enumerate(zip(graph.operators, profile.operators, strict=True)):
@@ -368,6 +382,18 @@ def from_profile(profile: Profile, stages: Mapping[str, int] | None = None) -> G
             for name in operator.inputs
         ]
     return GraphText(tuple(nodes), tuple(dict.fromkeys(edges)))
+
+
+def _node_ids(graph: Graph) -> tuple[bool, dict[str, str], Sequence[str]]:
+    """Whether the nodes are called as in the graph; the nodes of inputs by name, and those of the
+    operators.
+    """
+    read_by, given = consumers(graph), [operator.name for operator in graph.operators]
+    if all(_NODE_ID.fullmatch(name) for name in (*given, *graph.inputs)):
+        return True, {name: name for name in graph.inputs}, given
+    inputs = [name for name in graph.inputs if read_by[name]]
+    ids = [f"node{i}" for i in range(1, len(inputs) + len(given) + 1)]
+    return False, dict(zip(inputs, ids, strict=False)), ids[len(inputs) :]
 
 
 def to_text(graph: GraphText) -> str:

@@ -17,7 +17,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from planner.artefacts.formats.dnn_partitioning import Bytes, imported_profile
+from planner.artefacts.formats.dnn_partitioning import Bytes, imported_profile, unique_names
 from planner.artefacts.graph import MAX_BYTES, Graph, Operator, Parameter, Tensor
 from planner.artefacts.profile import MAX_SECONDS, Profile
 from planner.artefacts.strict import read_strict
@@ -215,7 +215,7 @@ def piper_profile(graph: PiperGraph) -> Profile:
     sizes: Mapping[int, dict[float, list[int]]] = {node.id: {} for node in graph.nodes}
     for edge in graph.edges:
         sizes[edge.source].setdefault(edge.bytes, []).append(edge.dest)
-    names = _unique(graph)
+    names = unique_names(graph.nodes)
     operators, times_s, stash_bytes = [], [], []
     tensors, parameters, read = [], [], {node.id: list[str]() for node in graph.nodes}
     for node in _sorted(graph):
@@ -233,10 +233,8 @@ def piper_profile(graph: PiperGraph) -> Profile:
         operators.append(Operator(name, "layer", inputs, tuple(made), (f"parameter{node.id}",)))
         times_s.append((tmpc.time_s / 3, tmpc.time_s * 2 / 3))
         stash_bytes.append(round(tmpc.memory_a_bytes))
-    unread = {tensor.name for tensor in tensors} - {
-        name for names in read.values() for name in names
-    }
-    ends = tuple(tensor.name for tensor in tensors if tensor.name in unread)
+    known = set().union(*read.values())
+    ends = tuple(tensor.name for tensor in tensors if tensor.name not in known)
     made_graph = Graph(tuple(operators), tuple(tensors), tuple(parameters), (), ends)
     return imported_profile(made_graph, times_s, stash_bytes)
 
@@ -261,12 +259,3 @@ def _sorted(graph: PiperGraph) -> list[PiperNode]:
     nodes = {node.id: node for node in graph.nodes}
     feeds = {node: sorted(sources) for node, sources in _neighbours(graph)[0].items()}
     return [nodes[node] for node in TopologicalSorter(feeds).static_order()]
-
-
-def _unique(graph: PiperGraph) -> list[str]:
-    """A name per layer; where several have the same, with its id."""
-    times = Counter(node.name for node in graph.nodes)
-    return [
-        node.name if node.name and times[node.name] == 1 else f"{node.name}#{node.id}"
-        for node in graph.nodes
-    ]

@@ -101,34 +101,20 @@ def _is_direct(dimensions: Sequence[NetworkDimension]) -> bool:
 
 def _wrong(plain: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Fields and the mistakes in them."""
-    checks: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
-        "topology": (
-            " or ".join(SHAPES),
-            lambda value: isinstance(value, str) and value in SHAPES,
-        ),
-        "npus_count": (
-            "a whole number above 1",
-            lambda value: isinstance(value, int) and not isinstance(value, bool) and value > 1,
-        ),
-        "bandwidth": ("GB/s above 0", lambda value: _is_number(value) and value > 0),
-        "latency": ("ns of at least 0", lambda value: _is_number(value) and value >= 0),
-    }
-    counts = {f: len(v) for f in FIELDS if isinstance(v := plain.get(f), list)}
-    for field, (what, is_good) in checks.items():
+    for field, (what, is_good) in _CHECKS.items():
         value = plain.get(field)
         if field not in plain:
             yield field, f"missing; expected a list, {what}, one for each dimension"
         elif not isinstance(value, list) or not value:
             yield field, f"expected a list, {what}, one for each dimension, got {shown(value)}"
         else:
-            for i, one in enumerate(value):
-                if not is_good(one):
-                    yield f"{field}[{i}]", f"expected {what}, got {shown(one)}"
+            wrong = ((i, one) for i, one in enumerate(value) if not is_good(one))
+            yield from ((f"{field}[{i}]", f"expected {what}, got {shown(one)}") for i, one in wrong)
+    counts = {f: len(v) for f in FIELDS if isinstance(v := plain.get(f), list)}
     if len(counts) == len(FIELDS) and len(set(counts.values())) > 1:
         yield "topology", f"expected lists of one length, got {_lengths(counts)}"
-    for field in plain:
-        if field not in FIELDS:
-            yield str(field), f"unknown field; known: {', '.join(FIELDS)}"
+    unknown = (str(field) for field in plain if field not in FIELDS)
+    yield from ((field, f"unknown field; known: {', '.join(FIELDS)}") for field in unknown)
 
 
 def _lengths(counts: Mapping[str, int]) -> str:
@@ -213,4 +199,11 @@ SHAPES: Mapping[str, Callable[[Sequence[str], str], list[tuple[str, str]]]] = {
     "Ring": _ring,
     "FullyConnected": _each_to_each,
     "Switch": _switch,
+}
+# What a value of a field has to be, in words and as a test.
+_CHECKS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
+    "topology": (" or ".join(SHAPES), lambda value: isinstance(value, str) and value in SHAPES),
+    "npus_count": ("a whole number above 1", lambda value: type(value) is int and value > 1),
+    "bandwidth": ("GB/s above 0", lambda value: _is_number(value) and value > 0),
+    "latency": ("ns of at least 0", lambda value: _is_number(value) and value >= 0),
 }

@@ -85,33 +85,33 @@ def to_topology(
     slots: Sequence[Slots],
     name: str,
     types: Mapping[str, DeviceType],
-    inside_bytes_per_s: float | None,
-    between_bytes_per_s: float | None,
+    rates: tuple[float | None, float | None],
     path: Path,
 ) -> Topology:
     """The cluster. Devices are numbered over all hosts.
 
     Args:
         types: by host.
-        inside_bytes_per_s: of the link between a device and its host.
-        between_bytes_per_s: of the link between a host and the switch that joins hosts.
+        rates: in bytes/s, of the link between a device and its host, and of the link between a host
+            and the switch that joins hosts.
 
     Raises:
         FileError: if a bandwidth is needed and not given.
     """
-    _check_rates(slots, inside_bytes_per_s, between_bytes_per_s, path)
+    _check_rates(slots, *rates, path)
+    inside, between = rates
     hosts = [one.host for one in slots for _ in range(one.count)]
     devices = [Device(f"gpu{d}", types[host].name, host) for d, host in enumerate(hosts)]
     links: list[Link] = []
     # A device alone on its host has the host's own way out; a single one needs none at all.
-    inside = inside_bytes_per_s or between_bytes_per_s
-    if inside is not None:
+    rate = inside or between
+    if rate is not None:
         for device in devices:
-            links += both_ways(device.name, device.host, inside, INSIDE_LATENCY_S, "inside")
+            links += both_ways(device.name, device.host, rate, INSIDE_LATENCY_S, "inside")
     joined = len(slots) > 1
-    if joined and between_bytes_per_s is not None:
-        between = between_bytes_per_s, BETWEEN_LATENCY_S, "network"
-        links += [link for one in slots for link in both_ways(one.host, "network", *between)]
+    if joined and between is not None:
+        for one in slots:
+            links += both_ways(one.host, "network", between, BETWEEN_LATENCY_S, "network")
     kinds = {kind.name: kind for kind in types.values()}
     return Topology(
         name=name,

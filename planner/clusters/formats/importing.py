@@ -37,6 +37,7 @@ def detect(text: str, path: Path) -> str:
 def import_topology(
     path: Path,
     form: str | None = None,
+    *,
     device: str | None = None,
     types: Mapping[str, str] | None = None,
     inside_bytes_per_s: float | None = None,
@@ -59,24 +60,10 @@ def import_topology(
         raise OptionError(f"unknown format {form!r}; known: {', '.join(LOOKS_LIKE)}")
     text = read_text(path, "a description of a cluster", "give another file", MAX_CLUSTER_BYTES)
     form = form or detect(text, path)
-    given, name = dict(types or {}), printable(path.stem)
     rates = inside_bytes_per_s, between_bytes_per_s
     if form != HOSTFILE and rates != (None, None):
         raise OptionError(f"--inside and --between are for hostfiles, and {path} is {form}")
-    if form == ASTRA_SIM:
-        if given:
-            raise OptionError(f"--type: {path} has no names of hosts; give one type with --device")
-        kind = _kinds(["all devices"], device, {}, path)["all devices"]
-        topology = astra_sim.to_topology(astra_sim.parse(text, path), name, kind)
-    elif form == HOSTFILE:
-        slots = hostfile.parse(text, path)
-        kinds = _kinds([one.host for one in slots], device, given, path)
-        topology = hostfile.to_topology(slots, name, kinds, *rates, path)
-    else:
-        matrix = nvidia_smi.parse(text, path)
-        lower = {key.lower(): value for key, value in given.items()}
-        kinds = _kinds([one.lower() for one in matrix.names], device, lower, path)
-        topology = nvidia_smi.to_topology(matrix, name, tuple(kinds.values()), path)
+    topology = _converted(text, form, path, device=device, given=dict(types or {}), rates=rates)
     wrong = problems(topology)
     if wrong:
         raise FileError("\n".join(f"{path}: {one}" for one in wrong))
@@ -85,6 +72,32 @@ def import_topology(
     except TopologyError as error:
         raise FileError(f"{path}: {error}") from None
     return topology
+
+
+def _converted(
+    text: str,
+    form: str,
+    path: Path,
+    *,
+    device: str | None,
+    given: Mapping[str, str],
+    rates: tuple[float | None, float | None],
+) -> Topology:
+    """The cluster in a text; see `import_topology`."""
+    name = printable(path.stem)
+    if form == ASTRA_SIM:
+        if given:
+            raise OptionError(f"--type: {path} has no names of hosts; give one type with --device")
+        kind = _kinds(["all devices"], device, {}, path)["all devices"]
+        return astra_sim.to_topology(astra_sim.parse(text, path), name, kind)
+    if form == HOSTFILE:
+        slots = hostfile.parse(text, path)
+        kinds = _kinds([one.host for one in slots], device, given, path)
+        return hostfile.to_topology(slots, name, kinds, rates, path)
+    matrix = nvidia_smi.parse(text, path)
+    lower = {key.lower(): value for key, value in given.items()}
+    kinds = _kinds([one.lower() for one in matrix.names], device, lower, path)
+    return nvidia_smi.to_topology(matrix, name, tuple(kinds.values()), path)
 
 
 def _kinds(

@@ -15,6 +15,7 @@ the place in the PCIe tree is that of its NUMA nodes. Network cards are left out
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -233,7 +234,9 @@ def _nvlinks(
     for group in components(counts):
         own = {pair: n for pair, n in counts.items() if pair[0] in group}
         chips = {i: _figure_of(NVLINK, types[i], "NVLink", path) for i in group}
-        total = {i: sum(n for (a, _), n in own.items() if a == i) for i in group}
+        total = Counter[int]()
+        for (i, _), n in own.items():
+            total[i] += n
         if all(total[i] <= chips[i][0] for i in group):
             for (i, j), n in own.items():
                 rate = n * min(chips[i][1], chips[j][1])

@@ -39,7 +39,7 @@ from planner.clusters.probing.link_fit import (
     PairFit,
     classes,
     clusters,
-    middle,
+    geometric_middle,
 )
 from planner.clusters.routes import routes
 from planner.support.arrays import Floats
@@ -423,7 +423,7 @@ def _matrices(count: int, fits: Mapping[Pair, PairFit]) -> tuple[Floats, Floats]
     bandwidth, latency = np.full((count, count), inf), np.zeros((count, count))
     ordered = sorted(fits)
     for group in clusters([fits[pair].bandwidth_bytes_per_s for pair in ordered]):
-        width = middle([fits[ordered[i]].bandwidth_bytes_per_s for i in group])
+        width = geometric_middle([fits[ordered[i]].bandwidth_bytes_per_s for i in group])
         for i in group:
             bandwidth[ordered[i]], latency[ordered[i]] = width, fits[ordered[i]].latency_s
     return bandwidth, latency

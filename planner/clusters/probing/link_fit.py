@@ -199,7 +199,7 @@ def fit_all(measured: Iterable[PairTimes], names: Sequence[str]) -> dict[Pair, P
     return fits
 
 
-def suspects(measured: Iterable[PairTimes], names: Sequence[str]) -> list[Pair]:
+def pairs_to_repeat(measured: Iterable[PairTimes], names: Sequence[str]) -> list[Pair]:
     """The pairs whose fit is absurd, to be measured again."""
     absurd = []
     for times in measured:
@@ -210,12 +210,12 @@ def suspects(measured: Iterable[PairTimes], names: Sequence[str]) -> list[Pair]:
     return absurd
 
 
-def calmer(one: PairTimes, other: PairTimes) -> PairTimes:
+def shorter_times(one: PairTimes, other: PairTimes) -> PairTimes:
     """Two measurements of a pair as one: the shorter time of each size, because a disturbance only
     makes a transfer longer.
 
     >>> first = PairTimes(0, 1, (8, 9), (5.0, 1.0), (0.1, 0.1))
-    >>> calmer(first, PairTimes(0, 1, (8,), (2.0,), (0.0,)))
+    >>> shorter_times(first, PairTimes(0, 1, (8,), (2.0,), (0.0,)))
     PairTimes(source=0, target=1, sizes_bytes=(8, 9), times_s=(2.0, 1.0), spreads=(0.0, 0.1))
     """
     best: dict[int, tuple[float, float]] = {}
@@ -264,20 +264,21 @@ def classes(fits: Mapping[Pair, PairFit], kinds: Mapping[Pair, str]) -> tuple[Li
         pairs = sorted(pair for pair in kinds if kinds[pair] == kind)
         for wide in clusters([fits[pair].bandwidth_bytes_per_s for pair in pairs]):
             for near in clusters([fits[pairs[i]].latency_s for i in wide]):
-                members = [fits[pairs[wide[i]]] for i in near]
-                merged.append(
-                    LinkClass(
-                        kind,
-                        tuple((one.source, one.target) for one in members),
-                        middle([one.latency_s for one in members]),
-                        middle([one.bandwidth_bytes_per_s for one in members]),
-                        max(one.error for one in members),
-                        max(one.spread for one in members),
-                    )
-                )
+                merged.append(_link_class(kind, [fits[pairs[wide[i]]] for i in near]))
     return tuple(sorted(merged, key=lambda one: (-one.bandwidth_bytes_per_s, one.pairs)))
 
 
-def middle(values: Sequence[float]) -> float:
+def _link_class(kind: str, members: Sequence[PairFit]) -> LinkClass:
+    return LinkClass(
+        kind,
+        tuple((one.source, one.target) for one in members),
+        geometric_middle([one.latency_s for one in members]),
+        geometric_middle([one.bandwidth_bytes_per_s for one in members]),
+        max(one.error for one in members),
+        max(one.spread for one in members),
+    )
+
+
+def geometric_middle(values: Sequence[float]) -> float:
     """The middle of a range by ratio: both ends are the same factor away."""
     return float(np.sqrt(min(values) * max(values)))

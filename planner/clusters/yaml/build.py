@@ -82,25 +82,28 @@ def build(body: BodySchema, where: str, context: BodyContext) -> Topology:
         base = context.other(f"{where}extends", body.extends)
         if base is None:
             return _EMPTY
-    given = body.model_fields_set
-    regular = bool(body.levels or (base and base.levels and not given & set(_EXPLICIT_ONLY)))
+    regular = bool(body.levels)
+    if base is not None and base.levels:
+        regular = regular or body.model_fields_set.isdisjoint(_EXPLICIT_ONLY)
     against = _EXPLICIT_ONLY if regular else ("device", "host")
-    clashing = [name for name in against if name in given]
+    clashing = [name for name in against if name in body.model_fields_set]
     if not (body.levels or body.devices or body.hosts or base):
         context.wrong.append(f"{where}{_EITHER}, got neither")
-    elif clashing:
+        return _EMPTY
+    if clashing:
         ruler = "levels" if regular else "devices"
         context.wrong.append(
             f"{where}{', '.join(clashing)}: {_EITHER}, got {ruler}; leave out what is not meant"
         )
-    elif regular:
-        return _with_tables(_regular(body, base, where, context), body.tables, where, context)
+        return _EMPTY
+    if regular:
+        topology = _regular(body, base, where, context)
     else:
         draft = _Draft(where, context)
         draft.extend(base or _EMPTY)
         draft.add(body)
-        return _with_tables(draft.topology(), body.tables, where, context)
-    return _EMPTY
+        topology = draft.topology()
+    return _with_tables(topology, body.tables, where, context)
 
 
 def extended(base: Topology, body: BodySchema, types: Mapping[str, DeviceType]) -> Topology:
@@ -301,13 +304,7 @@ class _Draft:
         elif given.name is None and given.count is None:
             self.complain(f"{place}.name", "missing, or `template`")
         elif (old := self._inherited(place, "host", stem, given.count, self.hosts)) is not None:
-            for name in old:
-                new, host = _host(given, name), self.hosts[name]
-                if "cores" in given.model_fields_set:
-                    host = replace(host, cores=new.cores)
-                if "memory" in given.model_fields_set:
-                    host = replace(host, memory_bytes=new.memory_bytes)
-                self.hosts[name] = host
+            self.hosts |= {name: _changed_host(self.hosts[name], given) for name in old}
         elif self._has_room(place, switches=given.count or 1):
             for name in self._new(f"{place}.name", stem, given.count):
                 self.hosts[name] = _host(given, name)
@@ -375,16 +372,11 @@ class _Draft:
         )
 
     def _add_devices(self, place: str, given: DeviceSchema) -> None:
-        types = self._types()
-        if given.type is not None and given.type not in types:
-            self.complain(f"{place}.type", _unknown_type(given.type, types))
-        if given.host is not None and given.host not in self.hosts and not self.partial:
-            self.complain(f"{place}.host", f"unknown host {given.host!r}")
+        self._check_device(place, given)
         old = self._inherited(place, "device", given.name, given.count, self.devices)
         if old is not None:
             changes = _given(type=given.type, host=given.host)
-            for name in old:
-                self.devices[name] = replace(self.devices[name], **changes)
+            self.devices |= {name: replace(self.devices[name], **changes) for name in old}
             return
         for key, value in (("type", given.type), ("host", given.host)):
             if value is None:
@@ -393,6 +385,13 @@ class _Draft:
             return
         for name in self._new(f"{place}.name", given.name, given.count):
             self.devices[name] = Device(name, given.type or "", given.host or "")
+
+    def _check_device(self, place: str, given: DeviceSchema) -> None:
+        types = self._types()
+        if given.type is not None and given.type not in types:
+            self.complain(f"{place}.type", _unknown_type(given.type, types))
+        if given.host is not None and given.host not in self.hosts and not self.partial:
+            self.complain(f"{place}.host", f"unknown host {given.host!r}")
 
     # Links ----------------------------------------------------------------------------------------
 
@@ -409,19 +408,20 @@ class _Draft:
         self.pairs += len(ends[0]) * len(ends[1])
         if not self._fits(place, 0, 0, self.pairs):
             return
-        ways = dict.fromkeys(
-            way
-            for p, q in product(*ends)
-            if p != q
-            for way in ([(p, q), (q, p)] if both else [(p, q)])
-        )
+        ways = {(p, q): None for p, q in product(*ends) if p != q}
+        if both:
+            ways = dict.fromkeys(one for p, q in ways for one in ((p, q), (q, p)))
+        self._claim_links(place, ways)
+        self._put_links(place, list(ways), given)
+
+    def _claim_links(self, place: str, ways: Iterable[tuple[str, str]]) -> None:
+        """Notes that the body gives these links, which it may not give twice."""
         twice = [way for way in ways if way in self.own]
         self.own |= set(ways)
         if twice:
             (p, q), *more = twice
             also = f", and {len(more)} more" if more else ""
             self.complain(place, f"{p} -> {q} is there twice{also}")
-        self._put_links(place, list(ways), given)
 
     def _put_links(self, place: str, ways: Sequence[tuple[str, str]], given: LinkSchema) -> None:
         """New links, which replace older ones; or, with only some of the fields, changes of links
@@ -481,6 +481,13 @@ def _host(given: HostSchema, name: str) -> Host:
     )
 
 
+def _changed_host(host: Host, given: HostSchema) -> Host:
+    """A host with the figures that are given."""
+    new, names = _host(given, host.name), {"cores": "cores", "memory": "memory_bytes"}
+    given_names = given.model_fields_set & names.keys()
+    return replace(host, **{names[one]: getattr(new, names[one]) for one in given_names})
+
+
 def _link_changes(given: LinkSchema) -> dict[str, Any]:
     """The fields of a `Link` that are given, without its ends."""
     return _given(
@@ -532,30 +539,37 @@ def _regular(body: BodySchema, base: Topology | None, where: str, context: BodyC
         context.wrong.append(f"{where}levels: {_EITHER}; the extended topology has devices")
         return _EMPTY
     levels = _changed_levels(body, levels, where, context)
-    device = body.device or (base.devices[0].type if base else None)
-    host = body.host
-    if host is not None and host.model_fields_set - {"cores", "memory"}:
-        field_name = min(host.model_fields_set - {"cores", "memory"})
+    kind = _type_of_all(body, base, where, context)
+    size = too_many_levels(levels) if levels else None
+    if kind is not None and size is not None:
+        context.wrong.append(f"{where}levels: {size}")
+    if kind is None or size is not None or not levels:
+        return _EMPTY
+    kept = base.hosts[0] if base else Host("")
+    made = from_levels(tuple(levels), kind, _host(body.host, "") if body.host else kept)
+    names = {one.name for one in made.devices}
+    return replace(made, tables=tables_among(base.tables, names) if base else ())
+
+
+def _type_of_all(
+    body: BodySchema, base: Topology | None, where: str, context: BodyContext
+) -> DeviceType | None:
+    """The type of all devices of a hierarchy; None after its mistakes, and those of its host, are
+    noted.
+    """
+    stray = body.host.model_fields_set - {"cores", "memory"} if body.host is not None else None
+    if stray:
         context.wrong.append(
-            f"{where}host.{field_name}: unknown field; `levels` names its hosts itself"
+            f"{where}host.{min(stray)}: unknown field; `levels` names its hosts itself"
         )
+    device = body.device or (base.devices[0].type if base else None)
     if device is None:
         context.wrong.append(f"{where}device: missing; `levels` needs the type of all devices")
-        return _EMPTY
+        return None
     types = {**context.types, **({t.name: t for t in base.device_types} if base else {})}
     if device not in types:
         context.wrong.append(f"{where}device: {_unknown_type(device, types)}")
-        return _EMPTY
-    kept = _host(host, "") if host else (base.hosts[0] if base else Host(""))
-    if not levels:
-        return _EMPTY
-    size = too_many_levels(levels)
-    if size is not None:
-        context.wrong.append(f"{where}levels: {size}")
-        return _EMPTY
-    made = from_levels(tuple(levels), types[device], kept)
-    names = {one.name for one in made.devices}
-    return replace(made, tables=tables_among(base.tables, names) if base else ())
+    return types.get(device)
 
 
 def too_many_levels(levels: Sequence[Level]) -> str | None:

@@ -1,7 +1,7 @@
 """The YAML of a topology as it stands in a file: fields, units, and every mistake in them."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -286,28 +286,26 @@ def checked_topology(plain: Mapping[str, Any], path: Path) -> tuple[TopologySche
 
 def _mend(plain: dict[str, Any], location: tuple[int | str, ...], kind: str) -> None:
     """Takes an unknown field out of a file, or replaces a wrong quantity by a sound one."""
-    if not location:  # what is wrong about the file as a whole stays
-        return
-    first, *_ = location
-    if first == "tables":
-        plain.pop("tables", None)
-        return
-    if first == "device_types" and len(location) > 1 and isinstance(plain["device_types"], dict):
-        plain["device_types"][location[1]] = _SOUND_TYPE
-        return
-    if location == ("name",):
-        plain["name"] = ""
-        return
-    *outer, last = location
-    part: Any = plain
-    for step in outer:
-        if not isinstance(part, dict | list):
-            return
+    match location:  # what is wrong about the file as a whole, at (), stays
+        case ("tables", *_):
+            plain.pop("tables", None)
+        case ("device_types", name, *_) if isinstance(plain["device_types"], dict):
+            plain["device_types"][name] = _SOUND_TYPE
+        case ("name",):
+            plain["name"] = ""
+        case (*outer, last):
+            part = _part(plain, outer)
+            if kind == "extra_forbidden" and isinstance(part, dict):
+                part.pop(last, None)
+            elif isinstance(part, dict) and last in _SOUND:
+                part[last] = _SOUND[str(last)]
+
+
+def _part(plain: Any, steps: Sequence[int | str]) -> Any:
+    """A part of a file; None if there is none."""
+    for step in steps:
         try:
-            part = part[step]  # type: ignore[index]
-        except (KeyError, IndexError):
-            return
-    if kind == "extra_forbidden" and isinstance(part, dict):
-        part.pop(last, None)
-    elif isinstance(part, dict) and last in _SOUND:
-        part[last] = _SOUND[str(last)]
+            plain = plain[step]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return plain

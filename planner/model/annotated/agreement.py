@@ -1,28 +1,27 @@
 """Whether an annotated file still belongs to a plan."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from google.protobuf.message import DecodeError
-from onnx import ModelProto
+from onnx import ModelProto, NodeProto
 
 from planner.artefacts.plan import Plan
+from planner.artefacts.strategy import Stage
 from planner.model.annotated.annotations import (
     CONFIGURATION,
-    INNER_STAGES,
-    SENDS,
     STAGE_DEVICES,
+    NodeNote,
     device_names,
-    note_of,
+    read_note,
     stage_devices,
-    stage_of,
     stages_of,
     transfers,
 )
-from planner.model.annotated.shards import Shards, read_shards, replica_ranks, shards_of
+from planner.model.annotated.shards import Shards, replica_ranks, shards_of
 from planner.model.annotated.write import MODEL_HASH, short
 from planner.model.load import content_hash, read_proto
 from planner.model.protos import metadata
@@ -85,11 +84,16 @@ def _differences(plan: Plan, file: ModelFile, *, weights: bool) -> Iterator[str]
     found_hash = content_hash(proto, file) if weights else notes.get(MODEL_HASH)
     if found_hash != plan.model_hash:
         yield f"it is model {short(found_hash)}, the strategy is for {short(plan.model_hash)}"
+    said = {node.name: read_note(node) for node in proto.graph.node}
     yield from _other_devices(plan, proto)
-    yield from _other_stages(plan, proto, is_model=found_hash == plan.model_hash)
-    yield from _other_shards(plan, proto)
+    yield from _other_stages(plan, said, is_model=found_hash == plan.model_hash)
+    nodes = {node.name: node for node in proto.graph.node}
+    for name, stage in stages_of(plan).items():
+        if name in nodes:
+            shards = {one.tensor: one for one in said[name].shards}
+            yield from _other_shards(plan, plan.strategy.stages[stage], nodes[name], shards)
     if STAGE_DEVICES in notes:  # older files have neither these nor transfers
-        yield from _other_transfers(plan, proto)
+        yield from _other_transfers(plan, notes[STAGE_DEVICES], said)
 
 
 def _other_devices(plan: Plan, proto: ModelProto) -> Iterator[str]:
@@ -100,11 +104,12 @@ def _other_devices(plan: Plan, proto: ModelProto) -> Iterator[str]:
         yield f"its devices are {', '.join(names) or 'not named'}, the strategy's {wanted}"
 
 
-def _other_stages(plan: Plan, proto: ModelProto, *, is_model: bool) -> Iterator[str]:
-    found = {node.name: stage_of(node) for node in proto.graph.node}
-    for node in proto.graph.node:
-        inner = note_of(node, INNER_STAGES)
-        found |= inner if isinstance(inner, dict) else {}
+def _other_stages(
+    plan: Plan, said: Mapping[str, NodeNote], *, is_model: bool
+) -> Iterator[str]:  # fmt: skip
+    found: dict[str, int | None] = {name: note.stage for name, note in said.items()}
+    for note in said.values():
+        found |= note.inner
     for name, stage in stages_of(plan).items():
         if name not in found and is_model:
             continue  # an operator that reading the model adds, such as a tied weight's Transpose
@@ -114,36 +119,32 @@ def _other_stages(plan: Plan, proto: ModelProto, *, is_model: bool) -> Iterator[
             yield f"it puts {name} in stage {found[name]}, the strategy in stage {stage}"
 
 
-def _other_shards(plan: Plan, proto: ModelProto) -> Iterator[str]:
-    """Nodes whose tensors do not lie as a rule of the strategy says. Which of a node's inputs a
-    spec is of is known to the graph alone; outputs have the node's order.
+def _other_shards(
+    plan: Plan, stage: Stage, node: NodeProto, found: Mapping[str, Shards]
+) -> Iterator[str]:
+    """Whether a node's tensors do not lie as a rule of the strategy says. Which of a node's inputs
+    a spec is of is known to the graph alone; outputs have the node's order.
     """
-    nodes = {node.name: node for node in proto.graph.node}
-    for name, s in stages_of(plan).items():
-        stage, node = plan.strategy.stages[s], nodes.get(name)
-        if node is None:
-            continue
-        found = read_shards(node, CONFIGURATION)
-        rule = stage.sharding and stage.sharding.rules.get(name)
-        if stage.sharding is None or rule is None:
-            whole = stage.sharding is not None
-            odd = next((one for one in found.values() if one.cuts or not whole), None)
-            if odd is not None:
-                yield f"{name} cuts {odd.tensor}, the strategy does not"
-            continue
-        replicas = replica_ranks(plan, stage)
-        wanted = {
-            spec: shards_of("", spec, stage.sharding, replicas)
-            for spec in (*rule.inputs, *rule.outputs)
-        }
-        # An operator may stand for several nodes: what a SplitToSequence makes is no tensor of its.
-        alike = len(node.output) == len(rule.outputs)
-        made = dict(zip(node.output, rule.outputs, strict=True)) if alike else {}
-        for tensor in sorted({*found, *made}):
-            one = found.get(tensor)
-            allowed = [wanted[made[tensor]]] if tensor in made else list(wanted.values())
-            if (one and replace(one, tensor="")) not in allowed:
-                yield f"{name} cuts {tensor} {_cut(one)}, the strategy {_cut(allowed[0])}"
+    rule = stage.sharding and stage.sharding.rules.get(node.name)
+    if stage.sharding is None or rule is None:
+        whole = stage.sharding is not None
+        odd = next((one for one in found.values() if one.cuts or not whole), None)
+        if odd is not None:
+            yield f"{node.name} cuts {odd.tensor}, the strategy does not"
+        return
+    replicas = replica_ranks(plan, stage)
+    wanted = {
+        spec: shards_of("", spec, stage.sharding, replicas)
+        for spec in (*rule.inputs, *rule.outputs)
+    }
+    # An operator may stand for several nodes: what a SplitToSequence makes is no tensor of its.
+    alike = len(node.output) == len(rule.outputs)
+    made = dict(zip(node.output, rule.outputs, strict=True)) if alike else {}
+    for tensor in sorted({*found, *made}):
+        one = found.get(tensor)
+        allowed = [wanted[made[tensor]]] if tensor in made else list(wanted.values())
+        if (one and replace(one, tensor="")) not in allowed:
+            yield f"{node.name} cuts {tensor} {_cut(one)}, the strategy {_cut(allowed[0])}"
 
 
 def _cut(shards: Shards | None) -> str:
@@ -156,26 +157,19 @@ def _cut(shards: Shards | None) -> str:
     return f"{' and '.join(parts)} for devices {[list(group) for group in shards.devices]}"
 
 
-def _other_transfers(plan: Plan, proto: ModelProto) -> Iterator[str]:
-    notes = metadata(proto)
-    if notes[STAGE_DEVICES] != json.dumps(stage_devices(plan)):
-        yield (
-            f"its stages are on {notes[STAGE_DEVICES]}, the strategy's on"
-            f" {json.dumps(stage_devices(plan))}"
-        )
+def _other_transfers(plan: Plan, devices: str, said: Mapping[str, NodeNote]) -> Iterator[str]:
+    if devices != json.dumps(stage_devices(plan)):
+        yield f"its stages are on {devices}, the strategy's on {json.dumps(stage_devices(plan))}"
     wanted = {one["tensor"]: one for one in transfers(plan)}
-    found = dict(_sent(proto))
+    found = {
+        str(one.get("tensor")) if isinstance(one, dict) else "?": one
+        for note in said.values()
+        for one in note.sends
+    }
     for tensor in sorted(wanted.keys() | found.keys()):
         one, other = found.get(tensor), wanted.get(tensor)
         if one != other:
             yield f"it sends {tensor} {_told(one)}, the strategy {_told(other)}"
-
-
-def _sent(proto: ModelProto) -> Iterator[tuple[str, Any]]:
-    for node in proto.graph.node:
-        entries = note_of(node, SENDS)
-        for one in entries if isinstance(entries, list) else ():
-            yield str(one.get("tensor")) if isinstance(one, dict) else "?", one
 
 
 def _told(one: Any) -> str:

@@ -17,21 +17,82 @@ Everything else is metadata, which other tools skip:
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from onnx import ModelProto, NodeProto
 
-from planner.artefacts.graph import consumers, producers
+from planner.artefacts.graph import Graph, consumers, producers
 from planner.artefacts.modules import from_to
 from planner.artefacts.plan import Plan
-from planner.model.annotated.shards import shards_by_operator, write_shards
+from planner.model.annotated.shards import Shards, read_shards, shards_by_operator, write_shards
 from planner.model.load import Model, first_consumers
-from planner.model.protos import metadata, set_metadata, subgraphs
+from planner.model.protos import metadata, nodes_of, set_metadata
 from planner.support.errors import FileError
 
 CONFIGURATION = "planner"
 STAGE_MODULES, STAGE_DEVICES = "planner.stage_modules", "planner.stage_devices"
 INNER_STAGES, SENDS, RECEIVES = "planner.stages", "planner.sends", "planner.receives"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeNote:
+    """What an annotated file says at a node.
+
+    Attributes:
+        stage: of the pipeline; None where it has none of ours.
+        inner: the stages of the operators that came out of it, by name.
+        shards: how the tensors lie that it reads and makes, where its operator is split.
+        sends: the tensors that it makes and other stages read, as `transfers` has them.
+        receives: names of the tensors that it reads and other stages make.
+    """
+
+    stage: int | None
+    inner: Mapping[str, int] = field(default_factory=dict)
+    shards: tuple[Shards, ...] = ()
+    sends: tuple[Any, ...] = ()
+    receives: tuple[str, ...] = ()
+
+
+def _write_note(node: NodeProto, note: NodeNote, graph: Graph) -> None:
+    """Puts a note into a node's message, in place of an older one; the nodes of its subgraphs get
+    its stage.
+    """
+    for one in nodes_of([node]):
+        del one.device_configurations[:]
+        one.device_configurations.add(configuration_id=CONFIGURATION, pipeline_stage=note.stage)
+    for shards in note.shards:
+        write_shards(node.device_configurations[0], node, shards, graph)
+    contents = {INNER_STAGES: note.inner, SENDS: note.sends, RECEIVES: note.receives}
+    set_metadata(node, dict.fromkeys(contents))  # older ones may have stood in another order
+    set_metadata(
+        node, {key: json.dumps(one, sort_keys=True) for key, one in contents.items() if one}
+    )
+
+
+def read_note(node: NodeProto) -> NodeNote:
+    """The note in a node's message. What is damaged counts as not there."""
+    notes = metadata(node)
+
+    def content(key: str, kind: type) -> Any:
+        try:
+            found = json.loads(notes.get(key, "null"))
+        except ValueError:
+            found = None
+        return found if isinstance(found, kind) else kind()
+
+    stages = (
+        int(one.pipeline_stage)
+        for one in node.device_configurations
+        if one.configuration_id == CONFIGURATION and one.HasField("pipeline_stage")
+    )
+    return NodeNote(
+        stage=next(stages, None),
+        inner=content(INNER_STAGES, dict),
+        shards=tuple(read_shards(node, CONFIGURATION).values()),
+        sends=tuple(content(SENDS, list)),
+        receives=tuple(content(RECEIVES, list)),
+    )
 
 
 def annotate(proto: ModelProto, model: Model, plan: Plan) -> None:
@@ -47,27 +108,31 @@ def annotate(proto: ModelProto, model: Model, plan: Plan) -> None:
     del proto.configuration[:]
     devices = device_names(plan)
     proto.configuration.add(name=CONFIGURATION, num_devices=len(devices), device=devices)
+    notes = _notes(proto, model, plan)
+    for node in proto.graph.node:
+        _write_note(node, notes[node.name], model.graph)
+    entries = {STAGE_DEVICES: json.dumps(stage_devices(plan))}
+    if plan.modules:
+        entries[STAGE_MODULES] = json.dumps([from_to(paths) for paths in plan.modules])
+    set_metadata(proto, entries)
+
+
+def _notes(proto: ModelProto, model: Model, plan: Plan) -> dict[str, NodeNote]:
+    """The note of each node."""
     stages, needed_by, inner = stages_of(plan), first_consumers(model), _inner(model, plan)
     operators = {operator.name: operator for operator in model.graph.operators}
-    node_stages: dict[str, int] = {}
+    notes = {}
     for node in proto.graph.node:
         own = stages[needed_by.get(node.name, node.name)]
         within = {node.name: own} | inner[node.name] if node.name in inner else {}
-        node_stages[node.name] = min(within.values(), default=own)
-        _annotate(node, node_stages[node.name])
+        stage, shards = min(within.values(), default=own), tuple[Shards, ...]()
         if node.name in operators:
-            stage = plan.strategy.stages[node_stages[node.name]]
-            for shards in shards_by_operator(plan, stage, operators[node.name]):
-                write_shards(node.device_configurations[0], node, shards, model.graph)
-        _note(node, INNER_STAGES, within)
-    sends, receives = _transfers(model, plan, node_stages)
-    for node in proto.graph.node:
-        _note(node, SENDS, sends.get(node.name, []))
-        _note(node, RECEIVES, receives.get(node.name, []))
-    notes: dict[str, str | None] = {STAGE_DEVICES: json.dumps(stage_devices(plan))}
-    if plan.modules:
-        notes[STAGE_MODULES] = json.dumps([from_to(paths) for paths in plan.modules])
-    set_metadata(proto, notes)
+            shards = tuple(
+                shards_by_operator(plan, plan.strategy.stages[stage], operators[node.name])
+            )
+        notes[node.name] = NodeNote(stage, within, shards)
+    _add_transfers(notes, model, plan)
+    return notes
 
 
 def device_names(plan: Plan) -> list[str]:
@@ -103,29 +168,6 @@ def transfers(plan: Plan) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-# ---------------------------------------------------------------------------------- reading
-
-
-def note_of(node: NodeProto, key: str) -> Any:
-    """The JSON in an entry of a node's metadata; None if there is none, or it is damaged."""
-    text = metadata(node).get(key, "null")
-    try:
-        return json.loads(text)
-    except ValueError:
-        return None
-
-
-def stage_of(node: NodeProto) -> int | None:
-    """The pipeline stage of a node; None if it has none of ours."""
-    for one in node.device_configurations:
-        if one.configuration_id == CONFIGURATION and one.HasField("pipeline_stage"):
-            return int(one.pipeline_stage)
-    return None
-
-
-# ---------------------------------------------------------------------------------- writing
-
-
 def _names(plan: Plan) -> dict[int, str]:
     return {one.device: one.name for one in plan.prediction.devices}
 
@@ -145,47 +187,30 @@ def _inner(model: Model, plan: Plan) -> dict[str, dict[str, int]]:
     return inner
 
 
-def _transfers(
-    model: Model, plan: Plan, node_stages: Mapping[str, int]
-) -> tuple[dict[str, list[dict[str, Any]]], dict[str, list[str]]]:
-    """Per node, what it sends, and names of what it receives.
+def _add_transfers(notes: dict[str, NodeNote], model: Model, plan: Plan) -> None:
+    """Adds what the nodes send and receive to their notes.
 
     A tensor that no node makes, because reading the model adds its operator, stands at the first
     node of its stage.
     """
     graph, stages = model.graph, stages_of(plan)
     made_by, read_by = producers(graph), consumers(graph)
-    first: dict[int, str] = {}
-    for name, stage in node_stages.items():
-        first.setdefault(stage, name)
+    first: dict[int | None, str] = {}
+    for name, note in notes.items():
+        first.setdefault(note.stage, name)
 
     def node_of(operator: int | None) -> str:
         name = "" if operator is None else graph.operators[operator].name
         return model.expanded.get(name, name)
 
-    sends: dict[str, list[dict[str, Any]]] = {}
-    receives: dict[str, list[str]] = {}
     for one in transfers(plan):
         tensor, source = one["tensor"], one["from"]["stage"]
         maker = node_of(made_by.get(tensor))
-        if maker not in node_stages:
-            maker = first.get(source, next(iter(node_stages)))
-        sends.setdefault(maker, []).append(one)
+        if maker not in notes:
+            maker = first.get(source, next(iter(notes)))
+        notes[maker] = replace(notes[maker], sends=(*notes[maker].sends, one))
         for reader in read_by.get(tensor, ()):
-            if stages[graph.operators[reader].name] != source:
-                names = receives.setdefault(node_of(reader), [])
-                names += [] if tensor in names else [tensor]
-    return sends, receives
-
-
-def _annotate(node: NodeProto, stage: int) -> None:
-    del node.device_configurations[:]
-    node.device_configurations.add(configuration_id=CONFIGURATION, pipeline_stage=stage)
-    for graph in subgraphs(node):
-        for inner in graph.node:
-            _annotate(inner, stage)
-
-
-def _note(node: NodeProto, key: str, content: Any) -> None:
-    """Writes an entry into a node's metadata in place of an older one; none if it is empty."""
-    set_metadata(node, {key: json.dumps(content, sort_keys=True) if content else None})
+            there = notes.get(node_of(reader))
+            if there is not None and stages[graph.operators[reader].name] != source:
+                names = tuple(dict.fromkeys((*there.receives, tensor)))
+                notes[node_of(reader)] = replace(there, receives=names)

@@ -49,15 +49,15 @@ def shards_of(
     """
     if "P" in spec or any(blocks_of(part) > 1 for part in spec):
         return None
-    dims = sorted({dim for part in spec if (dim := dim_of(part)) is not None})
-    axes = [[a for a, part in enumerate(spec) if dim_of(part) == dim] for dim in dims]
-    cuts = tuple(
-        (dim, prod(sharding.mesh[a] for a in of)) for dim, of in zip(dims, axes, strict=True)
-    )
-    coordinates = list(product(*map(range, sharding.mesh)))  # row-major, as devices stand
+    axes: dict[int, list[int]] = {}
+    for axis, part in enumerate(spec):
+        if (dim := dim_of(part)) is not None:
+            axes.setdefault(dim, []).append(axis)
+    cuts = tuple((dim, prod(sharding.mesh[a] for a in axes[dim])) for dim in sorted(axes))
     holders: dict[tuple[tuple[int, ...], ...], list[int]] = {}
-    for index, at in enumerate(coordinates):
-        shard = tuple(tuple(at[a] for a in of) for of in axes)
+    # Row-major, as devices stand.
+    for index, at in enumerate(product(*map(range, sharding.mesh))):
+        shard = tuple(tuple(at[a] for a in axes[dim]) for dim in sorted(axes))
         holders.setdefault(shard, []).extend(replica[index] for replica in replicas)
     return Shards(tensor, cuts, tuple(tuple(sorted(holders[shard])) for shard in sorted(holders)))
 

@@ -147,7 +147,7 @@ def _same(one: Path, other: Path) -> bool:
 
 
 def _external(graph: GraphProto) -> Iterator[TensorProto]:
-    """Tensors whose content lies in a file; those in attributes never do (`model/sound.py`)."""
+    """Tensors whose content lies in a file; those in attributes never do (`model/validate.py`)."""
     yield from filter(is_stored, graph.initializer)
     for node in graph.node:
         for inner in subgraphs(node):

@@ -157,12 +157,7 @@ def _scan(x: Expander, call: Call) -> Sequence[Value | None]:
     num_outputs = len(body.graph.output) - num_carried
     names = [value.name for value in body.graph.input]
     tensors = [call.tensor(num_carried + k) for k in range(num_scanned)]
-    axes = _each(call, "scan_input_axes", num_scanned)
-    axes = [_axis(x, call, name, axis) for name, axis in zip(tensors, axes, strict=True)]
-    lengths = {x.shape(name)[axis] for name, axis in zip(tensors, axes, strict=True)}
-    if len(lengths) != 1:
-        raise ModelError(f"{call}: expected inputs of one length, got {sorted(lengths)}")
-    (length,) = lengths
+    axes, length = _scanned(x, call, tensors)
     x.charge(call, body, length)
     parts = [_split(x, call, *one, k) for k, one in enumerate(zip(tensors, axes, strict=True))]
     backwards = _each(call, "scan_input_directions", num_scanned)
@@ -187,6 +182,16 @@ def _scan(x: Expander, call: Call) -> Sequence[Value | None]:
         column = [row[k] for row in (reversed(rows) if backwards[k] else rows)]
         stacked.append(_stacked(x, call, column, num_carried + k, num_carried + k, axes[k]))
     return [*carried, *stacked]
+
+
+def _scanned(x: Expander, call: Call, tensors: Sequence[str]) -> tuple[Sequence[int], int]:
+    """The axis of each scanned tensor, counted from the front, and their one length there."""
+    given = _each(call, "scan_input_axes", len(tensors))
+    axes = [_axis(x, call, name, axis) for name, axis in zip(tensors, given, strict=True)]
+    lengths = {x.shape(name)[axis] for name, axis in zip(tensors, axes, strict=True)}
+    if len(lengths) != 1:
+        raise ModelError(f"{call}: expected inputs of one length, got {sorted(lengths)}")
+    return axes, lengths.pop()
 
 
 def _each(call: Call, name: str, count: int) -> Sequence[int]:

@@ -95,11 +95,6 @@ class Body:
     reads: frozenset[str]
 
 
-def body_of(graph: GraphProto) -> Body:
-    """The graph as a `Body`."""
-    return Body(graph, unique_names(graph.node), frozenset(names_read(graph)))
-
-
 def names_read(graph: GraphProto) -> set[str]:
     """Names that the graph, or a graph inside it, reads or returns; the next microbatch reads new
     values of its state.
@@ -251,7 +246,7 @@ class Expander:
     def body(self, graph: GraphProto) -> Body:
         """The graph as a `Body`; its operators are looked up."""
         self.tensors.learn(graph.node)
-        return body_of(graph)
+        return Body(graph, unique_names(graph.node), frozenset(names_read(graph)))
 
     def open(self, call: Call, body: Body, branch: str = "") -> Scope:
         """A scope with the initializers of a graph inside a node, equal for all iterations.
@@ -298,7 +293,8 @@ class Expander:
             body: the graph.
             opened: the scope that `open` made.
             values: of the graph's inputs.
-            wanted: names in the flat graph for tensors that the graph makes.
+            wanted: names in the flat graph for tensors that the graph makes; in a loop given to the
+                last iteration alone, because earlier ones make other tensors.
             iteration: its number, in a loop.
 
         Returns:

@@ -241,16 +241,10 @@ def _name_outputs(graph: ir.Graph, program: ExportedProgram) -> None:
     assert spec is not None
     own, _ = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)  # and state
     fields = [_dotted(path) for path, _ in pytree.tree_flatten_with_path(own)[0]]
-    made = [
-        one.arg
-        for one in program.graph_signature.output_specs
-        if one.kind is OutputKind.USER_OUTPUT
-    ][: len(fields)]
-    tensors = [
-        field
-        for field, arg in zip(fields, made, strict=True)
-        if not isinstance(arg, ConstantArgument)
-    ]
+    specs = program.graph_signature.output_specs
+    made = [one.arg for one in specs if one.kind is OutputKind.USER_OUTPUT][: len(fields)]
+    both = zip(fields, made, strict=True)
+    tensors = [field for field, arg in both if not isinstance(arg, ConstantArgument)]
     taken = {value.name for node in graph.all_nodes() for value in node.outputs}
     taken |= {value.name for value in graph.inputs} | set(graph.initializers)
     if len(tensors) != len(graph.outputs):

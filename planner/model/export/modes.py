@@ -163,13 +163,13 @@ class _Walk:
         if attributes != others or _captured(node):
             return False
         pairs = zip(node.inputs, its.inputs, strict=True)
-        return all(
-            self._equal(a, b)
-            for a, b in pairs
-            if a is not None
-            and b is not None
-            and any(self._number(one) is not None for one in (a, b))
-        )
+        return all(a is None or b is None or self._equal_if_constant(a, b) for a, b in pairs)
+
+    def _equal_if_constant(self, one: ir.Value, other: ir.Value) -> bool:
+        """Whether two values are equal constants, or none of them is a constant."""
+        if self._number(one) is None and self._number(other) is None:
+            return True
+        return self._equal(one, other)
 
     def _equal(self, one: ir.Value, other: ir.Value) -> bool:
         """Whether two values are equal constants."""
@@ -272,24 +272,36 @@ def _copies(walk: _Walk, graph: ir.Graph) -> dict[ir.Value, ir.Value] | str:
                 if made is None:
                     return f"it reads {value.name} in evaluation alone"
                 known[value] = made
-                continue
-            if any(one.type is ir.AttributeType.GRAPH for one in node.attributes.values()):
-                return f"{node.op_type} differs in evaluation"
-            if _attributes(node).get("training_mode") and MODE_MARK not in node.metadata_props:
-                return f"{node.op_type} is in training form in evaluation alone"
-            copy = ir.Node(
-                node.domain, node.op_type,
-                [None if one is None else known[one] for one in node.inputs],
-                node.attributes.values(), num_outputs=len(node.outputs),
-                name=f"{node.name}/evaluation",
-                metadata_props={k: v for k, v in node.metadata_props.items() if k != STOP_MARK},
-            )  # fmt: skip
-            mark_dropout([copy])
-            for mine, its in zip(copy.outputs, node.outputs, strict=True):
-                mine.name = f"{its.name}/evaluation" if its.name else its.name
-                mine.type, mine.shape = its.type, its.shape
-                known[its] = mine
+            elif why := _not_copied(node):
+                return f"{node.op_type} {why}"
+            else:
+                known |= zip(node.outputs, _copy(node, known).outputs, strict=True)
     return known
+
+
+def _not_copied(node: ir.Node) -> str:
+    """Why a node of the evaluation cannot be copied; empty where it can."""
+    if any(one.type is ir.AttributeType.GRAPH for one in node.attributes.values()):
+        return "differs in evaluation"
+    if _attributes(node).get("training_mode") and MODE_MARK not in node.metadata_props:
+        return "is in training form in evaluation alone"
+    return ""
+
+
+def _copy(node: ir.Node, known: Mapping[ir.Value, ir.Value]) -> ir.Node:
+    """A copy of a node of the evaluation that reads the graph's values."""
+    copy = ir.Node(
+        node.domain, node.op_type,
+        [None if one is None else known[one] for one in node.inputs],
+        node.attributes.values(), num_outputs=len(node.outputs),
+        name=f"{node.name}/evaluation",
+        metadata_props={k: v for k, v in node.metadata_props.items() if k != STOP_MARK},
+    )  # fmt: skip
+    mark_dropout([copy])
+    for mine, its in zip(copy.outputs, node.outputs, strict=True):
+        mine.name = f"{its.name}/evaluation" if its.name else its.name
+        mine.type, mine.shape = its.type, its.shape
+    return copy
 
 
 def _cone(wanted: ir.Value, known: Mapping[ir.Value, ir.Value]) -> Iterator[ir.Value]:

@@ -9,7 +9,7 @@ from collections.abc import Collection
 
 import numpy as np
 import onnx_ir as ir
-from onnx_ir.passes.common import InlinePass, RemoveUnusedFunctionsPass
+from onnx_ir.passes.common import InlinePass, RemoveUnusedFunctionsPass, RemoveUnusedOpsetsPass
 from onnxscript.optimizer import fold_constants_ir
 
 from planner.artefacts.operator_types import facts
@@ -42,7 +42,7 @@ def tidy(model: ir.Model, held: frozenset[str], scalars: Collection[float] = ())
     _lengthen_scalars(model.graph, held, scalars)
     _keep_module_names(model)
     _mark_stops(model.graph)
-    _remove_unused_opsets(model)
+    RemoveUnusedOpsetsPass()(model)
 
 
 def _train_dropout(graph: ir.Graph) -> None:
@@ -78,7 +78,8 @@ def _foldable(node: ir.Node, held: frozenset[str]) -> bool | None:
 
 def _remove_identities(graph: ir.Graph) -> None:
     """Removes copies. Those of loop bodies and branches stay: a body's output may be the copy of a
-    value from outside, which cannot be an output itself.
+    value from outside, which cannot be an output itself (onnx-ir's IdentityEliminationPass makes it
+    one, and onnx.checker refuses the graph).
     """
     for node in tuple(graph):
         if node.op_type == "Identity" and not node.domain and not _is_marked(node):
@@ -158,13 +159,6 @@ def _mark_stops(graph: ir.Graph) -> None:
         if (node.domain, node.op_type) == ("planner", "stop_gradient"):
             node.domain, node.op_type, node.version = "", "Identity", None
             node.metadata_props[STOP_MARK] = "1"
-
-
-def _remove_unused_opsets(model: ir.Model) -> None:
-    used = {node.domain for node in model.graph.all_nodes()} | {""}
-    for domain in tuple(model.opset_imports):
-        if domain not in used:
-            del model.opset_imports[domain]
 
 
 def _keep_module_names(model: ir.Model) -> None:

@@ -78,9 +78,7 @@ def run_graph(
     Raises:
         OperatorError: if an operator cannot be converted, or finds no random numbers.
     """
-    names = dict.fromkeys(name for node in model.nodes for name in node.inputs)
-    held = parameters(model, [name for name in names if name in model.values])
-    held = {name: _leaf(one, double, name in trained) for name, one in held.items()}
+    held = _held(model, trained, double)
     if nudged:
         held |= _nudged({name: one for name, one in held.items() if name not in trained})
     module = to_torch(model, values=held, all_recorded=not usual)
@@ -113,9 +111,7 @@ def run_graph_in_evaluation(
     Raises:
         OperatorError: if an operator cannot be converted, or finds no random numbers.
     """
-    names = dict.fromkeys(name for node in model.nodes for name in node.inputs)
-    held = parameters(model, [name for name in names if name in model.values])
-    module = to_torch(model, values={n: _leaf(one, double, False) for n, one in held.items()})
+    module = to_torch(model, values=_held(model, (), double))
     by_name = {
         name: leaf(one, double, False) for name, one in zip(model.graph.inputs, inputs, strict=True)
     }
@@ -137,6 +133,13 @@ def run_graph_in_evaluation(
 def _next_states(model: Model) -> list[Node]:
     """The nodes that make new values of state."""
     return [one for one in model.nodes if one.type == NEXT_STATE and one.domain == OWN_DOMAIN]
+
+
+def _held(model: Model, trained: Collection[str], double: bool) -> dict[str, Tensor]:
+    """The parameters and constants that the nodes read, by name."""
+    names = dict.fromkeys(name for node in model.nodes for name in node.inputs)
+    held = parameters(model, [name for name in names if name in model.values])
+    return {name: _leaf(one, double, name in trained) for name, one in held.items()}
 
 
 def _leaf(held: Tensor, double: bool, trained: bool) -> Tensor:

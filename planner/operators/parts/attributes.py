@@ -1,7 +1,7 @@
 """Attributes of operators that are divided where the operator runs on one part of its tensors."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from planner.artefacts.operator_types import facts
@@ -25,26 +25,29 @@ def divisible(
     >>> divisible("Reshape", call, 2, 4), divisible("Reshape", call, 1, 4)
     (((), ('shape[2]',)), ((),))
     """
-    sets: list[tuple[str, ...]] = [()]
     if dim is None:
-        return tuple(sets)
+        return ((),)
+    heads = facts(kind).heads
+    counted = [
+        names
+        for names in dict.fromkeys((heads, heads[:1]))
+        if names and all(isinstance(call.kwargs.get(name), int) for name in names)
+    ]
+    size = _size_of(kind, call, dim, rank)
+    return (), *([(size,)] if size else []), *counted
+
+
+def _size_of(kind: str, call: Call, dim: int, rank: int) -> str:
+    """The attribute with the sizes of a dimension of the first output; "" without one."""
     sizes = call.kwargs.get("shape")
     if kind in ("Reshape", "Expand") and isinstance(sizes, tuple):
         place = dim - (rank - len(sizes))
-        if 0 <= place < len(sizes) and sizes[place] > 1:
-            sets.append((f"shape[{place}]",))
+        return f"shape[{place}]" if 0 <= place < len(sizes) and sizes[place] > 1 else ""
     if kind == "Resize" and isinstance(given := call.kwargs.get("sizes"), tuple):
         axes = call.kwargs.get("axes") or tuple(range(len(given)))
         assert isinstance(axes, tuple)
-        if dim in axes:
-            sets.append((f"sizes[{axes.index(dim)}]",))
-    if kind == "Split" and call.kwargs.get("split") is not None:
-        sets.append(("split",))
-    heads = facts(kind).heads
-    for names in dict.fromkeys((heads, heads[:1])):
-        if names and all(isinstance(call.kwargs.get(name), int) for name in names):
-            sets.append(names)
-    return tuple(sets)
+        return f"sizes[{axes.index(dim)}]" if dim in axes else ""
+    return "split" if kind == "Split" and call.kwargs.get("split") is not None else ""
 
 
 def divided(
@@ -65,14 +68,18 @@ def divided(
     made = dict(kwargs)
     for one in names:
         match = _ATTRIBUTE.fullmatch(one)
-        value = made.get(match["name"]) if match else None
-        if match is None or value is None:
+        if match is None or made.get(match["name"]) is None:
             raise ValueError(f"there is no attribute {one!r} to divide")
+        value = made[match["name"]]
         numbers = list(value) if isinstance(value, list | tuple) else [value]
         for i in range(len(numbers)) if match["index"] is None else [int(match["index"])]:
-            number = numbers[i] if i < len(numbers) else None
-            if not isinstance(number, int) or number < 0 or number % parts:
+            if not _divides(parts, numbers[i : i + 1]):
                 raise ValueError(f"{one}: expected a number that {parts} divides, got {value}")
-            numbers[i] = number // parts
+            numbers[i] //= parts
         made[match["name"]] = tuple(numbers) if isinstance(value, list | tuple) else numbers[0]
     return made
+
+
+def _divides(parts: int, some: Sequence[object]) -> bool:
+    """Whether there is a number, and it can be divided."""
+    return any(isinstance(one, int) and one >= 0 and one % parts == 0 for one in some)

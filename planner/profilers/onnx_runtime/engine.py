@@ -19,7 +19,7 @@ from planner.profilers.backward import BackwardEstimates, estimates, shipped_rat
 from planner.profilers.devices import check_measuring, device_type, versions
 from planner.profilers.onnx_runtime.runs import PROVIDERS, TRUNCATED_S, TimedRuns, place_of, run
 from planner.profilers.origin import TimedOperator, profile_fields
-from planner.profilers.trust import interval
+from planner.profilers.reliability import interval
 from planner.support.errors import OptionError
 
 if TYPE_CHECKING:

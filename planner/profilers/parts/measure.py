@@ -21,7 +21,7 @@ from planner.profilers.cache import MeasuredClass
 from planner.profilers.classes import Surroundings, class_name, surroundings
 from planner.profilers.devices import device_type, gpu_names
 from planner.profilers.measured import ModelTimer, layout, session
-from planner.profilers.trust import Conditions, busy
+from planner.profilers.reliability import Conditions, signs_of_load
 
 Wanted = Mapping[int, Collection[Part]]
 """Parts by index of the operator."""
@@ -112,7 +112,7 @@ def measure_parts(
             progress(done, len(todo))
     conditions = Conditions(here.threads, timer.watch.wall_s, timer.watch.cpu_s, too_big=False)
     # What the profile says of its own whole step is not of today.
-    signs = busy(replace(profile, whole_step=None), conditions)
+    signs = signs_of_load(replace(profile, whole_step=None), conditions)
     if not signs:
         here.cache.put_all(run.new)
     return MeasuredParts(
@@ -153,7 +153,7 @@ class _Run:
         inputs = timer.model.graph.operators[v].inputs
         layouts = {name: layout(timer.alive[name]) for name in inputs}
         whole = class_name(timer.model, v, layouts, self.around[v])
-        name = part_name(whole, timer.model.graph, v, part)
+        name = _part_name(whole, timer.model.graph, v, part)
         if name not in self.known:
             all_, own = timer.here.cache.get(whole), timer.here.cache.get(name)
             if all_ is None or own is None:
@@ -212,7 +212,7 @@ def local_shapes(graph: Graph, v: int, part: Part) -> dict[str, tuple[int, ...]]
     }
 
 
-def part_name(whole: str, graph: Graph, v: int, part: Part) -> str:
+def _part_name(whole: str, graph: Graph, v: int, part: Part) -> str:
     """The name of a class of parts: of operators of one class, at the same local shapes, with the
     same attributes divided.
 

@@ -57,11 +57,7 @@ def in_blocks(
         holds: whether a rule holds for the operator of an index.
     """
     found: list[dict[AxisRule, None]] = [{} for _ in nodes]
-    touched: dict[str, list[int]] = {}
-    for v, node in enumerate(nodes):
-        for name in dict.fromkeys((*node.reads, *node.makes)):
-            if name in node.tensors:
-                touched.setdefault(name, []).append(v)
+    touched = _touched(nodes)
     waiting: deque[tuple[str, str]] = deque()
     seen: set[tuple[str, str]] = set()
 
@@ -85,6 +81,16 @@ def in_blocks(
                 if rule not in found[v] and holds(v, rule):
                     keep(v, rule)
     return [list(rules) for rules in found]
+
+
+def _touched(nodes: Sequence[Node]) -> dict[str, list[int]]:
+    """Per tensor, the operators that read or make it."""
+    touched: dict[str, list[int]] = {}
+    for v, node in enumerate(nodes):
+        for name in dict.fromkeys((*node.reads, *node.makes)):
+            if name in node.tensors:
+                touched.setdefault(name, []).append(v)
+    return touched
 
 
 def _alike(node: Node, name: str, part: str) -> Iterator[AxisRule]:
@@ -118,24 +124,33 @@ def _divides(node: Node, cut: tuple[str, str]) -> bool:
 
 def _first(node: Node) -> Iterator[AxisRule]:
     if node.kind == "Split" and len(node.reads) == 1:
-        axis = node.call.kwargs.get("axis", 0)
-        assert isinstance(axis, int)
-        axis %= len(node.shapes[node.reads[0]])
-        sizes = [node.shapes[name][axis] for name in node.makes]
-        if len(sizes) == node.call.kwargs["num_outputs"] and len(sizes) > 1 == len(set(sizes)):
-            local = () if node.call.kwargs.get("split") is None else ("split",)
-            yield AxisRule((f"S{axis}/{len(sizes)}",), (f"S{axis}",) * len(sizes), local)
+        yield from _of_split(node)
     if node.kind in ("Flatten", "Reshape"):
-        read, made = node.shapes[node.reads[0]], node.shapes[node.makes[0]]
-        (before,), (after,), _, _ = reshaped(node.call, read, made)
-        shape = node.call.kwargs.get("shape")
-        for d, j, left, right in _joints(before, after):
-            if max(left, right) > 1 and all(
-                blocks <= MAX_BLOCKS or dim == 0 for dim, blocks in ((d, left), (j, right))
-            ):
-                explicit = isinstance(shape, tuple) and shape[j] > 1
-                local = (f"shape[{j}]",) if explicit else ()
-                yield AxisRule((_part(d, left),), (_part(j, right),), local)
+        yield from _of_reshape(node)
+
+
+def _of_split(node: Node) -> Iterator[AxisRule]:
+    """A Split into equal parts reads its input in as many blocks."""
+    axis = node.call.kwargs.get("axis", 0)
+    assert isinstance(axis, int)
+    axis %= len(node.shapes[node.reads[0]])
+    sizes = [node.shapes[name][axis] for name in node.makes]
+    if len(sizes) == node.call.kwargs["num_outputs"] and len(sizes) > 1 == len(set(sizes)):
+        local = () if node.call.kwargs.get("split") is None else ("split",)
+        yield AxisRule((f"S{axis}/{len(sizes)}",), (f"S{axis}",) * len(sizes), local)
+
+
+def _of_reshape(node: Node) -> Iterator[AxisRule]:
+    """A Reshape reads or makes blocks where it takes apart or joins what is cut."""
+    read, made = node.shapes[node.reads[0]], node.shapes[node.makes[0]]
+    (before,), (after,), _, _ = reshaped(node.call, read, made)
+    shape = node.call.kwargs.get("shape")
+    for d, j, left, right in _joints(before, after):
+        few = all(blocks <= MAX_BLOCKS or dim == 0 for dim, blocks in ((d, left), (j, right)))
+        if few and max(left, right) > 1:
+            explicit = isinstance(shape, tuple) and shape[j] > 1
+            local = (f"shape[{j}]",) if explicit else ()
+            yield AxisRule((_part(d, left),), (_part(j, right),), local)
 
 
 def _part(dim: int, blocks: int) -> str:

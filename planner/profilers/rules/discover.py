@@ -32,7 +32,7 @@ from planner.operators.binding import Call, Read, bind
 from planner.operators.gradients.events import functions_in
 from planner.profilers.rules import blocks
 from planner.profilers.rules.blocks import in_blocks
-from planner.profilers.rules.by_hand import by_hand, with_statistics
+from planner.profilers.rules.communicating import communicating_rules, with_statistics
 from planner.profilers.rules.search import holds, rules_at
 from planner.profilers.rules.template import (
     Factors,
@@ -142,7 +142,7 @@ class _Trials:
 
     def __init__(
         self,
-        operators: "Sequence[Discovered]",
+        operators: "Sequence[OperatorTrial]",
         shelf: CacheFolder,
         process: Callable[[_Question], object],
     ) -> None:
@@ -193,16 +193,16 @@ def _load_functions() -> None:
     torch.neg(torch.empty(1, device="meta"))
 
 
-def operators_of(model: Model) -> "list[Discovered]":
+def operators_of(model: Model) -> "list[OperatorTrial]":
     """All operators of a model, in the graph's order.
 
     Raises:
         OperatorError: if one has no conversion.
     """
-    return [Discovered(model, i) for i in range(len(model.graph.operators))]
+    return [OperatorTrial(model, i) for i in range(len(model.graph.operators))]
 
 
-class Discovered:
+class OperatorTrial:
     """One operator of a model, to be tried.
 
     Attributes:
@@ -264,10 +264,10 @@ class Discovered:
             made = self.template()
             form = _form(made, self.own.type)
             if form not in known:
-                own = has_own_backward(made)
-                known[form] = () if own else discovered(made, self.own.type)
+                own = _has_own_backward(made)
+                known[form] = () if own else _discovered(made, self.own.type)
             rules = with_statistics(self.own.type, self.call, known[form])
-            return (*rules, *self._by_hand())
+            return (*rules, *self._communicating())
 
     def template(self) -> Template:
         """The operator at small sizes."""
@@ -324,12 +324,14 @@ class Discovered:
                 return False
         return True
 
-    def _by_hand(self) -> tuple[SplitRule, ...]:
+    def _communicating(self) -> tuple[SplitRule, ...]:
         if len(self.outputs) != 1 or self.constants:
             return ()
         shapes = {name: shape for name, (shape, _) in self.held.items()}
         floats = frozenset(n for n, (_, dtype) in self.held.items() if dtype in FLOAT_DTYPES)
-        return tuple(by_hand(self.own.type, self.call, shapes, floats, self.outputs[0][1]))
+        return tuple(
+            communicating_rules(self.own.type, self.call, shapes, floats, self.outputs[0][1])
+        )
 
     def lines(self, rules: Sequence[SplitRule]) -> tuple[SplitRule, ...]:
         """Rules as a profile has them."""
@@ -381,7 +383,7 @@ def _alone() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def has_own_backward(template: Template) -> bool:
+def _has_own_backward(template: Template) -> bool:
     """Whether a `torch.autograd.Function` or an operator of `torch.library` computes a part of an
     operator. Its backward pass may do what its forward pass does not tell, such as to limit a norm,
     so what its parts make of the forward pass is no rule.
@@ -396,45 +398,59 @@ def has_own_backward(template: Template) -> bool:
     return made is not None and any(functions_in(made))
 
 
-def discovered(template: Template, kind: str) -> tuple[SplitRule, ...]:
+def _discovered(template: Template, kind: str) -> tuple[SplitRule, ...]:
     """The rules of an operator, each with the numbers of parts for which it holds.
 
     Args:
         kind: its ONNX type.
     """
-    trials: dict[tuple[int, int], Trial] = {}
-
-    def trial(parts: int, seed: int) -> Trial:
-        scale = OTHER_SCALE if seed % 2 else 1.0
-        return trials.setdefault((parts, seed), Trial(template, parts, seed, scale))
-
-    def right(rule: AxisRule, parts: int) -> bool | None:
-        try:
-            if trial(parts, 0).localized(rule.local) is None:
-                return None
-            return all(holds(trial(parts, seed), rule) for seed in SEEDS[parts == 2])
-        except TooLargeError:
-            return None
-
-    found: dict[AxisRule, None] = {}
-    for parts in (2, 3):
-        try:
-            found |= dict.fromkeys(rules_at(trial(parts, 0), kind))
-        except TooLargeError:
-            continue
-        if not _thirds(template):
-            break
+    trials = _TrialsOf(template)
     checked: list[SplitRule] = []
-    for rule in found:
+    for rule in trials.rules(kind):
         sizes = _sizes(rule, template)
         if sizes is None or not _cut_fixed(rule, template):
             # Heads and groups are free, too: what holds for some numbers of parts holds for all.
-            tried = [right(rule, parts) for parts in (2, *MORE_PARTS)]
+            tried = [trials.right(rule, parts) for parts in (2, *MORE_PARTS)]
             if tried[0] and False not in tried and sizes != ():
                 checked.append(SplitRule(str(rule), sizes))
-        elif held := tuple(parts for parts in sizes if right(rule, parts)):
+        elif held := tuple(parts for parts in sizes if trials.right(rule, parts)):
             checked.append(SplitRule(str(rule), held))
     return tuple(checked)
+
+
+class _TrialsOf:
+    """The trials of an operator, each of which is made once."""
+
+    def __init__(self, template: Template) -> None:
+        self._template = template
+        self._trials: dict[tuple[int, int], Trial] = {}
+
+    def trial(self, parts: int, seed: int) -> Trial:
+        """The trial with some numbers."""
+        scale = OTHER_SCALE if seed % 2 else 1.0
+        made = Trial(self._template, parts, seed, scale)
+        return self._trials.setdefault((parts, seed), made)
+
+    def rules(self, kind: str) -> dict[AxisRule, None]:
+        """The rules for two parts and, where two do not divide a fixed size, for three."""
+        found: dict[AxisRule, None] = {}
+        for parts in (2, 3):
+            try:
+                found |= dict.fromkeys(rules_at(self.trial(parts, 0), kind))
+            except TooLargeError:
+                continue
+            if not _thirds(self._template):
+                break
+        return found
+
+    def right(self, rule: AxisRule, parts: int) -> bool | None:
+        """Whether a rule holds for a number of parts; None where it cannot be tried."""
+        try:
+            if self.trial(parts, 0).localized(rule.local) is None:
+                return None
+            return all(holds(self.trial(parts, seed), rule) for seed in SEEDS[parts == 2])
+        except TooLargeError:
+            return None
 
 
 def _form(template: Template, kind: str) -> str:
@@ -443,14 +459,8 @@ def _form(template: Template, kind: str) -> str:
     for parts in (2, *MORE_PARTS, *FIXED_PARTS):
         sizes = template.sizes(parts)
         call = call_at(template, sizes)
-        places = {name: i for i, name in enumerate(call.reads)}
-        plain = [
-            (name, places[value.name] if isinstance(value, Read) else repr(value))
-            for name, value in (*enumerate(call.args), *call.kwargs.items())
-            if name != "node"
-        ]
         shapes = [shape_of(one.dims, sizes) for one in template.values]
-        calls.append((plain, shapes, [size_of(one.below, sizes) for one in template.values]))
+        calls.append((_plain(call), shapes, [size_of(one.below, sizes) for one in template.values]))
     values = [
         (one.kind, None if one.constant is None else _digest(one.constant))
         for one in template.values
@@ -458,6 +468,16 @@ def _form(template: Template, kind: str) -> str:
     every = (*(one.dims for one in template.values), *template.outputs)
     fixed = [[None if _is_free(dim) else _real(dim) for dim in dims] for dims in every]
     return repr((kind, calls, values, fixed, template.made, sorted(template.counts.items())))
+
+
+def _plain(call: Call) -> list[tuple[object, object]]:
+    """The arguments of a call; of what it reads, the place."""
+    places = {name: i for i, name in enumerate(call.reads)}
+    return [
+        (name, places[value.name] if isinstance(value, Read) else repr(value))
+        for name, value in (*enumerate(call.args), *call.kwargs.items())
+        if name != "node"
+    ]
 
 
 def _is_free(dim: Factors) -> bool:
@@ -514,9 +534,9 @@ def _folder() -> Path:
 def _sources() -> str:
     """A hash of the operators' functions, of the discovery, and of the specs that it tries."""
     here = Path(__file__).resolve().parent
-    artefacts = here.parents[1] / "artefacts"
-    operators = (here.parents[1] / "operators").rglob("*.py")
-    known = artefacts / "operator_types.py", artefacts / "sharding.py"
+    package = here.parents[1]
+    operators = (package / "operators").rglob("*.py")
+    known = package / "artefacts/operator_types.py", package / "artefacts/sharding.py"
     files = sorted((*here.glob("*.py"), *operators, *known))
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 

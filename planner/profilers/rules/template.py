@@ -241,37 +241,25 @@ _META = {"float": torch.float64, "int": torch.int64, "bool": torch.bool}
 _Dims = list[list[Factors]]
 _Parts = tuple[_Dims, _Dims, dict[str, Callable[[Sizes], object]], dict[str, int]]
 
-_RESIZED = frozenset({"Resize", "Upsample"})
-
 
 def _factors(
     kind: str, call: Call, reads: Sequence[Shape], outputs: Sequence[Shape]
 ) -> _Parts:  # fmt: skip
     """Factors of what is read and made, attributes that follow from sizes, and counts."""
-    if kind in ("Reshape", "Flatten"):
-        return reshaped(call, reads[0], outputs[0])
-    if kind == "Split":
-        return _split(call, reads[0], outputs)
-    if kind in ("Conv", "com.microsoft.FusedConv") and len(reads[0]) == len(reads[1]):
-        return _conv(call, reads, outputs)
-    if kind in ("AveragePool", "LpPool", "MaxPool"):
-        return _pool(call, reads, outputs)
     known = facts(kind)
+    if kind in _BY_TYPE and not (kind in _CONVOLUTIONS and len(reads[0]) != len(reads[1])):
+        return _BY_TYPE[kind](call, reads, outputs)
     if known.heads:
         return _counted(kind, call, reads, outputs)
     if isinstance(unit := call.kwargs.get(known.unit), int):
         return _by_unit(known.unit, unit, reads, outputs)
-    if kind in _RESIZED:
-        return _by_dimension(call, reads, outputs)
-    if kind == "Slice":
-        return _sliced(reads[0], outputs[0])
+    return *_by_size(reads, outputs), {}, {}
+
+
+def _expanded(call: Call, reads: Sequence[Shape], outputs: Sequence[Shape]) -> _Parts:
     dims = [[_plain(size) for size in shape] for shape in reads]
-    sizes = {size for shape in reads for size in shape}
-    if kind == "Expand":
-        made = [[_plain(n) for n in outputs[0]]]
-        return dims, made, {"shape": _shape_attribute(call.kwargs["shape"], made[0])}, {}
-    made = [[_plain(n) if n in sizes else _own(n) for n in shape] for shape in outputs]
-    return dims, made, {}, {}
+    made = [[_plain(n) for n in outputs[0]]]
+    return dims, made, {"shape": _shape_attribute(call.kwargs["shape"], made[0])}, {}
 
 
 def _plain(size: int) -> Factors:
@@ -296,15 +284,7 @@ def reshaped(call: Call, read: Shape, made: Shape) -> _Parts:
     if 0 in read:
         return [list(map(_own, read))], [list(map(_own, made))], {}, {}
     before, after = (list(accumulate(shape, mul)) for shape in (read, made))
-    marks = sorted({1, *before, *after})
-    common = [one for one in marks if one in {1, *before} and one in {1, *after}]
-    apart: dict[tuple[int, int], Factor | None] = {}
-    for low, high in pairwise(common):
-        inner = [one for one in marks if low <= one <= high]
-        pairs = list(pairwise(inner))
-        whole = all(b % a == 0 for a, b in pairs)
-        for a, b in pairs:
-            apart[a, b] = Factor(("position", a), b // a, free=whole) if whole else None
+    apart = _between_marks({1, *before}, {1, *after})
 
     def dims(shape: Shape, products: list[int]) -> list[Factors]:
         made = []
@@ -319,6 +299,21 @@ def reshaped(call: Call, read: Shape, made: Shape) -> _Parts:
     if "shape" in call.kwargs:
         attributes["shape"] = _shape_attribute(call.kwargs["shape"], out)
     return [dims(read, before)], [out], attributes, {}
+
+
+def _between_marks(
+    before: Collection[int], after: Collection[int]
+) -> dict[tuple[int, int], Factor | None]:
+    """The factor between each two marks that follow each other; None where it is not known."""
+    marks = sorted({*before, *after})
+    common = [one for one in marks if one in before and one in after]
+    apart: dict[tuple[int, int], Factor | None] = {}
+    for low, high in pairwise(common):
+        pairs = list(pairwise(one for one in marks if low <= one <= high))
+        whole = all(b % a == 0 for a, b in pairs)
+        for a, b in pairs:
+            apart[a, b] = Factor(("position", a), b // a, free=whole) if whole else None
+    return apart
 
 
 def _shape_attribute(shape: object, dims: Sequence[Factors]) -> Callable[[Sizes], object]:
@@ -506,15 +501,18 @@ def _counted(kind: str, call: Call, reads: Sequence[Shape], outputs: Sequence[Sh
     known = {n for shape in reads for n in shape}
     grouped = facts(kind).grouped
 
-    def by_place(shape: Shape, made: bool) -> list[Factors]:
+    def places_in(shape: Shape, made: bool) -> set[int]:
         """Heads and groups are in the last dimension of three, or the second of four; in weights
         and biases anywhere. Tables of positions and masks have none.
         """
-        places = {1} if grouped is CHANNELS or len(shape) == 4 else {len(shape) - 1}
-        if kind == "ConvTranspose" and shape == reads[1] and not made:
-            places = {0}
         if len(shape) < 3:
-            places = set() if grouped is DATA else set(range(len(shape)))
+            return set() if grouped is DATA else set(range(len(shape)))
+        if kind == "ConvTranspose" and shape == reads[1] and not made:
+            return {0}
+        return {1} if grouped is CHANNELS or len(shape) == 4 else {len(shape) - 1}
+
+    def by_place(shape: Shape, made: bool) -> list[Factors]:
+        places = places_in(shape, made)
         return [
             _own(n) if made and n not in known else apart(n) if d in places or n == head
             else _plain(n)
@@ -538,6 +536,20 @@ def _by_size(reads: Sequence[Shape], outputs: Sequence[Shape]) -> tuple[_Dims, _
     )
 
 
+_CONVOLUTIONS = ("Conv", "com.microsoft.FusedConv")
+_BY_TYPE: Mapping[str, Callable[[Call, Sequence[Shape], Sequence[Shape]], _Parts]] = {
+    "Reshape": lambda call, reads, outputs: reshaped(call, reads[0], outputs[0]),
+    "Flatten": lambda call, reads, outputs: reshaped(call, reads[0], outputs[0]),
+    "Split": lambda call, reads, outputs: _split(call, reads[0], outputs),
+    "Slice": lambda _, reads, outputs: _sliced(reads[0], outputs[0]),
+    "Expand": _expanded,
+    **dict.fromkeys(_CONVOLUTIONS, _conv),
+    **dict.fromkeys(("AveragePool", "LpPool", "MaxPool"), _pool),
+    **dict.fromkeys(("Resize", "Upsample"), _by_dimension),
+}
+"""Factors of the operators whose sizes follow from more than equal numbers."""
+
+
 # ---- numbers that are indices, and attributes with limits
 
 
@@ -546,32 +558,23 @@ def _with_ranges(kind: str, call: Call, values: tuple[Value, ...]) -> tuple[Valu
     the floats, so that they point into every tensor.
     """
     places = {name: i for i, name in enumerate(call.reads)}
-    formals = [places[v.name] for v in _in_order(call) if isinstance(v, Read)]
+    arguments = (*call.args, *call.kwargs.values())  # in the order of the function's parameters
+    formals = [places[v.name] for v in arguments if isinstance(v, Read)]
     indices = facts(kind).indices
-    ranged = []
     floats = [dim for one in values if one.kind == "float" for dim in one.dims if dim]
     least = min(floats, key=lambda dim: prod(f.real for f in dim), default=_own(_FEW))
-    for i, one in enumerate(values):
-        below = least
-        if (
-            indices is not None
-            and indices.axis is not None
-            and len(formals) > max(indices.position, indices.table)
-            and formals[indices.position] == i
-        ):
-            table = values[formals[indices.table]]
-            axis = call.kwargs.get("axis", indices.axis)
-            below = table.dims[axis if isinstance(axis, int) else indices.axis]
-        ranged.append(replace(one, below=below) if one.kind == "int" else one)
-    return tuple(ranged)
+    below = dict.fromkeys(range(len(values)), least)
+    usual = None if indices is None else indices.axis
+    if indices and usual is not None and len(formals) > max(indices.position, indices.table):
+        axis = call.kwargs.get("axis", usual)
+        dims = values[formals[indices.table]].dims
+        below[formals[indices.position]] = dims[axis if isinstance(axis, int) else usual]
+    return tuple(
+        replace(one, below=below[i]) if one.kind == "int" else one for i, one in enumerate(values)
+    )
 
 
 _FEW = 11  # integers that point into nothing are below this
-
-
-def _in_order(call: Call) -> list[object]:
-    """The arguments in the order of the function's parameters, as far as they are tensors."""
-    return [*call.args, *call.kwargs.values()]
 
 
 def _tamed(kind: str, call: Call) -> Call:

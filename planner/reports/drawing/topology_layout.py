@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.artefacts.topology import Host, Topology
-from planner.clusters.places import homes, neighbours
+from planner.clusters.places import host_of_vertex, neighbours
 from planner.clusters.routes import chain
 from planner.reports.drawing.svg import text_width
 from planner.reports.drawing.tree import depths, heights, upward
@@ -174,7 +174,7 @@ def _switch_box(name: str) -> Box:
 
 def _inner(topology: Topology, host: Host) -> list[list[str]]:
     """The switches in a host, by their depth below it in the tree."""
-    home = homes(topology)
+    home = host_of_vertex(topology)
     depth = {s: depths(topology)[s] for s in topology.switches if home[s] == host.name}
     rows: list[list[str]] = [[] for _ in range(max(depth.values(), default=-1) + 1)]
     for switch, row in depth.items():
@@ -311,7 +311,7 @@ def _outer(
     """The switches that join hosts, in rows by their height, each over the vertices it joins."""
     placed: dict[str, Box] = {}
     height = heights(topology)
-    home = homes(topology)
+    home = host_of_vertex(topology)
     places = {v: frames[home[v] or ""] for v in vertices}
     for level in range(1, _switch_rows(topology) + 1):
         row = [switch for switch in topology.switches if height.get(switch) == level]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from planner.artefacts.topology import Topology
-from planner.clusters.places import homes
+from planner.clusters.places import host_of_vertex
 from planner.reports.drawing.svg import (
     PLAIN,
     document,
@@ -95,7 +95,7 @@ def _widest_first(lines: Sequence[_Line]) -> list[_Line]:
 
 def _lines(topology: Topology, places: Layout) -> tuple[_Line, ...]:
     """The connections with their corners."""
-    home, rank = homes(topology), _ranks(topology)
+    home, rank = host_of_vertex(topology), _ranks(topology)
     ordered = []
     for connection in connections(topology):
         low, high = sorted((connection.a, connection.b), key=lambda v: rank[v])

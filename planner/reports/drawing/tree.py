@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from planner.artefacts.topology import Link, Topology
-from planner.clusters.places import homes, neighbours
+from planner.clusters.places import host_of_vertex, neighbours
 from planner.support.memo import remembered
 from planner.support.printable import printable
 from planner.support.units import format_bytes, format_rate, format_seconds
@@ -155,7 +155,7 @@ def upward(topology: Topology) -> Mapping[str, str]:
 
 def _inside_hosts(topology: Topology) -> Mapping[str, str]:
     """The same of devices, and of switches in hosts."""
-    home, beside, switches = homes(topology), neighbours(topology), {*topology.switches}
+    home, beside, switches = host_of_vertex(topology), neighbours(topology), {*topology.switches}
 
     def switches_in(host: str, vertex: str) -> list[str]:
         """The switches in a host that a vertex is linked to."""
@@ -180,7 +180,7 @@ def _inside_hosts(topology: Topology) -> Mapping[str, str]:
 
 def _above_hosts(topology: Topology) -> Mapping[str, str]:
     """The same of hosts, and of switches that join them."""
-    home, beside, height_of = homes(topology), neighbours(topology), heights(topology)
+    home, beside, height_of = host_of_vertex(topology), neighbours(topology), heights(topology)
     inside: dict[str | None, list[str]] = {}
     for vertex, place in home.items():
         inside.setdefault(place, []).append(vertex)
@@ -200,7 +200,7 @@ def _above_hosts(topology: Topology) -> Mapping[str, str]:
 @remembered
 def depths(topology: Topology) -> Mapping[str, int]:
     """Per switch in a host, the number of switches between the two in the tree."""
-    home, up = homes(topology), upward(topology)
+    home, up = host_of_vertex(topology), upward(topology)
     depth = {}
     for switch in topology.switches:
         if home[switch] is not None:
@@ -213,7 +213,7 @@ def depths(topology: Topology) -> Mapping[str, int]:
 @remembered
 def heights(topology: Topology) -> Mapping[str, int]:
     """Per switch that joins hosts, its distance from them in links; 1 for the lowest."""
-    home, beside = homes(topology), neighbours(topology)
+    home, beside = host_of_vertex(topology), neighbours(topology)
     outer = [switch for switch in topology.switches if home[switch] is None]
     ring = [s for s in outer if any(home[other] is not None for other in beside[s])]
     height = dict.fromkeys(ring, 1)

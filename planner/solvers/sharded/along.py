@@ -16,6 +16,7 @@ bytes a part reads (`costs/stage_pass.py`).
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import prod
 from typing import NamedTuple
 
@@ -130,8 +131,20 @@ class _Path:
         return self.cost_s, self.made_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class _Search:
+@dataclass(frozen=True)
+class Search:
+    """What a search along one axis is for.
+
+    Attributes:
+        graph: the model's.
+        about: all tensors and parameters, at the shapes that other axes leave.
+        axis: the axis.
+        policy: what is allowed along it.
+        times_s: per operator, forward and backward of a microbatch.
+        floor_s: no part of an operator takes less, unless it does as a whole.
+        measured_s: by operator and rule, the times of parts that were measured, as `times_s`.
+    """
+
     graph: Graph
     about: Mapping[str, Named]
     axis: Axis
@@ -139,40 +152,31 @@ class _Search:
     times_s: Sequence[float]
     floor_s: float
     measured_s: Mapping[tuple[int, str], float]
-    last: Mapping[str, int] = field(default_factory=dict)
+
+    @cached_property
+    def last(self) -> Mapping[str, int]:
+        """By name, the last operator that reads a tensor or parameter; behind all, of an output."""
+        last = {name: max(v) for name, v in consumers(self.graph).items() if v}
+        last |= dict.fromkeys(self.graph.outputs, len(self.graph.operators))
+        for v, operator in enumerate(self.graph.operators):
+            for name in operator.parameters:
+                last[name] = max(v, last.get(name, -1))
+        return last
 
 
 def along(
-    graph: Graph,
-    rules: Sequence[Sequence[SplitRule]],
-    about: Mapping[str, Named],
-    axis: Axis,
-    policy: Policy,
-    times_s: Sequence[float],
-    floor_s: float,
-    measured_s: Mapping[tuple[int, str], float],
-    beam: int = BEAM,
+    search: Search, rules: Sequence[Sequence[SplitRule]], beam: int = BEAM
 ) -> tuple[SplitRule, ...]:
     """A rule for every operator.
 
     Args:
+        search: what it is for.
         rules: per operator, whole first. That one is always allowed.
-        about: all tensors and parameters, at the shapes that other axes leave.
-        times_s: per operator, forward and backward of a microbatch.
-        floor_s: no part of an operator takes less, unless it does as a whole.
-        measured_s: by operator and rule, the times of parts that were measured, as `times_s`.
         beam: states that are kept. With one, each operator takes what costs least by itself.
     """
-    last = {name: max(v) for name, v in consumers(graph).items() if v}
-    for name in graph.outputs:
-        last[name] = len(graph.operators)
-    for v, operator in enumerate(graph.operators):
-        for name in operator.parameters:
-            last[name] = max(v, last.get(name, -1))
-    search = _Search(graph, about, axis, policy, times_s, floor_s, measured_s, last)
     # Where parts of which no conversion is allowed led all paths to an operator that has no rule
     # for them, every conversion is allowed, so that a path is left.
-    free = replace(search, policy=replace(policy, conversion=_anything))
+    free = replace(search, policy=replace(search.policy, conversion=_anything))
     path = _best(search, rules, beam) or _best(free, rules, beam)
     chosen: list[SplitRule] = []
     while path is not None and path.rule is not None:
@@ -181,7 +185,7 @@ def along(
     return tuple(reversed(chosen))
 
 
-def _best(search: _Search, rules: Sequence[Sequence[SplitRule]], beam: int) -> _Path | None:
+def _best(search: Search, rules: Sequence[Sequence[SplitRule]], beam: int) -> _Path | None:
     """The fastest path; None where all that were kept came to an operator that no conversion which
     is allowed leads to.
     """
@@ -195,7 +199,7 @@ def _best(search: _Search, rules: Sequence[Sequence[SplitRule]], beam: int) -> _
     )
 
 
-def _usable(search: _Search, v: int, rules: Sequence[SplitRule]) -> list[SplitRule]:
+def _usable(search: Search, v: int, rules: Sequence[SplitRule]) -> list[SplitRule]:
     """The rules of an operator that the policy allows and the axis divides; the first one cuts
     nothing.
     """
@@ -208,30 +212,56 @@ def _usable(search: _Search, v: int, rules: Sequence[SplitRule]) -> list[SplitRu
     return usable[1:] if len(usable) > 1 and search.policy.must(v) else usable
 
 
+class _Candidate(NamedTuple):
+    """A rule of an operator, and what it costs and makes whatever the path.
+
+    Attributes:
+        rule: of the operator.
+        time_s: of the operator on its part.
+        made_bytes: that each device makes.
+        homes: of its outputs, by name.
+    """
+
+    rule: SplitRule
+    time_s: float
+    made_bytes: float
+    homes: dict[str, Home]
+
+
+def _candidates(search: Search, v: int, rules: Sequence[SplitRule]) -> list[_Candidate]:
+    outputs = search.graph.operators[v].outputs
+    return [
+        _Candidate(
+            one,
+            _own_s(search, v, one),
+            _made_bytes(search, outputs, one.rule),
+            dict(zip(outputs, _made(one.rule), strict=True)),
+        )
+        for one in _usable(search, v, rules)
+    ]
+
+
 def _extended(
-    search: _Search, paths: Sequence[_Path], v: int, rules: Sequence[SplitRule]
+    search: Search, paths: Sequence[_Path], v: int, rules: Sequence[SplitRule]
 ) -> list[_Path]:
     """The paths behind one more operator, the fastest first."""
-    operator, usable = search.graph.operators[v], _usable(search, v, rules)
+    operator, candidates = search.graph.operators[v], _candidates(search, v, rules)
     names = reads(operator)
-    own_s = [_own_s(search, v, one) for one in usable]
-    sizes = [_made_bytes(search, operator.outputs, one.rule) for one in usable]
-    made = [dict(zip(operator.outputs, _made(one.rule), strict=True)) for one in usable]
     done = [name for name in (*names, *operator.outputs) if search.last.get(name, -1) <= v]
     best: dict[tuple[tuple[str, Home], ...], _Path] = {}
     known: dict[tuple[Home | None, ...], list[tuple[float, list[Home]] | None]] = {}
     for path in paths:
         here = tuple(path.state.get(name) for name in names)
         if here not in known:
-            known[here] = [_read(search, names, here, one.rule) for one in usable]
-        every = zip(usable, own_s, sizes, made, known[here], strict=True)
-        for rule, time_s, size, homes, read in every:
+            known[here] = [_read(search, names, here, one.rule.rule) for one in candidates]
+        for one, read in zip(candidates, known[here], strict=True):
             if read is None:
                 continue
-            state = {**path.state, **dict(zip(names, read[1], strict=True)), **homes}
+            state = {**path.state, **dict(zip(names, read[1], strict=True)), **one.homes}
             for name in done:
                 state.pop(name, None)
-            new = _Path(path.cost_s + time_s + read[0], path.made_bytes + size, state, rule, path)
+            cost_s = path.cost_s + one.time_s + read[0]
+            new = _Path(cost_s, path.made_bytes + one.made_bytes, state, one.rule, path)
             key = tuple(sorted(state.items()))
             if key not in best or new.rank < best[key].rank:
                 best[key] = new
@@ -244,7 +274,7 @@ def _made(rule: AxisRule) -> list[Home]:
     return [Home(part, gradient_part(rule, part)) for part in parts]
 
 
-def _own_s(search: _Search, v: int, one: SplitRule) -> float:
+def _own_s(search: Search, v: int, one: SplitRule) -> float:
     """Time of an operator on its part."""
     whole_s = search.times_s[v]
     if not one.rule.shares_work:
@@ -253,7 +283,7 @@ def _own_s(search: _Search, v: int, one: SplitRule) -> float:
     return search.measured_s.get((v, one.line), linear_s)
 
 
-def _made_bytes(search: _Search, outputs: Sequence[str], rule: AxisRule) -> float:
+def _made_bytes(search: Search, outputs: Sequence[str], rule: AxisRule) -> float:
     """Bytes that each device makes."""
     return sum(
         _bytes(search.about[name]) / (search.axis.size if part.startswith("S") else 1)
@@ -262,7 +292,7 @@ def _made_bytes(search: _Search, outputs: Sequence[str], rule: AxisRule) -> floa
 
 
 def _read(
-    search: _Search, names: Sequence[str], here: Sequence[Home | None], rule: AxisRule
+    search: Search, names: Sequence[str], here: Sequence[Home | None], rule: AxisRule
 ) -> tuple[float, list[Home]] | None:
     """Time to bring all that an operator reads into its parts, and the homes afterwards; None if
     that is not allowed.
@@ -291,7 +321,7 @@ def _read(
 
 
 def _first_read(
-    search: _Search, about: Named, rest: str, gradient: str
+    search: Search, about: Named, rest: str, gradient: str
 ) -> tuple[float, Home]:  # fmt: skip
     """What it costs that a tensor or parameter lies in a part, and its home."""
     axis = search.axis
@@ -307,7 +337,7 @@ def _first_read(
     return once_s / axis.num_microbatches, Home(rest, lies)
 
 
-def _ending_s(search: _Search, state: State) -> float:
+def _ending_s(search: Search, state: State) -> float:
     """Time to bring the outputs of the model into parts in which they may leave."""
     total_s = 0.0
     for name in search.graph.outputs:

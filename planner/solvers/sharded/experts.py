@@ -10,10 +10,10 @@
 
 from collections.abc import Callable
 
-from planner.artefacts.graph import Graph, parameters_by_name
+from planner.artefacts.graph import Graph
 from planner.artefacts.problem import Problem, Result, Status
 from planner.artefacts.profile import has_rules
-from planner.artefacts.sharding import AxisRule, reads
+from planner.artefacts.sharding import AxisRule
 from planner.solvers.sharded.along import Policy
 from planner.solvers.sharded.best import best_of
 from planner.solvers.sharded.complete import may_leave, shardings
@@ -29,7 +29,7 @@ from planner.solvers.sharded.layout import (
     smallest_host,
     stage_cuts,
 )
-from planner.solvers.sharded.rules import divides, named, share_work
+from planner.solvers.sharded.rules import divides, named, share_work, weight_parts
 
 _RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
 _DENSE = frozenset({"MatMul", "Gemm"})
@@ -118,15 +118,9 @@ def _on_one_mesh(
 def _krizhevsky(problem: Problem) -> Callable[[int, AxisRule], bool]:
     """Convolutions keep their parameters whole; products with weights cut these."""
     graph = problem.profile.graph
-    parameters = parameters_by_name(graph)
 
     def allowed(v: int, rule: AxisRule) -> bool:
-        operator = graph.operators[v]
-        weights = [
-            part
-            for name, part in zip(reads(operator), rule.inputs, strict=True)
-            if name in parameters and parameters[name].trainable and len(parameters[name].shape) > 1
-        ]
+        operator, weights = graph.operators[v], weight_parts(graph, v, rule)
         if operator.type in _OF_SAMPLES:
             return rule.inputs[0] == "S0" and all(part == "R" for part in weights)
         if operator.type in _DENSE and weights:

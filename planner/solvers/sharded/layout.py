@@ -20,7 +20,7 @@ from planner.costs.operators import operator_times
 from planner.costs.stage_pass import shortest_part_s
 from planner.costs.transfers import lines, ring_links
 from planner.solvers.fit import fastest_first
-from planner.solvers.sharded.along import Axis, Policy, along
+from planner.solvers.sharded.along import BEAM, Axis, Policy, Search, along
 from planner.solvers.sharded.rules import Named, rules_of, share_work
 
 NO_RULES = "the profile has no rules by which operators are split; planner profile makes them"
@@ -110,16 +110,15 @@ def chosen(
     policy: Policy,
     device: int,
     *,
-    beam: int | None = None,
+    beam: int = BEAM,
 ) -> tuple[SplitRule, ...]:
     """The rules of all operators along one axis, by the times on a device."""
     times = operator_times(problem, device)
     total = (times.forward_s + times.backward_s).tolist()
     floor = sum(shortest_part_s(problem, device))
     measured = _measured_s(problem, device, axis.size)
-    rules = rules_of(problem.profile)
-    more = {} if beam is None else {"beam": beam}
-    return along(problem.profile.graph, rules, about, axis, policy, total, floor, measured, **more)
+    search = Search(problem.profile.graph, about, axis, policy, total, floor, measured)
+    return along(search, rules_of(problem.profile), beam)
 
 
 def _measured_s(problem: Problem, device: int, size: int) -> dict[tuple[int, str], float]:

@@ -27,7 +27,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planner.artefacts.graph import parameters_by_name
 from planner.artefacts.problem import Problem, Result, Status, switches_of
 from planner.artefacts.profile import SplitRule, has_rules
 from planner.artefacts.sharding import AxisRule, Sharding, dim_of, reads
@@ -55,7 +54,7 @@ from planner.solvers.sharded.layout import (
 )
 from planner.solvers.sharded.options import Megatron
 from planner.solvers.sharded.promise import promises
-from planner.solvers.sharded.rules import named, share_work
+from planner.solvers.sharded.rules import named, share_work, weight_parts
 from planner.solvers.sharded.zero import data_policy
 from planner.support.arrays import Floats
 
@@ -225,7 +224,7 @@ def _lines(
     made = []
     for a, (size, is_data) in enumerate(axes):
         axis = axis_of(problem, groups, mesh, a, rounds)
-        policy = data_policy(problem) if is_data else tensor_policy(problem, sequence=sequence)
+        policy = data_policy(problem) if is_data else _tensor_policy(problem, sequence=sequence)
         choose = chosen_for_sure if forced or is_data else chosen
         rules = choose(problem, about, axis, policy, groups[0][0])
         if not share_work(rules):
@@ -246,10 +245,9 @@ def _parts(problem: Problem, rules: tuple[SplitRule, ...]) -> dict[str, str]:
     return parts
 
 
-def tensor_policy(problem: Problem, *, sequence: bool) -> Policy:
+def _tensor_policy(problem: Problem, *, sequence: bool) -> Policy:
     """Weights are cut; tensors only by operators that make them so."""
     graph = problem.profile.graph
-    parameters = parameters_by_name(graph)
     ranks = {one.name: len(one.shape) for one in graph.tensors}
     of_samples = set(graph.inputs)  # and all that follows from them
     for operator in graph.operators:
@@ -257,12 +255,7 @@ def tensor_policy(problem: Problem, *, sequence: bool) -> Policy:
             of_samples.update(operator.outputs)
 
     def cuts_weights(v: int, rule: AxisRule) -> bool:
-        operator = graph.operators[v]
-        weights = [
-            part
-            for name, part in zip(reads(operator), rule.inputs, strict=True)
-            if name in parameters and parameters[name].trainable and len(parameters[name].shape) > 1
-        ]
+        weights = weight_parts(graph, v, rule)
         return not weights or any(part.startswith("S") for part in weights)
 
     def converts(name: str, old: str, new: str) -> bool:

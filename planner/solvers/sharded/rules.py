@@ -3,26 +3,32 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from planner.artefacts.graph import ITEM_BYTES, Graph, Operator
-from planner.artefacts.profile import Profile, SplitRule
-from planner.artefacts.sharding import blocks_of, dim_of, reads, whole_rule
+from planner.artefacts.graph import ITEM_BYTES, Graph, Operator, parameters_by_name
+from planner.artefacts.profile import OperatorCost, Profile, SplitRule
+from planner.artefacts.sharding import AxisRule, blocks_of, dim_of, reads, whole_rule
 from planner.support.memo import remembered
 
 
 @remembered
 def rules_of(profile: Profile) -> tuple[tuple[SplitRule, ...], ...]:
     """Per operator, all its rules; the first is that every device runs it whole."""
-    return tuple(
-        tuple(
-            dict.fromkeys(
-                [
-                    SplitRule(str(whole_rule(operator))),
-                    *(one for one in cost.rules if one.rule.is_split),
-                ]
-            )
-        )
-        for operator, cost in zip(profile.graph.operators, profile.operators, strict=True)
-    )
+
+    def of(operator: Operator, cost: OperatorCost) -> tuple[SplitRule, ...]:
+        split = (one for one in cost.rules if one.rule.is_split)
+        return tuple(dict.fromkeys((SplitRule(str(whole_rule(operator))), *split)))
+
+    both = zip(profile.graph.operators, profile.operators, strict=True)
+    return tuple(of(operator, cost) for operator, cost in both)
+
+
+def weight_parts(graph: Graph, v: int, rule: AxisRule) -> list[str]:
+    """The parts in which an operator reads its weights: trained parameters of two dimensions or
+    more.
+    """
+    operator, parameters = graph.operators[v], parameters_by_name(graph)
+    held = ((parameters.get(name), part)
+            for name, part in zip(reads(operator), rule.inputs, strict=True))  # fmt: skip
+    return [part for one, part in held if one and one.trainable and len(one.shape) > 1]
 
 
 def share_work(rules: Iterable[SplitRule]) -> bool:

@@ -85,10 +85,7 @@ def write_weights(
             that are not finite, or a file cannot be written.
         ModelError: if the model cannot hold the weights, or has no evaluation form.
     """
-    file = model_path or start.model_path
-    if model_path is None and not file.is_file():
-        raise FileError(f"{start.path}: trained from {file}, which is not there; give --model FILE")
-    model = LearnedModel(start, file)
+    model = LearnedModel(start, model_path or _model_of(start))
     changed = 0 if path is None else _formed(model, start, form)
     data = None if path is None else _data_of(path, model)
     files = [one for one in (data, path, state_dict) if one is not None]
@@ -98,10 +95,11 @@ def write_weights(
             _write_model(model, by_path[path], path, None if data is None else by_path[data])
         if state_dict is not None:
             _write_state_dict(model, by_path[state_dict], state_dict)
-        if model.not_finite and not allow_nan:
+        damaged = _not_finite(model)
+        if damaged and not allow_nan:
             raise FileError(
-                f"{start.path}: {_not_finite(model)}; take an earlier checkpoint, or write them"
-                " with --allow-nan"
+                f"{start.path}: {damaged[0]}; take an earlier checkpoint, or write them with"
+                " --allow-nan"
             )
     return Weights(
         step=start.record.step,
@@ -110,16 +108,27 @@ def write_weights(
         form=None if path is None else form,
         num_changed=changed,
         files=tuple(one for one in (path, data, state_dict) if one is not None),
-        notes=(*start.notes, *model.notes, *([_not_finite(model)] if model.not_finite else [])),
+        notes=(*start.notes, *model.notes, *damaged),
     )
 
 
-def _not_finite(model: LearnedModel) -> str:
-    """Which weights are not finite, in words."""
+def _model_of(start: Checkpoint) -> Path:
+    """The model that a checkpoint says it was trained from."""
+    if not start.model_path.is_file():
+        raise FileError(
+            f"{start.path}: trained from {start.model_path}, which is not there; give --model FILE"
+        )
+    return start.model_path
+
+
+def _not_finite(model: LearnedModel) -> tuple[str, ...]:
+    """The weights that are not finite, in words, if there are any."""
+    if not model.not_finite:
+        return ()
     names = [repr(name) for name in sorted(model.not_finite)]
     more = f" and {len(names) - MAX_SHOWN} more" if len(names) > MAX_SHOWN else ""
     shown = ", ".join(names[:MAX_SHOWN])
-    return f"{len(names)} of {len(model.learned)} weights are not finite: {shown}{more}"
+    return (f"{len(names)} of {len(model.learned)} weights are not finite: {shown}{more}",)
 
 
 def _formed(model: LearnedModel, start: Checkpoint, form: WeightsForm) -> int:

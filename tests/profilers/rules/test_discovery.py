@@ -229,6 +229,21 @@ def test_bad_rules_are_said_by_their_place(tmp_path, change, message):
     assert f"{path}: {message}" in str(error.value)
 
 
+def test_bad_rules_of_one_of_several_profiles_are_said_by_their_place(tmp_path):
+    path = tmp_path / "profiles.json"
+    write_profiles([replace(split_profile(), microbatch_size=size) for size in (1, 2)], path)
+    plain = json.loads(path.read_text())
+    first, second = plain["profiles"]
+    first["rules"][0][0] = 3
+    second["operators"][1]["rules"] = -1
+    path.write_text(json.dumps(plain))
+    with pytest.raises(FileError) as error:
+        read_profile_set(path)
+    rule, index = str(error.value).splitlines()
+    assert rule == f"{path}: profiles[0].rules[0][0]: expected a rule such as 'S0,R->S0', got 3"
+    assert index.startswith(f"{path}: profiles[1].operators[1].rules: expected the index of one of")
+
+
 def test_a_profile_of_another_model_gets_no_rules():
     with pytest.raises(ValueError, match="expected the model of the profile"):
         with_rules(split_profile(), model_of("Relu", (4, 6)), cached=False)

@@ -7,7 +7,7 @@ from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
 from planner.model.inspection import inspect
 from planner.model.load import load
-from planner.model.sound import MAX_LINES, check
+from planner.model.validate import MAX_LINES, check
 from planner.support.errors import ModelError, OperatorError, OptionError
 
 LINEAR = "(float[3, 4] x) => (float[3, 2] y) { y = MatMul(x, w) }"
@@ -90,7 +90,7 @@ TYPE = f"expected an element type of ONNX {onnx.__version__}, got"
 )  # fmt: skip
 def test_a_tensor_that_is_none_is_named(tmp_path, proto, said):
     assert complaint(tmp_path, proto) == said + ADVICE
-    assert complaint(tmp_path, proto, lambda path: inspect(path, ())) == said + ADVICE
+    assert complaint(tmp_path, proto, inspect) == said + ADVICE
 
 
 def test_values_behind_the_end_of_their_file_are_one_message(tmp_path):

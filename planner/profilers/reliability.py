@@ -88,7 +88,7 @@ class Conditions:
     too_big: bool
 
 
-def busy(profile: Profile, conditions: Conditions) -> tuple[str, ...]:
+def signs_of_load(profile: Profile, conditions: Conditions) -> tuple[str, ...]:
     """Signs that something else ran on the machine, as sentences."""
     signs = []
     drift = summary(profile).drift
@@ -117,7 +117,7 @@ def busy(profile: Profile, conditions: Conditions) -> tuple[str, ...]:
 
 def warnings(profile: Profile, conditions: Conditions) -> tuple[str, ...]:
     """All reasons why the times may be wrong, as sentences."""
-    reasons = [*busy(profile, conditions)]
+    reasons = [*signs_of_load(profile, conditions)]
     total_s = sum(o.forward_s + o.backward_s for o in profile.operators)
     unsure_s = sum(o.forward_s + o.backward_s for o in profile.operators if o.interval > UNSURE)
     if unsure_s > MAX_UNSURE * total_s:
@@ -140,7 +140,7 @@ def warnings(profile: Profile, conditions: Conditions) -> tuple[str, ...]:
     return tuple(reasons)
 
 
-def agrees(profile: Profile, usual: float) -> bool:
+def cache_agrees(profile: Profile, usual: float) -> bool:
     """Whether the operators one by one and the whole step of today agree; so they do where the
     whole was not timed, or is too short to tell.
 

@@ -17,7 +17,7 @@ from planner.operators.parts.halo import fits, window
 from planner.profilers.rules.template import Shape
 
 
-def by_hand(
+def communicating_rules(
     kind: str, call: Call, shapes: Mapping[str, Shape], floats: frozenset[str], made: Shape
 ) -> Iterator[SplitRule]:  # fmt: skip
     """The rules with marks of an operator with one output.
