@@ -140,8 +140,8 @@ def cut_further(problem: Problem, data: Sharding, stage: int) -> Sharding:
 
 
 def _parts(problem: Problem, size: int) -> Iterator[tuple[str, Spec]]:
-    """The first dimension that can be cut into equal parts of each trained parameter, or else chunks
-    of its rows: along the first one a part lies in one piece.
+    """The first dimension that can be cut into equal parts of each trained parameter, or else
+    chunks of its rows: along the first one a part lies in one piece.
     """
     for one in problem.profile.graph.parameters:
         if one.trainable and one.shape:
