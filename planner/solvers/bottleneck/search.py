@@ -45,7 +45,8 @@ from planner.solvers.bottleneck.program import (
 from planner.solvers.engines.engine import Engine
 from planner.solvers.engines.gurobi import EngineUnavailableError
 from planner.solvers.engines.mip import GAP, Mip, MipAnswer, MipLimits, Terms, gurobi, highs
-from planner.solvers.graphs.downsets import csr
+from planner.solvers.placement.held_bytes import held_bytes
+from planner.support.arrays import csr
 from planner.support.brake import Brake, braked
 
 log = logging.getLogger(__name__)
@@ -53,8 +54,8 @@ log = logging.getLogger(__name__)
 HEATS = (0.001, 0.003, 0.01)
 """First temperatures of the annealing runs, each from the best placement so far."""
 
-MOVES_PER_S = 5_000
-"""Moves of each annealing run per second of the limit; a move takes 2 to 4 microseconds."""
+MOVES_PER_S = 8_000
+"""Moves of each annealing run per second of the limit; a move takes 1 to 2 microseconds."""
 
 CUT_SHARE = 1e-3
 """Cost of a cut net in annealing, as a share of the bound, where transfers overlap with computation
@@ -182,21 +183,12 @@ def _costs(problem: BottleneckProblem) -> BottleneckArrays:
     for e, net in enumerate(problem.nets):
         for v in net.items:
             in_nets[v].append(e)
-    needs: list[list[int]] = [[] for _ in range(count)]
-    for s, (items, _) in enumerate(problem.kept):
-        for v in items:
-            needs[v].append(s)
-    net_start, net_item = csr([net.items for net in problem.nets])
-    in_start, in_net = csr(in_nets)
-    kept_start, kept = csr(needs)
     crossing = np.array([net.crossing_s for net in problem.nets], dtype=np.float64)
     order = problem.order or ()
     return BottleneckArrays(
         work=np.ascontiguousarray(problem.work_s),
-        net_start=net_start,
-        net_item=net_item,
-        in_start=in_start,
-        in_net=in_net,
+        items=csr(net.items for net in problem.nets),
+        nets=csr(in_nets),
         crossing=crossing[:, None] * np.array(problem.pays, dtype=np.float64),
         net_bytes=np.array([net.bytes for net in problem.nets], dtype=np.float64),
         gradient=np.array([net.gradient for net in problem.nets], dtype=np.int64),
@@ -204,9 +196,7 @@ def _costs(problem: BottleneckProblem) -> BottleneckArrays:
         per_byte=np.ascontiguousarray(problem.seconds_per_byte),
         has_lines=problem.has_lines,
         cut=CUT_SHARE * simple_bound_s(problem) if _cuts_look_free(problem) else 0.0,
-        kept_start=kept_start,
-        kept=kept,
-        kept_bytes=np.array([size for _, size in problem.kept], dtype=np.float64),
+        held=held_bytes(problem.kept, count, whole=False),
         room=np.ascontiguousarray(problem.room_bytes, dtype=np.float64),
         position=np.argsort(order).astype(np.int64),
     )

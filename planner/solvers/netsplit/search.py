@@ -34,11 +34,11 @@ from planner.solvers.netsplit.search_arrays import (
     BACKWARD,
     FORWARD,
     ModelArrays,
-    Ragged,
     SearchState,
-    ragged,
 )
+from planner.solvers.placement.held_bytes import held_bytes
 from planner.solvers.placement.problem import feeds_of
+from planner.support.arrays import Csr, csr
 
 ROUND = 100_000
 """Moves per round."""
@@ -129,14 +129,8 @@ def arrays_of(instance: NetSplitInstance, blocks: Blocks = ()) -> ModelArrays:
         makes[tensor.producer].append(t)
         for j in tensor.consumers:
             reads[j].append(t)
-    kept: list[tuple[tuple[int, ...], int]] = [
-        ((g,), size) for g, size in enumerate(instance.alone_bytes)
-    ]
-    kept += sorted(instance.together_bytes.items())
-    keeps: list[list[int]] = [[] for _ in instance.groups]
-    for e, (groups, _) in enumerate(kept):
-        for g in groups:
-            keeps[g].append(e)
+    alone = (((g,), size) for g, size in enumerate(instance.alone_bytes))
+    kept = (*alone, *sorted(instance.together_bytes.items()))
     transfers = transfer_table(instance)
     return ModelArrays(
         ticks=np.array([instance.forward, instance.backward]),
@@ -144,21 +138,20 @@ def arrays_of(instance: NetSplitInstance, blocks: Blocks = ()) -> ModelArrays:
         least=np.array([phase.least for phase in bounds], dtype=np.int64),
         way=transfers.way,
         away=transfers.ticks,
-        route=ragged(transfers.resources),
-        column=ragged(transfers.columns).values,
+        route=csr(transfers.resources),
+        column=csr(transfers.columns).values,
         free=np.zeros(transfers.num_resources, np.int64),
         maker=np.array([tensor.producer for tensor in problem.tensors], dtype=np.int64),
         gradient=np.array([tensor.gradient for tensor in problem.tensors], dtype=np.bool_),
-        readers=ragged(tensor.consumers for tensor in problem.tensors),
-        makes=ragged(makes),
-        reads=ragged(reads),
-        before=ragged(feeds),
-        after=ragged(after),
+        readers=csr(tensor.consumers for tensor in problem.tensors),
+        makes=csr(makes),
+        reads=csr(reads),
+        before=csr(feeds),
+        after=csr(after),
         group_of=np.array(instance.group_of, dtype=np.int64),
-        members=ragged(instance.groups),
-        blocks=ragged(blocks),
-        keeps=ragged(keeps),
-        kept=np.array([size for _, size in kept], dtype=np.int64),
+        members=csr(instance.groups),
+        blocks=csr(blocks),
+        held=held_bytes(kept, len(instance.groups)),
         room=problem.capacity_bytes.copy(),
     )
 
@@ -166,7 +159,7 @@ def arrays_of(instance: NetSplitInstance, blocks: Blocks = ()) -> ModelArrays:
 def without_links(model: ModelArrays) -> ModelArrays:
     """The arrays if transfers of different pairs of devices do not delay each other."""
     first = model.route.start[:-1]
-    alone = Ragged(np.arange(len(first) + 1), model.route.values[first])
+    alone = Csr(np.arange(len(first) + 1), model.route.values[first])
     return model._replace(route=alone, column=model.column[first])
 
 
