@@ -30,7 +30,7 @@ def test_a_device_holds_an_entry_once_for_all_of_its_items(seed):
     assert state.used.tolist() == by_hand(kept, where, devices)
     for _ in range(20):
         v, q = draw.randrange(num), draw.randrange(devices)
-        held.move.py_func(one, state, v, where[v], q)
+        held.move_item.py_func(one, state, v, where[v], q)
         where[v] = q
         assert state.used.tolist() == by_hand(kept, where, devices)
     room = np.array([draw.randint(0, 20) for _ in range(devices)])

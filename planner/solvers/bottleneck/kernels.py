@@ -14,7 +14,7 @@ import numpy as np
 
 from planner.solvers.annealing import most_allowed
 from planner.solvers.bottleneck.model import line_place
-from planner.solvers.placement.held_bytes import HeldBytes, HeldState, hold, move
+from planner.solvers.placement.held_bytes import HeldBytes, HeldState, hold, move_item
 from planner.support.arrays import Csr, Floats, Ints
 from planner.support.jit import inlined, inner, njit
 
@@ -70,6 +70,14 @@ class PlacementState(NamedTuple):
     cuts: Ints
 
 
+class Move(NamedTuple):
+    """A move: items, in turn, the device that each goes to, and that where it was."""
+
+    item: Ints
+    target: Ints
+    source: Ints
+
+
 @inlined
 def charge(costs: BottleneckArrays, state: PlacementState, e: int, sign: int) -> None:
     """Adds the costs of a net to the places that pay them, or with sign -1 takes them off."""
@@ -109,7 +117,7 @@ def put(costs: BottleneckArrays, state: PlacementState, v: int, q: int) -> None:
         state.here[costs.nets.values[x], p] -= 1
         state.here[costs.nets.values[x], q] += 1
         charge(costs, state, costs.nets.values[x], 1)
-    move(costs.held, state.held, v, p, q)
+    move_item(costs.held, state.held, v, p, q)
 
 
 @inner
@@ -180,14 +188,13 @@ REFRESH = 10_000
 """Moves after which the sums are computed anew, because rounding errors add up."""
 
 
-@inner
-def chosen(costs: BottleneckArrays, state: PlacementState, moved: Ints, target: Ints) -> int:
-    """Draws a move. Two items swap; or a run of items on one device, in the order of the items and
-    at its end next to a cut net, goes where that net's other items are, or to any device. Writes
-    items and devices; returns the number of items.
+@inlined
+def _cut_pair(costs: BottleneckArrays, state: PlacementState) -> tuple[int, int]:
+    """Two items of a net on different devices, after some draws any two of a net or any one item
+    twice.
     """
-    items, num, nets = state.on.shape[0], costs.room.shape[0], costs.net_bytes.shape[0]
-    v = u = np.random.randint(items)
+    nets = costs.net_bytes.shape[0]
+    v = u = np.random.randint(state.on.shape[0])
     for _ in range(TRIES if nets > 0 else 0):
         e = np.random.randint(nets)
         first, end = costs.items.start[e], costs.items.start[e + 1]
@@ -195,31 +202,80 @@ def chosen(costs: BottleneckArrays, state: PlacementState, moved: Ints, target: 
         u = costs.items.values[np.random.randint(first, end)]
         if state.on[v] != state.on[u]:
             break
-    if np.random.random() < SWAP_CHANCE:
-        u = np.random.randint(items)
-        if np.random.random() < ANY_ITEM_CHANCE:
-            v = np.random.randint(items)
-        moved[0], moved[1], target[0], target[1] = v, u, state.on[u], state.on[v]
-        return 0 if state.on[v] == state.on[u] else 2
-    p, q = state.on[v], state.on[u]
-    if p == q or np.random.random() < ANY_DEVICE_CHANCE:
-        q = np.random.randint(num)
-    if p == q:
-        return 0
-    # The run starts at the cut and goes away from it, to the side of v.
-    count, step, longest = 0, 1 if v > u else -1, 1
+    return v, u
+
+
+@inlined
+def _draw_swap(state: PlacementState, move: Move, v: int) -> int:
+    """A swap of an item, or of any one, with any other; the number of items that move."""
+    items = state.on.shape[0]
+    u = np.random.randint(items)
+    if np.random.random() < ANY_ITEM_CHANCE:
+        v = np.random.randint(items)
+    move.item[0], move.item[1] = v, u
+    move.target[0], move.target[1] = state.on[u], state.on[v]
+    return 0 if state.on[v] == state.on[u] else 2
+
+
+@inlined
+def _draw_run(state: PlacementState, move: Move, v: int, step: int, q: int) -> int:
+    """A run of items on the device of v, from v on; the number of items."""
+    p, items, count, longest = state.on[v], state.on.shape[0], 0, 1
     while longest < LONGEST and np.random.random() < ONWARD:
         longest += 1
     while 0 <= v < items and count < longest:
         if state.on[v] == p:
-            moved[count], target[count] = v, q
+            move.item[count], move.target[count] = v, q
             count += 1
         v += step
     return count
 
 
+@inlined
+def _draw(costs: BottleneckArrays, state: PlacementState, move: Move) -> int:
+    """Draws a move. Two items swap; or a run of items on one device, in the order of the items and
+    at its end next to a cut net, goes where that net's other items are, or to any device. Returns
+    the number of items.
+    """
+    v, u = _cut_pair(costs, state)
+    if np.random.random() < SWAP_CHANCE:
+        return _draw_swap(state, move, v)
+    p, q = state.on[v], state.on[u]
+    if p == q or np.random.random() < ANY_DEVICE_CHANCE:
+        q = np.random.randint(costs.room.shape[0])
+    if p == q:
+        return 0
+    # The run starts at the cut and goes away from it, to the side of v.
+    return _draw_run(state, move, v, 1 if v > u else -1, q)
+
+
+@inlined
+def _make(costs: BottleneckArrays, state: PlacementState, move: Move, length: int) -> int:
+    """Makes a move up to the first item that cannot run at its target; the number of items."""
+    for k in range(length):
+        v, q = move.item[k], move.target[k]
+        if np.isinf(costs.work[v, q]):
+            return k
+        move.source[k] = state.on[v]
+        put(costs, state, v, q)
+    return length
+
+
+@inlined
+def _allowed(costs: BottleneckArrays, state: PlacementState, move: Move, length: int) -> bool:
+    """Whether a placement fits after a move. Only targets have gained bytes, and only nets of the
+    moved items can be out of order.
+    """
+    for k in range(length):
+        if state.held.used[move.target[k]] > costs.room[move.target[k]]:
+            return False
+        if costs.position.shape[0] > 0 and not in_order(costs, state, move.item[k]):
+            return False
+    return True
+
+
 @njit
-def annealed(
+def anneal(
     costs: BottleneckArrays, start: Ints, seed: int, moves: int, heat: float
 ) -> tuple[Ints, float]:
     """The best placement that simulated annealing meets, and its largest load in s.
@@ -240,32 +296,18 @@ def annealed(
     top, norm = height(state.load, count)
     extra = costs.cut * state.cuts[0]
     best, least, norm = start.copy(), top + extra, norm + extra
-    moved, target = np.zeros(items + 2, np.int64), np.zeros(items + 2, np.int64)
-    source = np.zeros(items + 2, np.int64)
-    contiguous, warm = costs.position.shape[0] > 0, heat * norm
+    none = np.zeros(items + 2, np.int64)
+    move = Move(none, none.copy(), none.copy())
+    warm = heat * norm
     for turn in range(moves):
         if turn % REFRESH == REFRESH - 1:
             state = placed(costs, state.on)
             norm = height(state.load, count)[1] + costs.cut * state.cuts[0]
-        length = chosen(costs, state, moved, target)
+        length = _draw(costs, state, move)
         if length == 0:
             continue
-        # The move is made as far as its items can run, and undone below if it is not kept. This
-        # stands here because a function of its own costs 8 % of the time.
-        allowed, done = True, 0
-        while allowed and done < length:
-            v, q = moved[done], target[done]
-            allowed = not np.isinf(costs.work[v, q])
-            if allowed:
-                source[done] = state.on[v]
-                put(costs, state, v, q)
-                done += 1
-        # Only targets have gained bytes, and only nets of the moved items can be out of order.
-        for k in range(done):
-            allowed = allowed and state.held.used[target[k]] <= costs.room[target[k]]
-            allowed = allowed and (not contiguous or in_order(costs, state, moved[k]))
-        kept = False
-        if allowed:
+        done, kept = _make(costs, state, move, length), False
+        if done == length and _allowed(costs, state, move, length):
             new_top, new_norm = height(state.load, count)
             extra = costs.cut * state.cuts[0]
             new_top, new_norm = new_top + extra, new_norm + extra
@@ -279,5 +321,5 @@ def annealed(
                 best[:] = state.on
         else:
             for k in range(done - 1, -1, -1):
-                put(costs, state, moved[k], source[k])
+                put(costs, state, move.item[k], move.source[k])
     return best, height(placed(costs, best).load, count)[0]

@@ -52,7 +52,7 @@ def solve(
     if start is not None:
         whole = grouped(instance, start)
         starts.append([whole[group[0]] for group in instance.groups])
-    answer = bottleneck.solve(problem, starts, time_limit_s, seed, engine, brake)
+    answer = bottleneck.solve(problem, starts, time_limit_s, seed=seed, engine=engine, brake=brake)
     bound_s = answer.bound_s if math.isfinite(answer.bound_s) else None
     if answer.on is None:
         return EngineAnswer(

@@ -33,7 +33,7 @@ from planner.solvers.netsplit.search_arrays import (
     ModelArrays,
     SearchState,
 )
-from planner.solvers.placement.held_bytes import excess_bytes, move
+from planner.solvers.placement.held_bytes import excess_bytes, move_item
 from planner.support.arrays import Csr, Ints
 from planner.support.jit import inlined, inner, njit
 
@@ -70,7 +70,7 @@ def _one_of(rows: Csr, i: int) -> int:
 def _put(model: ModelArrays, state: SearchState, g: int, q: int) -> None:
     """Moves a group to a device; applied in reverse with the old device, it undoes itself."""
     p = device(model, state, g)
-    move(model.held, state.held, g, p, q)
+    move_item(model.held, state.held, g, p, q)
     for x in range(model.members.start[g], model.members.start[g + 1]):
         state.where[model.members.values[x]] = q
 

@@ -84,7 +84,7 @@ def hold(held: HeldBytes, state: HeldState, where: Ints) -> None:
 
 
 @inlined
-def move(held: HeldBytes, state: HeldState, item: int, p: int, q: int) -> None:
+def move_item(held: HeldBytes, state: HeldState, item: int, p: int, q: int) -> None:
     """Moves an item from p to q; applied in reverse, it undoes itself."""
     for x in range(held.entries.start[item], held.entries.start[item + 1]):
         e = held.entries.values[x]
