@@ -46,7 +46,7 @@ from planner.solvers.engines.engine import Engine
 from planner.solvers.engines.gurobi import EngineUnavailableError
 from planner.solvers.engines.mip import GAP, Mip, MipAnswer, MipLimits, Terms, gurobi, highs
 from planner.solvers.placement.held_bytes import held_bytes
-from planner.support.arrays import csr
+from planner.support.arrays import csr, transposed
 from planner.support.brake import Brake, braked
 
 log = logging.getLogger(__name__)
@@ -180,16 +180,13 @@ def _annealed(
 def _costs(problem: BottleneckProblem) -> BottleneckArrays:
     """The problem as arrays."""
     count = problem.num_items
-    in_nets: list[list[int]] = [[] for _ in range(count)]
-    for e, net in enumerate(problem.nets):
-        for v in net.items:
-            in_nets[v].append(e)
+    nets = [net.items for net in problem.nets]
     crossing = np.array([net.crossing_s for net in problem.nets], dtype=np.float64)
     order = problem.order or ()
     return BottleneckArrays(
         work=np.ascontiguousarray(problem.work_s),
-        items=csr(net.items for net in problem.nets),
-        nets=csr(in_nets),
+        items=csr(nets),
+        nets=csr(transposed(nets, count)),
         crossing=crossing[:, None] * np.array(problem.pays, dtype=np.float64),
         net_bytes=np.array([net.bytes for net in problem.nets], dtype=np.float64),
         gradient=np.array([net.gradient for net in problem.nets], dtype=np.int64),

@@ -122,6 +122,11 @@ def _behind(state: SearchState, phase: int, p: int, y: int) -> int:
 @inlined
 def _touched(model: ModelArrays, state: SearchState, phase: int, j: int) -> int:
     """(2): the number of ends before the first operator sends otherwise because j has moved."""
+    # A forward sends to the devices of readers, so the makers of what j reads may send otherwise. A
+    # backward sends the sum of the readers on a device when the last of them has ended. So another
+    # reader may send otherwise if it is, or was, on the device that j has left or has come to; and
+    # the readers of what j makes send to its device. `turn` is a place among ends, and all before
+    # the least of these places stays.
     turn, turns, where, placed = NEVER, state.kept.turn, state.where, state.placed
     for x in range(model.reads.start[j], model.reads.start[j + 1]):
         t = model.reads.values[x]
@@ -168,8 +173,10 @@ def decode(model: ModelArrays, state: SearchState, phase: int, most: int, turn: 
     latest = _resume(model, state, phase, turn)
     state.begun[phase], last = turn, 0
     while turn < num:
-        # The operator that ends next. Whatever is not known yet waits for one that ends later, so
-        # transfers become ready in the order of time.
+        # The operator that ends next. Each device knows when its next operator ends, or that this
+        # one waits for another that has yet to end, and all behind it on the device ends later
+        # still. So nothing ends before the least of these times, and transfers become ready, and
+        # take their links, in the order of time.
         p = 0
         for q in range(1, devices):
             if state.next_end[q] < state.next_end[p]:

@@ -16,7 +16,7 @@ bytes are over, moves are kept that leave fewer of them over, and no others.
 
 import numpy as np
 
-from planner.solvers.annealing import cooled, most_allowed
+from planner.solvers.annealing import Annealing, cooled, most_allowed
 from planner.solvers.netsplit.kernels import (
     decode,
     device,
@@ -318,27 +318,19 @@ def _reorder(model: ModelArrays, state: SearchState, phase: int, tied: bool, hea
 
 
 @njit
-def anneal(
-    model: ModelArrays,
-    state: SearchState,
-    moves: int,
-    hot: float,
-    cold: float,
-    seed: int,
-    tied: bool,
-) -> None:
+def anneal(model: ModelArrays, state: SearchState, run: Annealing, tied: bool) -> None:
     """Changes a schedule by simulated annealing, and notes the best one that fits: a worse one is
     kept by chance, which falls with the loss and with time.
 
     Args:
-        hot, cold: temperatures of the first and the last move, in ticks; it falls geometrically.
+        run: temperatures in ticks.
         tied: whether each device runs its backwards in the reverse order of its forwards. The
             orders have to be each other's reverse then.
     """
-    np.random.seed(seed)
+    np.random.seed(run.seed)
     _note(model, state)
-    for number in range(moves):
-        heat = cooled(hot, cold, (number + 1) / max(moves - 1, 1))
+    for number in range(run.moves):
+        heat = cooled(run.hot, run.cold, (number + 1) / max(run.moves - 1, 1))
         kind = np.random.randint(0, 4)  # 0, 1: a placement; 2, 3: an order of a phase
         if kind >= 2:
             _reorder(model, state, FORWARD if tied else kind - 2, tied, heat)
