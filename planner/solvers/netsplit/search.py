@@ -121,8 +121,6 @@ def arrays_of(instance: NetSplitInstance, blocks: Blocks = ()) -> ModelArrays:
     feeds = feeds_of(problem)
     bounds = [phase_bounds_of(instance, backward=backward) for backward in (False, True)]
     tensors = problem.tensors
-    alone = (((g,), size) for g, size in enumerate(instance.alone_bytes))
-    kept = (*alone, *sorted(instance.together_bytes.items()))
     transfers = transfer_table(instance)
     return ModelArrays(
         ticks=np.array([instance.forward, instance.backward]),
@@ -143,7 +141,7 @@ def arrays_of(instance: NetSplitInstance, blocks: Blocks = ()) -> ModelArrays:
         group_of=np.array(instance.group_of, dtype=np.int64),
         members=csr(instance.groups),
         blocks=csr(blocks),
-        held=held_bytes(kept, len(instance.groups)),
+        held=held_bytes(instance.kept, len(instance.groups)),
         room=problem.capacity_bytes.copy(),
     )
 
