@@ -36,8 +36,7 @@ import numpy as np
 
 from planner.clusters.routes import fastest_way_s
 from planner.solvers.netsplit.model import NetSplitInstance
-from planner.solvers.netsplit.search_arrays import Ragged, ragged
-from planner.support.arrays import Ints
+from planner.support.arrays import Csr, Ints, csr
 from planner.support.jit import inner, njit
 from planner.support.memo import remembered
 
@@ -160,7 +159,7 @@ def _longest(ticks: Ints, ways: Iterable[tuple[int, int]], *, backward: bool) ->
     return max(end)
 
 
-def _lists(ways: dict[tuple[int, int], int], num: int) -> tuple[Ragged, Ints, Ragged]:
+def _lists(ways: dict[tuple[int, int], int], num: int) -> tuple[Csr, Ints, Csr]:
     """The operators that feed each one, with c of each; and the operators that it feeds."""
     feeds: list[list[int]] = [[] for _ in range(num)]
     reads: list[list[int]] = [[] for _ in range(num)]
@@ -168,12 +167,12 @@ def _lists(ways: dict[tuple[int, int], int], num: int) -> tuple[Ragged, Ints, Ra
         feeds[j].append(i)
         reads[i].append(j)
     away = [ways[i, j] for j, before in enumerate(feeds) for i in before]
-    return ragged(feeds), np.array(away, dtype=np.int64), ragged(reads)
+    return csr(feeds), np.array(away, dtype=np.int64), csr(reads)
 
 
 @njit
 def _heads(
-    ticks: Ints, groups: Ints, feeds: Ragged, away: Ints, reads: Ragged, devices: int, marks: int
+    ticks: Ints, groups: Ints, feeds: Csr, away: Ints, reads: Csr, devices: int, marks: int
 ) -> Ints:
     """(N,) heads; every operator has a larger number than those that feed it.
 
@@ -202,7 +201,7 @@ def _heads(
 
 
 @inner
-def _by_feeds(j: int, ticks: Ints, feeds: Ragged, away: Ints, head: Ints) -> int:
+def _by_feeds(j: int, ticks: Ints, feeds: Csr, away: Ints, head: Ints) -> int:
     """(h1)."""
     first, last = feeds.start[j], feeds.start[j + 1]
     before = feeds.values[first:last]

@@ -21,6 +21,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from planner.solvers.annealing import Annealing
 from planner.solvers.engines.watch import SearchWatch
 from planner.solvers.netsplit.kernels import state_of
 from planner.solvers.netsplit.model import NetSplitInstance, canonical, instance_of, orders_of
@@ -192,7 +193,7 @@ def _run(
         moves = max(1, round(min(piece, work - done) / cost))
         first, last = (hot * (cold / hot) ** (x / work) for x in (done, min(done + piece, work)))
         begun = int(state.timed[0])
-        anneal(model, state, moves, first, last, seed * 1000 + number, True)
+        anneal(model, state, Annealing(moves, first, last, seed * 1000 + number), True)
         # A move that finds nothing to move times nothing.
         spent = max(moves, int(state.timed[0]) - begun)
         done, number, cost = done + spent, number + 1, spent / moves
