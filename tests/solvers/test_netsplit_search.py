@@ -444,7 +444,7 @@ def test_other_errors_of_gurobi_are_errors(monkeypatch):
 def test_the_seed_and_the_gap_reach_both_engines(monkeypatch):
     asked = []
 
-    def solve(instance, limit_s, start, *, seed, gap, brake=None):
+    def solve(instance, limit_s, start, *, seed, gap, brake=None, prove=True):
         asked.append((seed, gap))
         return EngineAnswer(Status.OPTIMAL, (0, 1, 0, 1), 18.0, 18.0)
 

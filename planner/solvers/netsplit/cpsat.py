@@ -38,12 +38,7 @@ from dataclasses import dataclass, replace
 from planner.artefacts.problem import Status
 from planner.solvers.engines.mip import Answer
 from planner.solvers.engines.watch import INTERRUPTED, SearchWatch, interruptible
-from planner.solvers.netsplit.bounds import (
-    JointBounds,
-    PhaseBounds,
-    joint_bounds_of,
-    phase_bounds_of,
-)
+from planner.solvers.netsplit.bounds import SubproblemBounds, subproblem_bounds_of
 from planner.solvers.netsplit.cpsat_call import (
     CONSTRAINTS_PER_S,
     CROWDED_PER_S,
@@ -160,9 +155,7 @@ class _FullSearch:
 
     Attributes:
         known: the best schedule.
-        bounds: of forwards and of backwards, raised by the steps.
-        total: lower bound of F + B.
-        joint: bounds of both phases together.
+        bounds: raised by the steps.
         kept: the placement of a step without (7), if it fits.
         infeasible: whether no placement fits.
     """
@@ -170,9 +163,7 @@ class _FullSearch:
     instance: NetSplitInstance
     budget: SearchBudget
     known: KnownPlacement
-    bounds: list[PhaseBounds]
-    total: int
-    joint: JointBounds
+    bounds: SubproblemBounds
     kept: tuple[int, ...] | None = None
     infeasible: bool = False
 
@@ -180,7 +171,7 @@ class _FullSearch:
     def crowded(self) -> bool:
         """Whether a phase is crowded, and there are many placements."""
         many = len(self.instance.groups) > FEW_OPERATORS
-        return many and any(bounds.crowded for bounds in self.bounds)
+        return many and any(phase.crowded for phase in self.bounds.phases)
 
     @property
     def linked(self) -> bool:
@@ -205,6 +196,7 @@ def solve(
     seed: int = 0,
     gap: float = 0.0,
     brake: Brake | None = None,
+    prove: bool = True,
 ) -> EngineAnswer:
     """The best placement that a search from a known one finds.
 
@@ -214,22 +206,27 @@ def solve(
         seed: seed of all random choices.
         gap: (latency - bound) / bound at which the search may end.
         brake: of the search that this is a part of; None where it is the whole.
+        prove: whether a better bound is worth time. Else, in graphs of many operators, all of it is
+            that of the local search.
     """
     with braked(time_limit_s) as own:
         watch = SearchWatch(log, instance.tick_s, gap, brake or own)
         with interruptible(watch):
             budget = SearchBudget.begun(watch, time_limit_s, seed)
-            answer = (_relaxed if instance.relaxed else _full)(instance, budget, start)
+            if instance.relaxed:
+                answer = _relaxed(instance, budget, start)
+            else:
+                answer = _full(instance, budget, start, prove=prove)
     if watch.interrupted:
         return replace(answer, reproducible=False, note=INTERRUPTED)
     return replace(answer, reproducible=not watch.cut)
 
 
 def _full(
-    instance: NetSplitInstance, budget: SearchBudget, start: Sequence[int] | None
+    instance: NetSplitInstance, budget: SearchBudget, start: Sequence[int] | None, *, prove: bool
 ) -> EngineAnswer:
     """Local search, windows, then the steps; the local search alone, where the models of the steps
-    are too large to be built in the limit.
+    are too large to be built in the limit, or nothing has to be proved.
     """
     build_s = num_constraints(instance, _BOTH, channels=False) / CONSTRAINTS_PER_S
     if instance.problem.shared:
@@ -243,25 +240,23 @@ def _full(
         if fitting is Status.INFEASIBLE:
             return EngineAnswer(Status.INFEASIBLE, None, math.inf, None)
         start = None if isinstance(fitting, Status) else fitting
-    bounds = [phase_bounds_of(instance, backward=backward) for backward in _BOTH]
-    joint = joint_bounds_of(bounds)
-    search = _FullSearch(
-        instance, budget, known_placement_of(instance, start), bounds, joint.least, joint
-    )
-    budget.watch.see(bound=search.total)
+    known = known_placement_of(instance, start)
+    search = _FullSearch(instance, budget, known, subproblem_bounds_of(instance))
+    budget.watch.see(bound=search.bounds.least)
+    alone = not prove and instance.problem.num_operators > FEW_OPERATORS
     if search.known.fits:
         budget.watch.see(search.known.latest)
         share = CROWDED_SHARE if search.crowded else SEARCH_SHARE
+        share = 1.0 if alone else share
         budget.per_s = _per_s(search)
         search.known = _improved(search, search.known, share)
-    if too_large:
+    if too_large or (alone and search.known.fits):
         return _answer(search)
     if search.linked:
         _between_cuts(search)
     elif len(instance.groups) > FEW_OPERATORS and not budget.watch.done:
-        search.bounds, search.joint = windowed(instance, bounds, budget, WINDOWS_SHARE)
-        search.total = search.joint.least
-        budget.watch.see(bound=search.total)
+        search.bounds = windowed(instance, search.bounds, budget, WINDOWS_SHARE)
+        budget.watch.see(bound=search.bounds.least)
     for step in _STEPS:
         if search.asks(step) and not budget.watch.done:
             _climb(search, step)
@@ -274,10 +269,9 @@ def _between_cuts(search: _FullSearch) -> None:
     everything = range(instance.problem.num_operators)
 
     def learn(spans: list[Span]) -> None:
-        bounds, search.joint = joined(instance, everything, spans)
-        search.bounds = list(bounds)
-        search.total = max(search.total, search.joint.least)
-        budget.watch.see(bound=search.total)
+        bounds = joined(instance, everything, spans)
+        search.bounds = replace(bounds, least=max(search.bounds.least, bounds.least))
+        budget.watch.see(bound=search.bounds.least)
 
     spans = spanned(instance, budget, SPANS_SHARE)
     learn(spans)
@@ -317,7 +311,6 @@ def _mended(search: _FullSearch, spans: Sequence[Span], share: float) -> KnownPl
             budget.seed,
             watch,
             search.bounds,
-            search.joint,
             [span.operators for span in spans],
         ),
     )
@@ -353,7 +346,8 @@ def _climb(search: _FullSearch, step: _ProofStep) -> None:
 
 def _least(search: _FullSearch, step: _ProofStep) -> int:
     """The lower bound of a step's objective, in ticks."""
-    return search.total if len(step.phases) == 2 else search.bounds[step.phases[0]].least
+    bounds = search.bounds
+    return bounds.least if len(step.phases) == 2 else bounds.phases[step.phases[0]].least
 
 
 def _worst(search: _FullSearch, step: _ProofStep) -> int:
@@ -361,19 +355,20 @@ def _worst(search: _FullSearch, step: _ProofStep) -> int:
     known = search.known
     worst = known.latest - 1 if known.fits else known.latest
     if len(step.phases) == 1:
-        worst -= search.bounds[not step.phases[0]].least
+        worst -= search.bounds.phases[not step.phases[0]].least
     return worst
 
 
 def _raise(search: _FullSearch, step: _ProofStep, least: int) -> None:
     """Takes in a lower bound of a step's objective."""
+    phases = list(search.bounds.phases)
     if len(step.phases) == 1:
         which = step.phases[0]
-        least = max(least, search.bounds[which].least)
-        search.bounds[which] = replace(search.bounds[which], least=least)
-        least = sum(bounds.least for bounds in search.bounds)
-    search.total = max(search.total, least)
-    search.budget.watch.see(bound=search.total)
+        phases[which] = replace(phases[which], least=max(least, phases[which].least))
+        least = sum(phase.least for phase in phases)
+    least = max(search.bounds.least, least)
+    search.bounds = replace(search.bounds, phases=tuple(phases), least=least)
+    search.budget.watch.see(bound=least)
 
 
 def _learn(search: _FullSearch, step: _ProofStep, answer: Answer) -> None:
@@ -382,8 +377,8 @@ def _learn(search: _FullSearch, step: _ProofStep, answer: Answer) -> None:
         search.infeasible = not search.known.fits
         # Nothing is better than the best schedule; of a kept placement that says nothing.
         if search.known.fits and not step.kept:
-            search.total = search.known.latest
-            search.budget.watch.see(bound=search.total)
+            search.bounds = replace(search.bounds, least=search.known.latest)
+            search.budget.watch.see(bound=search.bounds.least)
     elif not step.kept:
         _raise(search, step, int(answer.bound))
 
@@ -425,6 +420,7 @@ def _model(
     Args:
         max_ticks: upper limit of its objective.
     """
+    bounds = search.bounds
     model = model_of(search.instance, search.known, memory=step.memory)
     if step.kept and search.kept is not None:
         keep(model, search.kept)
@@ -434,15 +430,15 @@ def _model(
     phases = []
     for backward in step.phases:
         # It leaves the other phase at least that one's bound.
-        beside = search.bounds[not backward].least if len(step.phases) == 2 else 0
-        phase = add_phase(model, search.bounds[backward], max_ticks - beside, backward=backward)
+        beside = bounds.phases[not backward].least if len(step.phases) == 2 else 0
+        phase = add_phase(model, bounds.phases[backward], max_ticks - beside, backward=backward)
         phases.append(phase)
         if step.channels:
             add_transfers(phase)
     ends = sum(phase.end for phase in phases)
     if len(phases) == 2:
-        model.cp.add_linear_constraint(ends, search.total, max_ticks)
-        add_joint(model, phases, search.joint)
+        model.cp.add_linear_constraint(ends, bounds.least, max_ticks)
+        add_joint(model, phases, bounds)
     model.cp.minimize(ends)
     return model, phases
 
@@ -459,7 +455,7 @@ def _solved(
     Args:
         share: largest share of the budget's rest.
     """
-    besides = search.bounds[not step.phases[0]].least if len(phases) == 1 else 0
+    besides = search.bounds.phases[not step.phases[0]].least if len(phases) == 1 else 0
     return call(
         model,
         search.budget,
@@ -500,13 +496,13 @@ def _near(
 def _answer(search: _FullSearch) -> EngineAnswer:
     """The best schedule, with the bound."""
     known, tick_s = search.known, search.instance.tick_s
-    bound_s = max(0.0, search.total * tick_s - search.instance.lost_s)
+    bound_s = max(0.0, search.bounds.least * tick_s - search.instance.lost_s)
     if search.infeasible:
         return EngineAnswer(Status.INFEASIBLE, None, math.inf, None)
     if not known.fits or known.schedule is None:
         return EngineAnswer(Status.UNKNOWN, None, math.inf, bound_s)
     return EngineAnswer(
-        Status.OPTIMAL if known.latest <= search.total else Status.FEASIBLE,
+        Status.OPTIMAL if known.latest <= search.bounds.least else Status.FEASIBLE,
         known.device_of,
         known.latest * tick_s,
         bound_s,

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from planner.solvers.netsplit.bounds import JointBounds, PhaseBounds, edges_of
+from planner.solvers.netsplit.bounds import PhaseBounds, SubproblemBounds, edges_of
 from planner.solvers.netsplit.jobs import OPERATOR, Job, Resource, occupied_by, retimed
 from planner.solvers.netsplit.model import (
     KnownPlacement,
@@ -483,7 +483,7 @@ def _send(phase: CpSatPhase, job: Job, ticks: int, is_sent: Literal) -> None:
         wait(phase, phase.start[job] + ticks, (OPERATOR, j), is_sent, there)
 
 
-def add_joint(model: CpSatModel, phases: Sequence[CpSatPhase], joint: JointBounds) -> None:
+def add_joint(model: CpSatModel, phases: Sequence[CpSatPhase], bounds: SubproblemBounds) -> None:
     """The least ticks before each operator in both phases together, behind it, and between some;
     of operators that are late in no phase.
     """
@@ -492,9 +492,9 @@ def add_joint(model: CpSatModel, phases: Sequence[CpSatPhase], joint: JointBound
     known = {i for i in range(num) if all((OPERATOR, i) in one.start for one in phases)}
     for i in sorted(known):
         job = OPERATOR, i
-        model.cp.add(there.start[job] + back.end - back.done(i) >= joint.before[i])
-        model.cp.add(there.end - there.done(i) + back.start[job] >= joint.behind[i])
-    for (u, v), ticks in sorted(joint.between.items()):
+        model.cp.add(there.start[job] + back.end - back.done(i) >= bounds.before[i])
+        model.cp.add(there.end - there.done(i) + back.start[job] >= bounds.behind[i])
+    for (u, v), ticks in sorted(bounds.between.items()):
         if {u, v} <= known:
             forwards = there.done(v) - there.start[OPERATOR, u]
             model.cp.add(forwards + back.done(u) - back.start[OPERATOR, v] >= ticks)

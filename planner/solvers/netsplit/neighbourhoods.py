@@ -33,7 +33,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from planner.solvers.engines.watch import SearchWatch
-from planner.solvers.netsplit.bounds import JointBounds, PhaseBounds
+from planner.solvers.netsplit.bounds import SubproblemBounds
 from planner.solvers.netsplit.cpsat_call import answer_of, worker
 from planner.solvers.netsplit.cpsat_model import (
     CpSatModel,
@@ -78,7 +78,7 @@ class NeighbourSettings:
         limit: units of deterministic work; per_constraint: those of building a constraint.
         seed: seed of the engine.
         watch: is told of better schedules, and ends the search, within a neighbourhood, too.
-        bounds: of forwards and of backwards; joint: of both together.
+        bounds: of the whole graph.
         spans: operators of the spans of `spans.py`.
     """
 
@@ -86,8 +86,7 @@ class NeighbourSettings:
     per_constraint: float
     seed: int
     watch: SearchWatch
-    bounds: Sequence[PhaseBounds]
-    joint: JointBounds
+    bounds: SubproblemBounds
     spans: Sequence[Sequence[int]] = ()
 
 
@@ -153,30 +152,32 @@ def _open_to(instance: NetSplitInstance, known: KnownPlacement, groups: Sequence
 
 
 def _better(
-    model: CpSatModel, jobs: Sequence[PhaseJobs], settings: NeighbourSettings, most: float
+    model: CpSatModel, jobs: Sequence[PhaseJobs], settings: NeighbourSettings, limit: float
 ) -> tuple[KnownPlacement | None, float]:
     """(n4): a better schedule of a neighbourhood, None if none is found; and the work.
 
     Args:
         model: with (1) and (8).
         jobs: of both phases of the known schedule.
-        most: units of work at most.
+        limit: units of work at most.
     """
     cp, latest, bounds = model.cp, model.known.latest, settings.bounds
     add_sent(model)
     phases = []
     for backward, known in zip((False, True), jobs, strict=True):
-        least = latest - bounds[not backward].least
+        most = latest - bounds.phases[not backward].least
         fixed = _fixed(model, known)
-        phases.append(add_phase(model, bounds[backward], least, backward=backward, fixed=fixed))
+        phases.append(
+            add_phase(model, bounds.phases[backward], most, backward=backward, fixed=fixed)
+        )
         add_transfers(phases[-1])
-    add_joint(model, phases, settings.joint)
+    add_joint(model, phases, bounds)
     ends = sum(phase.end for phase in phases)
-    cp.add_linear_constraint(ends, min(settings.joint.least, latest - 1), latest - 1)
+    cp.add_linear_constraint(ends, min(bounds.least, latest - 1), latest - 1)
     cp.minimize(ends)
     for variable, value in model.hints:
         cp.add_hint(variable, value)
-    solver = worker(settings.seed, most)
+    solver = worker(settings.seed, limit)
     solver.parameters.cp_model_probing_level = solver.parameters.symmetry_level = 0
     solved = settings.watch.run(lambda: solver.solve(cp), solver.stop_search)
     answer = answer_of(solver, cp, solved)
