@@ -228,14 +228,10 @@ def _full(
     """Local search, windows, then the steps; the local search alone, where the models of the steps
     are too large to be built in the limit, or nothing has to be proved.
     """
-    build_s = num_constraints(instance, _BOTH, channels=False) / CONSTRAINTS_PER_S
-    if instance.problem.shared:
-        placements = instance.problem.num_operators * instance.problem.num_devices
-        build_s += placements / LINKED_PER_S
-    too_large = build_s > MAX_BUILD * budget.whole_s
-    if start is None and too_large:
-        return EngineAnswer(Status.UNKNOWN, None, math.inf, None)
+    too_large = _build_s(instance) > MAX_BUILD * budget.whole_s
     if start is None:
+        if too_large:
+            return EngineAnswer(Status.UNKNOWN, None, math.inf, None)
         fitting = _near(instance, heft.place(instance.problem), budget)
         if fitting is Status.INFEASIBLE:
             return EngineAnswer(Status.INFEASIBLE, None, math.inf, None)
@@ -243,24 +239,36 @@ def _full(
     known = known_placement_of(instance, start)
     search = _FullSearch(instance, budget, known, subproblem_bounds_of(instance))
     budget.watch.see(bound=search.bounds.least)
-    alone = not prove and instance.problem.num_operators > FEW_OPERATORS
-    if search.known.fits:
-        budget.watch.see(search.known.latest)
+    alone = not prove and known.fits and instance.problem.num_operators > FEW_OPERATORS
+    if known.fits:
+        budget.watch.see(known.latest)
         share = CROWDED_SHARE if search.crowded else SEARCH_SHARE
-        share = 1.0 if alone else share
         budget.per_s = _per_s(search)
-        search.known = _improved(search, search.known, share)
-    if too_large or (alone and search.known.fits):
-        return _answer(search)
+        search.known = _improved(search, known, 1.0 if alone else share)
+    if not too_large and not alone:
+        _prove(search)
+    return _answer(search)
+
+
+def _build_s(instance: NetSplitInstance) -> float:
+    """Seconds of the limit that building the models of the steps takes."""
+    build_s = num_constraints(instance, _BOTH, channels=False) / CONSTRAINTS_PER_S
+    if instance.problem.shared:
+        placements = instance.problem.num_operators * instance.problem.num_devices
+        build_s += placements / LINKED_PER_S
+    return build_s
+
+
+def _prove(search: _FullSearch) -> None:
+    """Spans or windows, then the steps."""
     if search.linked:
         _between_cuts(search)
-    elif len(instance.groups) > FEW_OPERATORS and not budget.watch.done:
-        search.bounds = windowed(instance, search.bounds, budget, WINDOWS_SHARE)
-        budget.watch.see(bound=search.bounds.least)
+    elif len(search.instance.groups) > FEW_OPERATORS and not search.budget.watch.done:
+        search.bounds = windowed(search.instance, search.bounds, search.budget, WINDOWS_SHARE)
+        search.budget.watch.see(bound=search.bounds.least)
     for step in _STEPS:
-        if search.asks(step) and not budget.watch.done:
+        if search.asks(step) and not search.budget.watch.done:
             _climb(search, step)
-    return _answer(search)
 
 
 def _between_cuts(search: _FullSearch) -> None:

@@ -22,7 +22,7 @@ Source: Perron and Didier, OR-Tools CP-SAT; NetSplit, Nanjing 2023.
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, permutations
 from typing import Any
 
 from planner.solvers.netsplit.bounds import PhaseBounds, SubproblemBounds, edges_of
@@ -154,12 +154,17 @@ def model_of(
     if memory:
         _add_memory(model)
     if groups is None and not instance.relaxed:
-        # No placement is lost: swap alike devices until their first groups ascend.
-        for alike in instance.alike:  # (9)
-            for p, q in pairwise(alike):
-                for g, row in model.x.items():
-                    cp.add_bool_or([model.x[h][p] for h in range(g)]).only_enforce_if(row[q])
+        _name_devices(model)
     return model
+
+
+def _name_devices(model: CpSatModel) -> None:
+    """(9). No placement is lost: swap alike devices until their first groups ascend."""
+    for alike in model.instance.alike:
+        for p, q in pairwise(alike):
+            for g, row in model.x.items():
+                before = [model.x[h][p] for h in range(g)]
+                model.cp.add_bool_or(before).only_enforce_if(row[q])
 
 
 def keep(model: CpSatModel, device_of: Sequence[int]) -> None:
@@ -170,7 +175,7 @@ def keep(model: CpSatModel, device_of: Sequence[int]) -> None:
 
 def _add_memory(model: CpSatModel) -> None:
     """(8), left out for devices that everything fits on."""
-    instance, cp, where = model.instance, model.cp, model.known.device_of
+    instance, cp = model.instance, model.cp
     kept: list[tuple[tuple[int, ...], int]] = [
         ((g,), size) for g, size in enumerate(instance.alone_bytes)
     ]
@@ -179,22 +184,25 @@ def _add_memory(model: CpSatModel) -> None:
     for p, room in enumerate(instance.problem.capacity_bytes):
         if everything <= room:
             continue
-        use: list[Any] = []
-        for groups, size in kept:
-            free = [g for g in groups if g in model.x]
-            if any(where[instance.groups[g][0]] == p for g in groups if g not in model.x):
-                use.append(size)
-            elif len(free) == 1:
-                use.append(size * model.x[free[0]][p])
-            elif free:
-                held = cp.new_bool_var("")
-                # One direction is enough: to say that bytes are held that nobody needs only costs
-                # room.
-                for g in free:
-                    cp.add_implication(model.x[g][p], held)
-                use.append(size * held)
+        use = [_held(model, groups, size, p) for groups, size in kept]
         if not all(isinstance(part, int) for part in use):
             cp.add(sum(use) <= int(room))
+
+
+def _held(model: CpSatModel, groups: Sequence[int], size: int, p: int) -> Any:
+    """The bytes that a device holds if it has one of some groups."""
+    instance, where = model.instance, model.known.device_of
+    fixed = [where[instance.groups[g][0]] for g in groups if g not in model.x]
+    free = [model.x[g][p] for g in groups if g in model.x]
+    if p in fixed or not free:
+        return size * (p in fixed)
+    if len(free) == 1:
+        return size * free[0]
+    held = model.cp.new_bool_var("")
+    # One direction is enough: to say that bytes are held that nobody needs only costs room.
+    for one in free:
+        model.cp.add_implication(one, held)
+    return size * held
 
 
 def add_apart(model: CpSatModel) -> None:
@@ -391,9 +399,7 @@ def _wait_for_data(phase: CpSatPhase, i: int, j: int, t: int) -> None:
     size, devices = model.instance.problem.tensors[t].bytes, range(phase.ticks.shape[1])
     ways = {
         (p, q): transfer_ticks(model.instance, size, *((q, p) if phase.mirrored else (p, q)))
-        for p in devices
-        for q in devices
-        if p != q
+        for p, q in permutations(devices, 2)
     }
     # (b) has no condition, so it propagates before the devices are known; a condition is needed
     # only for paths that take longer than the fastest.
@@ -543,17 +549,18 @@ def makespan_of(model: CpSatModel) -> Any:
         if instance.forward_only or i not in read:
             cp.add(back[i] == there[i] + lasts[0][i])
         cp.add(makespan >= back[i] + lasts[1][i])
-    for (i, j), size in edges.items():
-        cp.add(there[j] >= there[i] + lasts[0][i])
+
+    def wait(i: int, j: int, moved: int, *given: Any) -> None:
+        cp.add(there[j] >= there[i] + lasts[0][i] + moved).only_enforce_if(given)
         if not instance.forward_only:
-            cp.add(back[i] >= back[j] + lasts[1][j])
-        for p in devices:
-            for q in devices:
-                moved = edge_ticks(instance, size, p, q)
-                if not moved or instance.group_of[i] == instance.group_of[j]:
-                    continue
-                both = [model.on(i, p), model.on(j, q)]
-                cp.add(there[j] >= there[i] + lasts[0][i] + moved).only_enforce_if(both)
-                if not instance.forward_only:
-                    cp.add(back[i] >= back[j] + lasts[1][j] + moved).only_enforce_if(both)
+            cp.add(back[i] >= back[j] + lasts[1][j] + moved).only_enforce_if(given)
+
+    for (i, j), size in edges.items():
+        wait(i, j, 0)
+        if instance.group_of[i] == instance.group_of[j]:
+            continue
+        for p, q in permutations(devices, 2):
+            moved = edge_ticks(instance, size, p, q)
+            if moved:
+                wait(i, j, moved, model.on(i, p), model.on(j, q))
     return makespan

@@ -304,6 +304,11 @@ def _in_rounds(
     fitting: dict[Strategy, None] = dict.fromkeys(placed)
     indices, cut = operator_indices(problem.profile.graph), False
 
+    def fits(one: Strategy) -> bool:
+        nonlocal cut
+        cut = cut or brake.over()
+        return not cut and evaluate(problem, one).shortage is None
+
     def search(model: PlacementProblem, share: float) -> Round:
         nonlocal cut
         result = _searched(problem, model, placed, time_limit_s * share, brake)
@@ -312,19 +317,15 @@ def _in_rounds(
         shortage = evaluate(problem, result.strategy).shortage
         if shortage is None and problem.num_microbatches > 1:
             return Round(result)
-        if shortage is None:
-            fitting[result.strategy] = None
-        for one in result.others:
-            cut = cut or brake.over()
-            if not cut and evaluate(problem, one).shortage is None:
-                fitting[one] = None
-        # A rival's strategy may fit, but a better one may be found with less memory.
-        ended = shortage is None or INTERRUPTED in result.space
-        cut = cut or (not ended and brake.over())
+        own = [result.strategy] if shortage is None else []
+        fitting.update(dict.fromkeys((*own, *filter(fits, result.others))))
         if shortage is None:
             return Round(result)
+        # A rival's strategy may fit, but a better one may be found with less memory.
+        interrupted = INTERRUPTED in result.space
+        cut = cut or (not interrupted and brake.over())
         unfit = Unfit(_of_strategy(result.strategy, indices), result.strategy, shortage)
-        return Round(result, unfit, ended=ended or cut)
+        return Round(result, unfit, ended=interrupted or cut)
 
     result = in_less_memory(problem, placement_problem, ROUND_SHARES, search)
     if problem.num_microbatches > 1 and result.strategy is not None:
@@ -636,37 +637,48 @@ def _bottleneck_s(
 
 def _best(case: _Case, search: _ObjectiveSearch, time_limit_s: float) -> _Found:
     """The answer of the finest model, or a known placement if that is better."""
-    problem, known = case.problem, tuple(case.known)
-    relaxed = switches_of(problem.search, NetSplit).relaxed
+    relaxed, answers = case.model.published_memory, list[EngineAnswer]()
     levels = _levels_to_whole(case.model) if search.whole else _levels(case.model, relaxed=relaxed)
-    answer, instance = None, levels[0]
+    known = tuple(case.known)
     for k, instance in enumerate(levels):
         last = k + 1 == len(levels)
         share = 1.0 if len(levels) == 1 else (FINE_SHARE if last else 1 - FINE_SHARE)
         start = _start(instance, known, search.price)
         # A bound of groups is none of single operators, and one of the latency says little about
         # several microbatches.
-        prove = relaxed or (last and case.whole and not _several(problem))
-        answer = search.run(instance, time_limit_s * share, start, prove)
-        if answer.device_of is not None:
-            known = (answer.device_of, *known)
-        if INTERRUPTED in answer.note:
+        prove = relaxed or (last and case.whole and not _several(case.problem))
+        answers.append(search.run(instance, time_limit_s * share, start, prove))
+        placed, note = answers[-1].device_of, answers[-1].note
+        known = known if placed is None else (placed, *known)
+        if INTERRUPTED in note:
             break
-    if answer is None:
-        raise ValueError("there is no level")
-    space = _space(problem, search.name, len(instance.groups), answer.note)
-    own = () if answer.device_of is None else (Candidate(answer.device_of, answer.order),)
-    if instance.relaxed:
-        return _Found(answer, space, own)
-    # A known placement may be better, with a group's members apart or by the list schedule.
+    instance = levels[len(answers) - 1]
+    space = _space(case.problem, search.name, len(instance.groups), note)
+    found = _Found(answers[-1], space, _candidates(answers[-1]))
+    return found if instance.relaxed else _or_known(search, instance, known, found)
+
+
+def _candidates(answer: EngineAnswer) -> tuple[Candidate, ...]:
+    return () if answer.device_of is None else (Candidate(answer.device_of, answer.order),)
+
+
+def _or_known(
+    search: _ObjectiveSearch,
+    instance: NetSplitInstance,
+    known: Sequence[Placement],
+    found: _Found,
+) -> _Found:
+    """An answer, or a known placement that is better, with a group's members apart or by the list
+    schedule.
+    """
     fitting = [device_of for device_of in known if overflow(instance, device_of) <= 0]
     best = min(fitting, key=search.price, default=None)
-    if best is None or search.price(best) >= _price_of(answer, search):
-        return _Found(answer, space, own)
-    if search.price(best) >= answer.latency_s:
-        return _Found(answer, space, (*own, Candidate(best)))
-    worse = replace(answer, status=Status.FEASIBLE, device_of=best, order=None)
-    return _Found(worse, space, (Candidate(best), *own))
+    if best is None or search.price(best) >= _price_of(found.answer, search):
+        return found
+    if search.price(best) >= found.answer.latency_s:
+        return replace(found, candidates=(*found.candidates, Candidate(best)))
+    worse = replace(found.answer, status=Status.FEASIBLE, device_of=best, order=None)
+    return replace(found, answer=worse, candidates=(Candidate(best), *found.candidates))
 
 
 def _price_of(answer: EngineAnswer, search: _ObjectiveSearch) -> float:
