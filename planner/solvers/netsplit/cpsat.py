@@ -49,9 +49,8 @@ from planner.solvers.netsplit.cpsat_call import (
 )
 from planner.solvers.netsplit.cpsat_model import (
     CpSatModel,
-    CpSatPhase,
     add_apart,
-    add_joint,
+    add_both,
     add_phase,
     add_sent,
     add_transfers,
@@ -339,12 +338,12 @@ def _climb(search: _FullSearch, step: _ProofStep) -> None:
         budget.left_s -= build_s
         at_once = step.near or worst <= (1 + 2 * rise) * _least(search, step)
         max_ticks = worst if at_once else int((1 + rise) * _least(search, step))
-        model, phases = _model(search, step, max_ticks)
-        answer = _solved(search, step, model, phases, 1 - until_s / budget.left_s)
+        model = _model(search, step, max_ticks)
+        answer = _solved(search, step, model, 1 - until_s / budget.left_s)
         if answer.status is not Status.INFEASIBLE or max_ticks == worst:
             _learn(search, step, answer)
-            if len(phases) == 2 and answer.values is not None:
-                _adopt(search, step, model, phases, answer.values)
+            if len(step.phases) == 2 and answer.values is not None:
+                _adopt(search, step, model, answer.values)
             return
         # Steps that climb keep no placement: their models are relaxations of the whole one.
         _raise(search, step, max_ticks + 1)
@@ -392,22 +391,18 @@ def _learn(search: _FullSearch, step: _ProofStep, answer: Answer) -> None:
 
 
 def _adopt(
-    search: _FullSearch,
-    step: _ProofStep,
-    model: CpSatModel,
-    phases: Sequence[CpSatPhase],
-    values: Sequence[float],
+    search: _FullSearch, step: _ProofStep, model: CpSatModel, values: Sequence[float]
 ) -> None:
     """Takes in a step's schedule if the step had (7), else its placement, timed anew if it fits."""
     if step.channels:
-        _take(search, schedule_in(model, phases, values))
+        _take(search, schedule_in(model, values))
         return
     device_of = model.device_of(values)
     if overflow(search.instance, device_of) <= 0:
         search.kept = device_of
         forward, backward = (
             [int(phase.starts(values)[OPERATOR, i]) for i in range(len(device_of))]
-            for phase in phases
+            for phase in model.phases
         )
         near = timed(search.instance, device_of, forward, backward)
         _take(search, _improved(search, near, POLISH_SHARE))
@@ -420,50 +415,34 @@ def _take(search: _FullSearch, new: KnownPlacement) -> None:
     search.budget.watch.see(search.known.latest)
 
 
-def _model(
-    search: _FullSearch, step: _ProofStep, max_ticks: int
-) -> tuple[CpSatModel, list[CpSatPhase]]:
+def _model(search: _FullSearch, step: _ProofStep, max_ticks: int) -> CpSatModel:
     """A step's model.
 
     Args:
         max_ticks: upper limit of its objective.
     """
-    bounds = search.bounds
     model = model_of(search.instance, search.known, memory=step.memory)
     if step.kept and search.kept is not None:
         keep(model, search.kept)
     add_apart(model)
     if step.channels:
         add_sent(model)
-    phases = []
-    for backward in step.phases:
-        # It leaves the other phase at least that one's bound.
-        beside = bounds.phases[not backward].least if len(step.phases) == 2 else 0
-        phase = add_phase(model, bounds.phases[backward], max_ticks - beside, backward=backward)
-        phases.append(phase)
-        if step.channels:
-            add_transfers(phase)
-    ends = sum(phase.end for phase in phases)
-    if len(phases) == 2:
-        model.cp.add_linear_constraint(ends, bounds.least, max_ticks)
-        add_joint(model, phases, bounds)
-    model.cp.minimize(ends)
-    return model, phases
+    if len(step.phases) == 2:
+        add_both(model, search.bounds, max_ticks, add_transfers if step.channels else None)
+    else:
+        (backward,) = step.phases
+        phase = add_phase(model, search.bounds.phases[backward], max_ticks, backward=backward)
+        model.cp.minimize(phase.end)
+    return model
 
 
-def _solved(
-    search: _FullSearch,
-    step: _ProofStep,
-    model: CpSatModel,
-    phases: Sequence[CpSatPhase],
-    share: float,
-) -> Answer:
+def _solved(search: _FullSearch, step: _ProofStep, model: CpSatModel, share: float) -> Answer:
     """The answer for a step's model.
 
     Args:
         share: largest share of the budget's rest.
     """
-    besides = search.bounds.phases[not step.phases[0]].least if len(phases) == 1 else 0
+    besides = search.bounds.phases[not step.phases[0]].least if len(step.phases) == 1 else 0
     return call(
         model,
         search.budget,

@@ -38,8 +38,7 @@ from planner.solvers.netsplit.cpsat_call import answer_of, worker
 from planner.solvers.netsplit.cpsat_model import (
     CpSatModel,
     FixedJobs,
-    add_joint,
-    add_phase,
+    add_both,
     add_sent,
     add_transfers,
     model_of,
@@ -161,20 +160,10 @@ def _better(
         jobs: of both phases of the known schedule.
         limit: units of work at most.
     """
-    cp, latest, bounds = model.cp, model.known.latest, settings.bounds
+    cp = model.cp
     add_sent(model)
-    phases = []
-    for backward, known in zip((False, True), jobs, strict=True):
-        most = latest - bounds.phases[not backward].least
-        fixed = _fixed(model, known)
-        phases.append(
-            add_phase(model, bounds.phases[backward], most, backward=backward, fixed=fixed)
-        )
-        add_transfers(phases[-1])
-    add_joint(model, phases, bounds)
-    ends = sum(phase.end for phase in phases)
-    cp.add_linear_constraint(ends, min(bounds.least, latest - 1), latest - 1)
-    cp.minimize(ends)
+    fixed = [_fixed(model, one) for one in jobs]
+    add_both(model, settings.bounds, model.known.latest - 1, add_transfers, fixed)
     for variable, value in model.hints:
         cp.add_hint(variable, value)
     solver = worker(settings.seed, limit)
@@ -183,7 +172,7 @@ def _better(
     answer = answer_of(solver, cp, solved)
     work = solver.response_proto.deterministic_time
     work += settings.per_constraint * len(cp.proto.constraints)
-    return None if answer.values is None else schedule_in(model, phases, answer.values), work
+    return None if answer.values is None else schedule_in(model, answer.values), work
 
 
 def _fixed(model: CpSatModel, jobs: PhaseJobs) -> FixedJobs:

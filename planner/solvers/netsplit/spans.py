@@ -44,8 +44,7 @@ from planner.solvers.netsplit.bounds import (
 from planner.solvers.netsplit.cpsat_call import CONSTRAINTS_PER_S, SearchBudget, call
 from planner.solvers.netsplit.cpsat_model import (
     add_apart,
-    add_joint,
-    add_phase,
+    add_both,
     model_of,
     num_constraints,
 )
@@ -320,16 +319,7 @@ def _solved(
     nowhere = KnownPlacement((0,) * len(span.operators), False, 0)
     model = model_of(alone, nowhere, memory=False)
     add_apart(model)
-    phases = []
-    for backward, bounds in enumerate(span.bounds.phases):
-        latest = max_ticks - span.bounds.phases[not backward].least
-        phase = add_phase(model, bounds, latest, backward=bool(backward))
-        add_ports(phase)
-        phases.append(phase)
-    ends = phases[0].end + phases[1].end
-    model.cp.add(ends <= max_ticks)
-    add_joint(model, phases, span.bounds)
-    model.cp.minimize(ends)
+    add_both(model, span.bounds, max_ticks, add_ports)
     budget.left_s -= len(model.cp.proto.constraints) / CONSTRAINTS_PER_S
     share = max(0.0, 1 - until_s / budget.left_s) if budget.left_s > 0 else 0.0
     return call(model, budget, share, hinted=False)
