@@ -5,13 +5,13 @@
     (2) known placements: those of other solvers, list schedules (HEFT, m-TOPO, m-ETF, m-SCT),
         Pesto's, and one device alone                                          `_known`
     (3) co-placement to few groups, 2 x devices as in the thesis, and the model on them; from its
-        answer the model on more groups, or on single operators if there are few
-                                                                               `_levels`
+        answer the model on more groups, or on single operators if there are few. A bound is proved
+        where the result says it: of single operators, and one microbatch      `_by_objectives`
     (4) for the least latency, annealing over single operators from the best of all these by the
-        simulator, unless (3) has proved an optimum over single operators      `_refined`
+        simulator, unless (3) has proved an optimum over single operators      `_single_operators`
     (5) a placement that the evaluator finds no room for is searched again, with less memory on the
         devices that were over; the best of all that fit counts. The published model's answer is a
-        plan in any case, with a note                                          `solve`
+        plan in any case, with a note                                          `_in_rounds`
 
 The objective latency is the model's own, the objective bottleneck that of `bottleneck.py`.
 An iteration of several microbatches depends on both, so both are searched, and from their
