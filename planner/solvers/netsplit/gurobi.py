@@ -1,5 +1,6 @@
 """NetSplit's model by gurobi: the constraint model of `cpsat_model.py`, read as a mixed integer
-program by `solvers/engines/cp_as_mip.py`. A known schedule's ticks limit all times, so M is no larger.
+program by `solvers/engines/cp_as_mip.py`. A known schedule's ticks limit all times, so M is no
+larger.
 
 Besides (1) to (9) there is
 
