@@ -501,7 +501,7 @@ def add_both(
     """Both phases, each within what the other one leaves of the limit, with F + B as the objective.
 
     Args:
-        most: upper limit of F + B.
+        most: upper limit of F + B, at least its bound.
         transfers: adds those of a phase: `add_transfers` or `cpsat_ports.add_ports`.
         fixed: by phase, the jobs that are not free in time.
     """
@@ -511,7 +511,7 @@ def add_both(
         if transfers is not None:
             transfers(phase)
     ends = sum(phase.end for phase in model.phases)
-    model.cp.add_linear_constraint(ends, min(bounds.least, most), most)
+    model.cp.add_linear_constraint(ends, bounds.least, most)
     _add_joint(model, bounds)
     model.cp.minimize(ends)
 

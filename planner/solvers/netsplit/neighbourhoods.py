@@ -105,7 +105,8 @@ def mended(
             for k, free in enumerate(sets):
                 if asked.get(k) == known.latest:
                     continue
-                if worked >= settings.limit or settings.watch.done:
+                proved = known.latest <= settings.bounds.least
+                if proved or worked >= settings.limit or settings.watch.done:
                     return known, worked
                 asked[k] = known.latest
                 open_to = _open_to(instance, known, free)
