@@ -94,7 +94,7 @@ def compare(
             **given(asking),
         )  # fmt: skip
     if steps is None and csv_path is not None:
-        write_rows(plans, csv_path)
+        _write_rows(plans, csv_path)
     if not as_json:
         print_plans(plans)
     if steps is None or inputs.model is None:
@@ -129,7 +129,7 @@ def print_plans(plans: "Plans") -> None:
         say(line)
 
 
-def write_rows(plans: "Plans", csv_path: Path) -> None:
+def _write_rows(plans: "Plans", csv_path: Path) -> None:
     """The table of plans that are not launched, as a file."""
     from planner.reports.plans import compare_csv
 
@@ -163,10 +163,10 @@ def run_plans(
                 for trial in running:
                     trials.append(trial)
     finally:
-        finish_run(plans, trials, steps, csv_path, as_json)
+        _finish_run(plans, trials, steps, csv_path, as_json)
 
 
-def finish_run(
+def _finish_run(
     plans: "Plans", trials: "Sequence[Trial]", steps: int, csv_path: Path | None, as_json: bool
 ) -> None:
     """The files, the JSON or the table of plans that were launched."""

@@ -61,7 +61,7 @@ class Commands(Listed):
         except OSError as error:
             if error.errno == errno.EPIPE:
                 raise  # the reader of our output has closed it, which click handles
-            abandon_output()
+            _abandon_output()
             where = "" if error.filename is None else f"{error.filename}: "
             _fail(ctx, Mistake(f"{where}{error.strerror or error}"), error)
 
@@ -102,7 +102,7 @@ def words_of_caches() -> Iterator[None]:
         logger.propagate = propagate
 
 
-def abandon_output() -> None:
+def _abandon_output() -> None:
     """Keeps Python from writing to standard output again when it ends, if it takes no more: on a
     full disk, for example.
     """
@@ -125,7 +125,7 @@ def ranks_leave_at_once() -> Iterator[None]:
     except SystemExit as end:
         if rank is None or not isinstance(end.code, int):
             raise
-        abandon_output()
+        _abandon_output()
         sys.stderr.flush()
         rank.leave(end.code)
 

@@ -39,10 +39,10 @@ def inspect(model: Path, options: ModelOptions, as_json: bool) -> None:
 
         click.echo(json.dumps(inspect_json(found)))
     else:
-        print_inspection(found)
+        _print_inspection(found)
 
 
-def print_inspection(found: "Inspection") -> None:
+def _print_inspection(found: "Inspection") -> None:
     """Everything for people."""
     from planner.reports.model import inspect_lines, module_table, parameter_table, type_table
 

@@ -84,7 +84,7 @@ def launch(
     maps the name of each input of the model to its shape and dtype. With several losses, the
     target is a dict by output.
     """
-    gone = [name for name in OTHER_LENGTH if is_from_file(ctx, name) and is_replaced(ctx, name)]
+    gone = [name for name in OTHER_LENGTH if _is_from_file(ctx, name) and _is_replaced(ctx, name)]
     changes: dict[str, Any] = {**dict.fromkeys(gone), "config": ctx.meta.get(_META)}
     loop = replace(loop, reports_loss=sys.stderr.isatty(), **changes)
 
@@ -94,52 +94,52 @@ def launch(
 
     if nproc is not None and "RANK" not in os.environ:
         ctx.exit(
-            api.start_launch(strategy, nproc, forwarded(), checkpoints=checkpoints, check=check)
+            api.start_launch(strategy, nproc, _forwarded(), checkpoints=checkpoints, check=check)
         )
     with one_of_several(), bar("Training") as tick:
         report = api.launch(
             strategy,
             report=lambda line: say(line, err=True),
-            progress=lambda done, total, loss: tick(done, total, loss_text(loss)),
+            progress=lambda done, total, loss: tick(done, total, _loss_text(loss)),
             check=check,
             **given(loop), **given(losses), **given(launching), **given(checkpoints),
         )  # fmt: skip
     if report is not None:
-        print_report(with_origin(ctx, report), as_json)
+        _print_report(_with_origin(ctx, report), as_json)
         if report.failure is not None:
             raise LaunchError(report.failure)
 
 
-def is_from_file(ctx: click.Context, name: str) -> bool:
+def _is_from_file(ctx: click.Context, name: str) -> bool:
     """Whether a parameter's value is the file's."""
     return ctx.get_parameter_source(name) is ParameterSource.DEFAULT_MAP
 
 
-def is_replaced(ctx: click.Context, name: str) -> bool:
+def _is_replaced(ctx: click.Context, name: str) -> bool:
     """Whether the command line has another value than the file; --steps replaces --epochs, too."""
     other = OTHER_LENGTH.get(name)
     on_line = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
-    return not is_from_file(ctx, name) or ctx.get_parameter_source(other or name) in on_line
+    return not _is_from_file(ctx, name) or ctx.get_parameter_source(other or name) in on_line
 
 
-def with_origin(ctx: click.Context, report: "LaunchReport") -> "LaunchReport":
+def _with_origin(ctx: click.Context, report: "LaunchReport") -> "LaunchReport":
     """The report with a note on the options that are from a file."""
     if _META not in ctx.meta:
         return report
     listed = [one for one in ctx.command.params if one.name in (ctx.default_map or {})]
-    taken = [one.opts[0] for one in listed if not is_replaced(ctx, one.name or "")]
+    taken = [one.opts[0] for one in listed if not _is_replaced(ctx, one.name or "")]
     replaced = [one.opts[0] for one in listed if one.opts[0] not in taken]
     note = f"options of {ctx.meta[_META]}: {', '.join(taken) or 'none'}"
     note += f"; replaced on the command line: {', '.join(replaced)}" if replaced else ""
     return replace(report, notes=(*report.notes, note))
 
 
-def loss_text(loss: float | None) -> str:
+def _loss_text(loss: float | None) -> str:
     """What the progress bar says of a step."""
     return "" if loss is None else f", loss {loss:.4g}"
 
 
-def print_report(report: "LaunchReport", as_json: bool) -> None:
+def _print_report(report: "LaunchReport", as_json: bool) -> None:
     """Predicted beside measured times, and the loss."""
     from planner.reports.launch import launch_json, launch_tables, loss_lines
 
@@ -152,7 +152,7 @@ def print_report(report: "LaunchReport", as_json: bool) -> None:
         say(line)
 
 
-def forwarded() -> list[str]:
+def _forwarded() -> list[str]:
     """This command's options for its ranks: all but --nproc, and those that they read from a file
     themselves.
     """
@@ -162,7 +162,7 @@ def forwarded() -> list[str]:
         value, name = ctx.params.get(parameter.name or ""), parameter.opts[0]
         if parameter.name in ("strategy", "nproc") or value is None:
             continue
-        if is_from_file(ctx, parameter.name or ""):
+        if _is_from_file(ctx, parameter.name or ""):
             continue
         if isinstance(value, bool):
             arguments += [name] if value else parameter.secondary_opts[:1]

@@ -64,7 +64,7 @@ def takes(
             return command(*arguments, **given, **{parameter: kind(**values)})
 
         for one in reversed(changed):
-            click_option(one)(with_options)
+            _click_option(one)(with_options)
         return cast(Command, with_options)
 
     return add
@@ -82,7 +82,7 @@ class _ShownOnce(click.Option):
         return flags.replace(", ".join(self.opts), self.opts[0]), text
 
 
-def click_option(one: Option) -> Callable[[Command], Command]:
+def _click_option(one: Option) -> Callable[[Command], Command]:
     """The option of a command for a field: a flag, or one that takes a value."""
     words = f"{one.help}  [default: {text}]" if (text := default_text(one)) else one.help
     if one.type is bool:

@@ -89,14 +89,14 @@ def profile(
     efforts: list[Effort] = []
     comparison, last = None, None
     if model.suffix.lower() in (".json", ".txt"):
-        refuse_options_of_models()
+        _refuse_options_of_models()
         profiles: Sequence[Profile] = api.rescale(model, device)
     else:
         read = partial(api.read_model, model, **given(options), **given(losses))
         measure = partial(api.profile, **given(measuring), effort=efforts.append)
         batches = sorted(sizes.batch) or (None,)
-        profiles, last = measured_profiles(model.name, batches, read, measure)
-        print_notes(last)
+        profiles, last = _measured_profiles(model.name, batches, read, measure)
+        _print_notes(last)
         if comparing.compare:
             with bar("Comparing with ONNX Runtime") as tick:
                 seed = measuring.seed
@@ -106,10 +106,10 @@ def profile(
     if as_json:
         print_json(profiles, efforts, comparison, path, last)
     else:
-        print_profiles(profiles, efforts, comparison, path)
+        _print_profiles(profiles, efforts, comparison, path)
 
 
-def refuse_options_of_models() -> None:
+def _refuse_options_of_models() -> None:
     """Refuses options that say how to measure a model, where a profile is only rescaled."""
     kinds = (Sizes, ModelOptions, LossOptions, Measuring, Comparing)
     for flag in given_flags(*kinds, without={"device"}).values():
@@ -118,7 +118,7 @@ def refuse_options_of_models() -> None:
         )
 
 
-def measured_profiles(
+def _measured_profiles(
     name: str,
     batches: Sequence[int | None],
     read: "Callable[..., Model]",
@@ -150,7 +150,7 @@ def print_json(
     """The profile of the largest microbatch as one object, with the others and the measuring."""
     from planner.reports.profile import choices_json, compare_json, profile_json
 
-    print_warnings(profiles)
+    _print_warnings(profiles)
     *others, plain = (profile_json(one, str(path)) for one in profiles)
     more: dict[str, Any] = {"others": others} if others else {}
     if model is not None:
@@ -162,7 +162,7 @@ def print_json(
     click.echo(json.dumps({**plain, **more}))
 
 
-def print_profiles(
+def _print_profiles(
     profiles: "Sequence[Profile]",
     efforts: "Sequence[Effort]",
     comparison: "tuple[EngineComparison, RooflineFit] | None",
@@ -179,7 +179,7 @@ def print_profiles(
         profile_table,
     )
 
-    print_warnings(profiles)
+    _print_warnings(profiles)
     for index, one in enumerate(profiles):
         show(profile_table(one))
         for line in (*profile_lines(one), edges_line(one)):
@@ -193,7 +193,7 @@ def print_profiles(
     say(f"wrote {path}")
 
 
-def print_notes(model: "Model") -> None:
+def _print_notes(model: "Model") -> None:
     """Parameters that may be others than the module's, and what is left out where the model is
     trained, on standard error.
     """
@@ -203,7 +203,7 @@ def print_notes(model: "Model") -> None:
         say(f"note: {note}", err=True)
 
 
-def print_warnings(profiles: "Sequence[Profile]") -> None:
+def _print_warnings(profiles: "Sequence[Profile]") -> None:
     """Warnings of the measuring, on standard error."""
     for one in profiles:
         for warning in one.warnings:

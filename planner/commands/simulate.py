@@ -78,7 +78,7 @@ def simulate(
         simulated = partial(own, inputs, training=training)
     else:
         inputs = read_strategy(strategy, names)
-        say_note(what_if_note(inputs.plan, strategy, names.topology, what_if))
+        say_note(_what_if_note(inputs.plan, strategy, names.topology, what_if))
         changed = {n: value for n, value in given(training).items() if n in FOR_A_STRATEGY}
         simulated = partial(api.simulate, inputs, **changed)
     api.check_outputs({"trace": trace_path, "picture": svg_path}, inputs.paths)
@@ -95,7 +95,7 @@ def simulate(
     if as_json:
         print_json(simulation, simulation.plan, trace_path, svg_path)
     else:
-        print_simulation(simulation, simulation.plan, drawing.gantt)
+        _print_simulation(simulation, simulation.plan, drawing.gantt)
         if trace_path is not None:
             say(f"wrote {trace_path}; open it with https://ui.perfetto.dev")
         if svg_path is not None:
@@ -119,7 +119,9 @@ def read_strategy(strategy: Path, names: InputNames) -> "Inputs":
     )
 
 
-def what_if_note(plan: "Plan | None", strategy: Path, topology: str, what_if: WhatIf) -> str | None:
+def _what_if_note(
+    plan: "Plan | None", strategy: Path, topology: str, what_if: WhatIf
+) -> str | None:
     """A note that a plan for a changed topology is simulated without these changes."""
     planned = () if plan is None else plan.what_if
     if not planned or planned == what_if.words:
@@ -144,7 +146,7 @@ def print_json(
     click.echo(json.dumps(simulation_json(plan, simulation.account, num_devices, trace, svg)))
 
 
-def print_simulation(simulation: "Simulation", plan: "Plan", drawn: bool) -> None:
+def _print_simulation(simulation: "Simulation", plan: "Plan", drawn: bool) -> None:
     """Tables for people.
 
     Args:
@@ -158,14 +160,14 @@ def print_simulation(simulation: "Simulation", plan: "Plan", drawn: bool) -> Non
         show(split)
     show(device_table(plan))
     if simulation.account is not None:
-        print_account(simulation.account, simulation.names, drawn)
+        _print_account(simulation.account, simulation.names, drawn)
     for line in (*certificate_lines(plan)[:1], times_line(plan)):
         say(line)
     for note in plan.notes:
         say(f"note: {note}")
 
 
-def print_account(account: "Account", names: dict[int, str], drawn: bool) -> None:
+def _print_account(account: "Account", names: dict[int, str], drawn: bool) -> None:
     """Why devices idle, and the actions that the length of the iteration is made of."""
     from planner.reports.simulation import gantt_lines, idle_table, path_table
 

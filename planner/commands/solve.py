@@ -85,7 +85,7 @@ def solve(
     Exits with 3 if no strategy fits.
     """
     cost_model = solving.cost_model
-    check_given(cost_model, asking.solvers)
+    _check_given(cost_model, asking.solvers)
     if cost_model in FOREIGN:
         ctx.exit(solve_foreign(names, solving, asking, training, search, as_json))
     inputs = names.read(quiet=as_json, model=solving.model, with_model=True)
@@ -102,10 +102,10 @@ def solve(
     (print_json if as_json else print_plans)(plans, written, report, gains)
     if plans.plan is None:
         ctx.exit(NO_PLAN)
-    print_left_over(output, written, as_json)
+    _print_left_over(output, written, as_json)
 
 
-def check_given(cost_model: str, solvers: tuple[str, ...]) -> None:
+def _check_given(cost_model: str, solvers: tuple[str, ...]) -> None:
     """Refuses options that are given, and that neither the cost model nor a solver takes."""
     flags = given_flags(InputNames, Solving, Asking, Training, WhatIf, *SEARCH_KINDS)
     output = click.get_current_context().get_parameter_source("output")
@@ -133,7 +133,7 @@ def write(
     return api.write_strategy(plans.plan, output, inputs.model, profile=profile)
 
 
-def print_left_over(output: Path, written: Sequence[Path], as_json: bool) -> None:
+def _print_left_over(output: Path, written: Sequence[Path], as_json: bool) -> None:
     """A note on an annotated model that was not written now."""
     left = output.with_suffix(".onnx")
     if left not in written and left.is_file():
@@ -188,23 +188,23 @@ def print_plans(
     if judged:
         show(comparison_table(plans.comparison))
     if report is not None:
-        print_pipedream(report, plans.comparison)
+        _print_pipedream(report, plans.comparison)
     if plans.plan is None:
         for line in (no_plan_lines if judged else reason_lines)(plans.comparison):
             say(line)
     else:
-        print_plan(plans.plan, plans.comparison, judged)
+        _print_plan(plans.plan, plans.comparison, judged)
         for line in () if plans.refinement is None else refinement_lines(plans.refinement):
             say(line)
-        print_written(written, len(plans.plan.ranks))
+        _print_written(written, len(plans.plan.ranks))
     if plans.before is not None:
-        print_what_if(plans, plans.before)
+        _print_what_if(plans, plans.before)
     if gains:
         show(sensitivity_table(gains))
         say(sensitivity_line(gains))
 
 
-def print_pipedream(report: "PipeDreamReport", comparison: "SolverComparison") -> None:
+def _print_pipedream(report: "PipeDreamReport", comparison: "SolverComparison") -> None:
     """PipeDream's own figures, and the time of the same strategy as it is launched."""
     from planner.reports.published import launched_line, pipedream_lines, pipedream_table, plan_of
 
@@ -216,7 +216,7 @@ def print_pipedream(report: "PipeDreamReport", comparison: "SolverComparison") -
         say(launched_line(plan))
 
 
-def print_plan(plan: "Plan", comparison: "SolverComparison", judged: bool) -> None:
+def _print_plan(plan: "Plan", comparison: "SolverComparison", judged: bool) -> None:
     """The best plan: its stages, how good it is, and notes.
 
     Args:
@@ -242,7 +242,7 @@ def print_plan(plan: "Plan", comparison: "SolverComparison", judged: bool) -> No
         say(f"note: {note}")
 
 
-def print_written(written: Sequence[Path], num_ranks: int) -> None:
+def _print_written(written: Sequence[Path], num_ranks: int) -> None:
     """The files, and how to run the strategy."""
     from planner.reports.launch import run_lines
 
@@ -257,7 +257,7 @@ def print_written(written: Sequence[Path], num_ranks: int) -> None:
         say(line)
 
 
-def print_what_if(plans: "Plans", before: "Plans") -> None:
+def _print_what_if(plans: "Plans", before: "Plans") -> None:
     """What is different, and what that brings."""
     from planner.reports.changes import changes_without_effect, what_if_table
 

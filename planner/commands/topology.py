@@ -80,10 +80,10 @@ def probe(
     if probed is not None:
         today = datetime.now(UTC).date().isoformat()
         api.write_topology(probed.inferred.topology, output, probe_comments(probed, today))
-        print_probed(probed, output, as_json)
+        _print_probed(probed, output, as_json)
 
 
-def print_probed(probed: "Probed", output: Path, as_json: bool) -> None:
+def _print_probed(probed: "Probed", output: Path, as_json: bool) -> None:
     """The measurements, and the file written."""
     from planner.reports.topology import class_table, measured_table, probe_json, probe_lines
 
@@ -122,12 +122,12 @@ def show_topology(name: str, devices: Devices, picture: Path | None, as_json: bo
         plain = topology_json(cluster)
         click.echo(json.dumps({**plain, "svg": None if picture is None else str(picture)}))
         return
-    print_cluster(cluster)
+    _print_cluster(cluster)
     if picture is not None:
         say(f"wrote {picture}")
 
 
-def print_cluster(cluster: "Topology") -> None:
+def _print_cluster(cluster: "Topology") -> None:
     """Devices, the tree of links, and what transfers and all-reduces take."""
     from planner.reports import topology as report
     from planner.reports.drawing.tree import tree
@@ -167,7 +167,7 @@ def import_cluster(source: Path, importing: Importing, output: Path, as_json: bo
     """
     api.check_outputs({"topology": output}, {"file": source})
     cluster = api.import_topology(source, **given(importing))
-    api.write_topology(cluster, output, imported_comments(source, cluster))
+    api.write_topology(cluster, output, _imported_comments(source, cluster))
     if as_json:
         plain = {"written": str(output), "num_devices": len(cluster.devices)}
         click.echo(json.dumps({**plain, "notes": list(cluster.notes)}))
@@ -177,6 +177,6 @@ def import_cluster(source: Path, importing: Importing, output: Path, as_json: bo
     say(f"wrote {output}; look at it: planner topology show {shlex.quote(str(output))}")
 
 
-def imported_comments(source: Path, cluster: "Topology") -> list[str]:
+def _imported_comments(source: Path, cluster: "Topology") -> list[str]:
     """The head of an imported file."""
     return [f"Imported from {source.name} by planner topology import.", *cluster.notes]

@@ -69,7 +69,7 @@ def _bound_s(problem: Problem, most: int) -> float:
     return max(
         num_microbatches * fractional_s(problem),
         longest_path_s(problem, most),
-        operator_s(problem, rounds),
+        _operator_s(problem, rounds),
     )
 
 
@@ -84,10 +84,10 @@ def unreplicated_s(problem: Problem) -> float:
             return bound_s
     if problem.training.schedule.is_asynchronous:
         return max(bound_s, num_microbatches * slowest_s)
-    return max(bound_s, operator_s(problem, {1: num_microbatches}))
+    return max(bound_s, _operator_s(problem, {1: num_microbatches}))
 
 
-def operator_s(problem: Problem, rounds: Mapping[int, int]) -> float:
+def _operator_s(problem: Problem, rounds: Mapping[int, int]) -> float:
     """Least time of an iteration in which one device runs each operator, or a part of it, for
     some microbatches, in s: the longest chain of forwards to the operator, its own forwards and
     backwards, and the longest chain of backwards from it, each on the fastest type of device. The

@@ -175,7 +175,7 @@ def split_parts(profile: Profile, stage: Stage) -> dict[int, Part]:
 
 
 @remembered(kept=256)
-def measured_shares(profile: Profile, stage: Stage) -> Floats:
+def _measured_shares(profile: Profile, stage: Stage) -> Floats:
     """(2, N) shares of the forward and backward times of the operators of `local_stage`; nan where
     the part was not measured.
     """
@@ -197,7 +197,7 @@ def _part_times_s(problem: Problem, stage: Stage, device: int) -> Floats:
     floor_s = np.array(shortest_part_s(problem, device))[:, None]
     computed = is_computed(profile)
     share = _roofline_shares(profile, local, kind) if computed else np.array(local.share)
-    measured = measured_shares(profile, stage)
+    measured = _measured_shares(profile, stage)
     if kind.name != profile.device_type:
         measured = np.full_like(measured, np.nan)
     of_loss = _loss_shares(profile)[:, own]

@@ -88,7 +88,7 @@ def flow_end(step: int, num_steps: int, num_microbatches: int, every: Iterable[i
     return min(num_steps, *((step // one + 1) * one for one in intervals))
 
 
-def device_actions(program: Program, device: int) -> list[Action]:
+def _device_actions(program: Program, device: int) -> list[Action]:
     """The list of one device; its all-reduces have the numbers of their buckets, which are the same
     in each round.
     """
@@ -245,7 +245,7 @@ class Flow:
         """The list of this device in a flow."""
         if num_minibatches not in self._known:
             program = flow(self.strategy, self._graph, num_minibatches)
-            self._known[num_minibatches] = device_actions(program, self._device)
+            self._known[num_minibatches] = _device_actions(program, self._device)
         return self._known[num_minibatches]
 
     def meet(self, actions: Sequence[Action]) -> Sequence[Action]:

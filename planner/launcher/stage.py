@@ -110,7 +110,7 @@ class StageModule:
         self._precision = precision
         self._scale = scale
         self._read = _read_states(module)
-        self.states = running_statistics(module) | {
+        self.states = _running_statistics(module) | {
             target: module.get_buffer(target) for target in self._read
         }
         self._stash: dict[int, _SavedForward] = {}
@@ -217,7 +217,7 @@ def _sum(losses: Sequence[Tensor]) -> Tensor | None:
     return sum(losses[1:], losses[0]) if losses else None
 
 
-def running_statistics(module: GraphModule) -> dict[str, Tensor]:
+def _running_statistics(module: GraphModule) -> dict[str, Tensor]:
     """The buffers with the running statistics of batch normalizations in training, by target.
 
     Those that are computed, or trained, are not among them.

@@ -85,10 +85,10 @@ def nums_microbatches(
             f" {' or '.join(map(str, sizes))}; take one, --microbatch-size for a size between, or"
             " profile with another --batch"
         )
-    return [None if samples % size else checked_count(samples // size) for size in sizes]
+    return [None if samples % size else _checked_count(samples // size) for size in sizes]
 
 
-def checked_count(num_microbatches: int) -> int:
+def _checked_count(num_microbatches: int) -> int:
     """The number of microbatches of an iteration, if there may be so many.
 
     Raises:
@@ -122,7 +122,7 @@ def problem_of_plan(
         OptionError: if a stage has more replicas than there are microbatches.
     """
     strategy, certificate = plan.strategy, plan.certificate
-    count = checked_count(training.microbatches or strategy.num_microbatches)
+    count = _checked_count(training.microbatches or strategy.num_microbatches)
     own = replace(
         training,
         objective=Objective(certificate.objective),

@@ -73,7 +73,7 @@ def sensitivity(problem: Problem, strategy: Strategy) -> tuple[Gain, ...]:
     return tuple(sorted(gains, key=lambda gain: (gain.change, gain.kind, gain.name)))
 
 
-def link_class(link: Link) -> str:
+def _link_class(link: Link) -> str:
     """The class of a link: its name, else its figures."""
     figures = f"{format_rate(link.bandwidth_bytes_per_s)}, {format_seconds(link.latency_s)}"
     return link.name or figures
@@ -83,7 +83,7 @@ def link_classes(topology: Topology) -> Mapping[str, frozenset[int]]:
     """The indices of the links of each class, in the order of the links."""
     classes: dict[str, list[int]] = {}
     for i, link in enumerate(topology.links):
-        classes.setdefault(link_class(link), []).append(i)
+        classes.setdefault(_link_class(link), []).append(i)
     return {name: frozenset(members) for name, members in classes.items()}
 
 

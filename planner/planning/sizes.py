@@ -40,11 +40,11 @@ def best_over_sizes(
     them.
 
     Args:
-        problems, profiles, names, time_limit_s, progress: see `ask_all_sizes`.
+        problems, profiles, names, time_limit_s, progress: see `_ask_all_sizes`.
         measure: gives a profile with times of parts of operators, by which plans are judged again;
             None measures nothing.
     """
-    asked, answers, notes = ask_all_sizes(problems, profiles, names, time_limit_s, progress)
+    asked, answers, notes = _ask_all_sizes(problems, profiles, names, time_limit_s, progress)
     if measure is None:
         return Plans(comparison(answers, notes), asked)
     answers, refinement = refine(answers, measure)
@@ -55,7 +55,7 @@ def best_over_sizes(
     return Plans(comparison(answers, notes), asked, refinement=refinement)
 
 
-def ask_all_sizes(
+def _ask_all_sizes(
     problems: Sequence[Problem],
     profiles: Sequence[Profile],
     names: Sequence[str] | None = None,

@@ -83,7 +83,7 @@ def _device_columns(devices: "Sequence[MeasuredDevice]") -> "tuple[Column[Measur
 
     def memory(device: "MeasuredDevice") -> str:
         live = [] if device.live_bytes is None else [device.live_bytes]
-        sizes_bytes = (without_reserve(device.predicted.memory), *live, device.peak_bytes)
+        sizes_bytes = (_without_reserve(device.predicted.memory), *live, device.peak_bytes)
         return " / ".join(map(format_bytes, sizes_bytes))
 
     def pair(predicted_s: float, measured_s: float) -> str:
@@ -108,7 +108,7 @@ def _minibatch(report: "LaunchReport") -> tuple[_Time, ...]:
     return (_Time("minibatch", predicted_s / number, measured_s / number),)
 
 
-def without_reserve(memory: MemoryParts) -> int:
+def _without_reserve(memory: MemoryParts) -> int:
     """Planned memory without the reserve, which is no part of a measured peak."""
     return memory.total_bytes - memory.reserve_bytes
 
@@ -168,7 +168,7 @@ def launch_json(report: "LaunchReport") -> dict[str, Any]:
         "peak_bytes": list(report.peak_bytes),
         "live_bytes": [device.live_bytes for device in report.devices],
         "predicted_live_bytes": [
-            without_reserve(device.predicted.memory) for device in report.devices
+            _without_reserve(device.predicted.memory) for device in report.devices
         ],
         "comparable": report.comparable,
         "operator_times": report.times,

@@ -159,7 +159,7 @@ def _stage_columns(plan: Plan) -> tuple[Column[int], ...]:
     return (
         Column("", lambda s: s, "stage"),
         Column("devices", lambda s: list(stages[s].devices), "devices", device_runs, left=True),
-        Column("", lambda s: mesh_text(stages[s]), "mesh", left=True, sparse=True),
+        Column("", lambda s: _mesh_text(stages[s]), "mesh", left=True, sparse=True),
         Column("", lambda s: sharing_text(stages[s]), "in parts", left=True, sparse=True),
         Column("num_operators", lambda s: len(stages[s].operators), "operators", gives_way=4),
         Column("forward_s", lambda s: times[s].forward_s, "forward", format_seconds),
@@ -197,7 +197,7 @@ def stage_table(plan: Plan) -> Table:
     return replace(shown, rows=(*shown.rows[:ends], gap, *shown.rows[ends:]))
 
 
-def mesh_text(stage: Stage) -> str:
+def _mesh_text(stage: Stage) -> str:
     """The mesh of a split stage, with its replicas, such as "2 x 4, 3 replicas"; "" of others."""
     if stage.sharding is None:
         return ""

@@ -293,7 +293,7 @@ def class_table(probed: "Probed") -> Table:
     """The classes of pairs."""
     names = [device.name for device in probed.inferred.topology.devices]
     which: Column[LinkClass] = Column(
-        "", lambda one: pairs_text(one.pairs, names), "examples", left=True
+        "", lambda one: _pairs_text(one.pairs, names), "examples", left=True
     )
     return table(
         "Pairs of devices by bandwidth and latency",
@@ -302,7 +302,7 @@ def class_table(probed: "Probed") -> Table:
     )
 
 
-def pairs_text(pairs: "Sequence[Pair]", names: Sequence[str], most: int = 4) -> str:
+def _pairs_text(pairs: "Sequence[Pair]", names: Sequence[str], most: int = 4) -> str:
     """The first pairs, in words; two directions of one pair are one.
 
     >>> pairs_text([(0, 1), (1, 0), (1, 2)], ["a", "b", "c"])
@@ -369,7 +369,7 @@ def probe_comments(probed: "Probed", when: str) -> tuple[str, ...]:
     lines += [
         f"  {one.kind}: {format_rate(one.bandwidth_bytes_per_s)}, {format_seconds(one.latency_s)},"
         f" fit within {percent(one.error)}, spread {percent(one.spread)}:"
-        f" {pairs_text(one.pairs, names)}"
+        f" {_pairs_text(one.pairs, names)}"
         for one in probed.inferred.classes
     ]
     return tuple(lines)

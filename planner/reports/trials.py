@@ -32,7 +32,7 @@ def complete(comparison: SolverComparison, trials: Sequence[Trial]) -> tuple[Tri
     return (*trials, *left)
 
 
-def by_row(comparison: SolverComparison, trials: Sequence[Trial]) -> Iterator[Trial | None]:
+def _by_row(comparison: SolverComparison, trials: Sequence[Trial]) -> Iterator[Trial | None]:
     """The trial of each row; None where the row has no plan."""
     left = iter(trials)
     return (None if row.plan is None else next(left) for row in comparison.rows)
@@ -145,7 +145,7 @@ def trials_csv(comparison: SolverComparison, trials: Sequence[Trial]) -> str:
         *(one.of(lambda pair: pair[1] and _ran(pair[1])) for one in measured),
         Column("not_measured", lambda pair: pair[1] and pair[1].reason),
     ]
-    return csv_text(zip(comparison.rows, by_row(comparison, trials), strict=True), columns)
+    return csv_text(zip(comparison.rows, _by_row(comparison, trials), strict=True), columns)
 
 
 def trials_json(
@@ -155,7 +155,7 @@ def trials_json(
     reason "not_measured", in each row, and the order.
     """
     plain, order = comparison_json(comparison, num_devices, None, None), order_of(trials)
-    rows = zip(plain["compared"], by_row(comparison, trials), strict=True)
+    rows = zip(plain["compared"], _by_row(comparison, trials), strict=True)
     return {
         **plain,
         "compared": [{**fields, **_measured_json(trial)} for fields, trial in rows],

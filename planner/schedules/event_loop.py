@@ -209,7 +209,7 @@ class State(NamedTuple):
 def run(tasks: Tasks, paths: Paths, contention: ContentionGroups) -> RunResult:
     """Runs lists until nothing more happens."""
     state = beginning(tasks, paths, contention)
-    take_events(state)
+    _take_events(state)
     at = np.zeros(len(state.devices), np.int64)
     done, sent, posted = (
         np.zeros(len(state.pairs), np.int64),
@@ -245,7 +245,7 @@ def beginning(tasks: Tasks, paths: Paths, contention: ContentionGroups) -> State
         device.at, device.end, device.waits = tasks.start[d], tasks.start[d + 1], -1
         device.group = contention.group[d]
         device.cut, device.end_cut = tasks.cuts.first[d], tasks.cuts.first[d + 1]
-        device.stream = next_sum(tasks.kind, device.at, device.end)
+        device.stream = _next_sum(tasks.kind, device.at, device.end)
     groups = np.zeros(num_groups, GROUP)
     for group in range(num_groups):
         groups[group].first = -1
@@ -296,11 +296,11 @@ def beginning(tasks: Tasks, paths: Paths, contention: ContentionGroups) -> State
 
 
 @inlined
-def take_events(state: State) -> None:
+def _take_events(state: State) -> None:
     """Takes event after event until nothing more happens."""
     clock, num_devices, num_pairs = state.clock[0], len(state.devices), len(state.pairs)
     for device in range(num_devices):
-        wake(state, device)
+        _wake(state, device)
     while True:
         while clock.ready:
             clock.ready -= 1
@@ -308,23 +308,23 @@ def take_events(state: State) -> None:
         if not clock.events or state.events.time_s[0] > clock.now_s:
             # Nothing else happens at this moment, unless new speeds, rates or turns lead to it.
             if clock.changed:
-                update_speeds(state)
+                _update_speeds(state)
                 continue
             if clock.stale:
-                update_rates(state)
+                _update_rates(state)
                 continue
             if clock.newly_ready or clock.newly_done:
-                start_queued(state)
+                _start_queued(state)
                 continue
             if not clock.events:
                 break
-        who = next_event(state)
+        who = _next_event(state)
         if who < num_devices:
             finish(state, who)
         elif who < num_devices + num_pairs:
-            proceed(state, who - num_devices)
+            _proceed(state, who - num_devices)
         else:
-            end_sum(state, who - num_devices - num_pairs)
+            _end_sum(state, who - num_devices - num_pairs)
 
 
 # ----------------------------------------------------------------------------------- devices
@@ -342,7 +342,7 @@ def advance(state: State, device: int) -> None:
                 state.times.post_s[i] = now_s
                 if state.tasks.duration_s[i] > 0.0:
                     here.posting = 1
-                    schedule_event(state, device, now_s + state.tasks.duration_s[i])
+                    _schedule_event(state, device, now_s + state.tasks.duration_s[i])
                     break
             here.posting = 0
             post(state, i)
@@ -353,7 +353,7 @@ def advance(state: State, device: int) -> None:
         elif kind == ALL_REDUCE:
             if here.stream <= i:
                 here.waits = state.tasks.known.counter[i]
-                gradients_ready(state, device, i)
+                _gradients_ready(state, device, i)
                 break
             here.at += 1
         else:
@@ -367,15 +367,15 @@ def occupy(state: State, device: int, i: int) -> None:
     here, now_s = state.devices[device], state.clock[0].now_s
     state.times.start_s[i] = now_s
     if here.group >= 0:
-        here.computing, here.slow, here.left = 1, 0.0, next_cut_s(state, device)
-        mark_changed(state, here.group, 1)
+        here.computing, here.slow, here.left = 1, 0.0, _next_cut_s(state, device)
+        _mark_changed(state, here.group, 1)
     else:
         state.times.end_s[i] = now_s + state.tasks.duration_s[i]
-        schedule_event(state, device, now_s + next_cut_s(state, device))
+        _schedule_event(state, device, now_s + _next_cut_s(state, device))
 
 
 @inlined
-def next_cut_s(state: State, device: int) -> float:
+def _next_cut_s(state: State, device: int) -> float:
     """From the start of the computation or step that a device is at to its next cut, or to its end
     behind the last.
     """
@@ -392,32 +392,32 @@ def finish(state: State, device: int) -> None:
     """
     here = state.devices[device]
     if not here.posting and here.cut < here.end_cut and state.tasks.cuts.at[here.cut] == here.at:
-        pass_cut(state, device)
+        _pass_cut(state, device)
         return
     if here.computing:
         here.computing = 0
         state.times.end_s[here.at] = state.clock[0].now_s
-        mark_changed(state, here.group, -1)
+        _mark_changed(state, here.group, -1)
     if not here.posting:
         here.at += 1
-    wake(state, device)
+    _wake(state, device)
 
 
 @inlined
-def pass_cut(state: State, device: int) -> None:
+def _pass_cut(state: State, device: int) -> None:
     """Goes on with the computation that is at a cut."""
     here, now_s, cut = state.devices[device], state.clock[0].now_s, state.devices[device].cut
     here.cut += 1
     if here.computing:
-        here.left, here.since_s = next_cut_s(state, device) - state.tasks.cuts.after_s[cut], now_s
-        schedule_event(state, device, now_s + here.left * here.slow)
+        here.left, here.since_s = _next_cut_s(state, device) - state.tasks.cuts.after_s[cut], now_s
+        _schedule_event(state, device, now_s + here.left * here.slow)
     else:
-        schedule_event(state, device, state.times.start_s[here.at] + next_cut_s(state, device))
-    gradients_ready(state, device, state.tasks.cuts.of[cut])
+        _schedule_event(state, device, state.times.start_s[here.at] + _next_cut_s(state, device))
+    _gradients_ready(state, device, state.tasks.cuts.of[cut])
 
 
 @inlined
-def wake(state: State, device: int) -> None:
+def _wake(state: State, device: int) -> None:
     """A device goes on at once."""
     clock = state.clock[0]
     state.pending.ready[clock.ready] = device
@@ -428,7 +428,7 @@ def wake(state: State, device: int) -> None:
 
 
 @inlined
-def next_sum(kind: Kinds, at: int, end: int) -> int:
+def _next_sum(kind: Kinds, at: int, end: int) -> int:
     """The first all-reduce of a list from an action on, its end without one."""
     while at < end and kind[at] != ALL_REDUCE:
         at += 1
@@ -436,16 +436,16 @@ def next_sum(kind: Kinds, at: int, end: int) -> int:
 
 
 @inlined
-def gradients_ready(state: State, device: int, i: int) -> None:
+def _gradients_ready(state: State, device: int, i: int) -> None:
     """The gradients of an all-reduce are there on a device."""
     if not state.are_ready[i]:
         state.are_ready[i] = 1
         state.times.post_s[i] = state.clock[0].now_s
-        join_all_reduce(state, device)
+        _join_all_reduce(state, device)
 
 
 @inlined
-def join_all_reduce(state: State, device: int) -> None:
+def _join_all_reduce(state: State, device: int) -> None:
     """Enters the all-reduce at which the stream of a device stands, if its gradients are there; the
     last member begins it for all.
     """
@@ -458,38 +458,38 @@ def join_all_reduce(state: State, device: int) -> None:
             for member in range(len(state.devices)):
                 one = state.devices[member]
                 if one.summing == ENTERED and state.tasks.known.counter[one.stream] == counter:
-                    begin_sum(state, member)
+                    _begin_sum(state, member)
 
 
 @inlined
-def begin_sum(state: State, device: int) -> None:
+def _begin_sum(state: State, device: int) -> None:
     """Begins the all-reduce at which the stream of a device stands."""
     here, now_s = state.devices[device], state.clock[0].now_s
     here.summing = SUMMING
     state.times.start_s[here.stream] = now_s
     state.times.end_s[here.stream] = now_s + state.tasks.duration_s[here.stream]
     stream = len(state.devices) + len(state.pairs) + device
-    schedule_event(state, stream, state.times.end_s[here.stream])
+    _schedule_event(state, stream, state.times.end_s[here.stream])
 
 
 @inlined
-def end_sum(state: State, device: int) -> None:
+def _end_sum(state: State, device: int) -> None:
     """The all-reduce of a device's stream has ended."""
     here = state.devices[device]
     counter = state.tasks.known.counter[here.stream]
     here.summing = OUTSIDE
-    here.stream = next_sum(state.tasks.kind, here.stream + 1, here.end)
+    here.stream = _next_sum(state.tasks.kind, here.stream + 1, here.end)
     if here.waits == counter:
         here.waits = -1
-        wake(state, device)
-    join_all_reduce(state, device)
+        _wake(state, device)
+    _join_all_reduce(state, device)
 
 
 # ------------------------------------------------------------------------- contention groups
 
 
 @inlined
-def mark_changed(state: State, index: int, more: int) -> None:
+def _mark_changed(state: State, index: int, more: int) -> None:
     """One more or less device of a group computes from now on."""
     clock, group = state.clock[0], state.groups[index]
     group.busy += more
@@ -500,7 +500,7 @@ def mark_changed(state: State, index: int, more: int) -> None:
 
 
 @inlined
-def update_speeds(state: State) -> None:
+def _update_speeds(state: State) -> None:
     """At the end of a moment: new ends of the computations of all groups that changed."""
     clock = state.clock[0]
     for turn in range(clock.changed):
@@ -509,13 +509,13 @@ def update_speeds(state: State) -> None:
         slow, device = state.slowdown[state.pending.changed[turn], group.busy], group.first
         while device >= 0:
             if state.devices[device].computing:
-                change_speed(state, device, slow)
+                _change_speed(state, device, slow)
             device = state.devices[device].next_in_group
     clock.changed = 0
 
 
 @inlined
-def change_speed(state: State, device: int, slow: float) -> None:
+def _change_speed(state: State, device: int, slow: float) -> None:
     """From now on, a computation takes `slow` times as long as alone; schedules its end."""
     here, now_s = state.devices[device], state.clock[0].now_s
     if slow != here.slow:
@@ -523,7 +523,7 @@ def change_speed(state: State, device: int, slow: float) -> None:
             left = here.left - (now_s - here.since_s) / here.slow
             here.left = left if left > 0.0 else 0.0
         here.since_s, here.slow = now_s, slow
-        reschedule_event(state, device, now_s + here.left * slow)
+        _reschedule_event(state, device, now_s + here.left * slow)
 
 
 # --------------------------------------------------------------------------------- transfers
@@ -554,7 +554,7 @@ def match(state: State, p: int) -> None:
     if posted and pair.state == IDLE and pair.next < pair.end:
         if pair.place < pair.end_place:
             pair.state = QUEUED
-            mark_ready(state, p)
+            _mark_ready(state, p)
         else:
             begin(state, p)
 
@@ -571,14 +571,14 @@ def begin(state: State, p: int) -> None:
     else:
         pair.state = MOVING
         end_s += state.tasks.size_bytes[receive] / pair.bytes_per_s
-    schedule_event(state, len(state.devices) + p, end_s)
+    _schedule_event(state, len(state.devices) + p, end_s)
 
 
 @inlined
-def proceed(state: State, p: int) -> None:
+def _proceed(state: State, p: int) -> None:
     """The latency of a transfer is over, or the transfer is."""
     if state.pairs[p].state == LATENCY:
-        take_links(state, p)
+        _take_links(state, p)
     else:
         arrive(state, p)
 
@@ -591,8 +591,8 @@ def arrive(state: State, p: int) -> None:
     state.times.end_s[receive] = state.clock[0].now_s
     pair.state = IDLE
     pair.next += 1
-    leave_links(state, p)
-    leave_gates(state, p)
+    _leave_links(state, p)
+    _leave_gates(state, p)
     lower(state, state.tasks.known.counter[receive], pair.target)
     if state.tasks.known.counter[send] >= 0:
         lower(state, state.tasks.known.counter[send], pair.source)
@@ -605,14 +605,14 @@ def lower(state: State, counter: int, device: int) -> None:
     state.counters[counter] -= 1
     if not state.counters[counter] and state.devices[device].waits == counter:
         state.devices[device].waits = -1
-        wake(state, device)
+        _wake(state, device)
 
 
 # ------------------------------------------------------------------------------------- gates
 
 
 @inlined
-def mark_ready(state: State, p: int) -> None:
+def _mark_ready(state: State, p: int) -> None:
     """Puts a pair among those that got ready at this moment, which ascend."""
     fresh, clock = state.pending.newly_ready, state.clock[0]
     at = clock.newly_ready
@@ -624,7 +624,7 @@ def mark_ready(state: State, p: int) -> None:
 
 
 @inlined
-def start_queued(state: State) -> None:
+def _start_queued(state: State) -> None:
     """At the end of a moment: the transfers that got ready join the queues of their gates, and
     those that are the first in all of their queues begin.
     """
@@ -650,12 +650,12 @@ def start_queued(state: State) -> None:
         for place in range(state.pairs[p].place, state.pairs[p].end_place):
             head = gates[places[place].gate].head
             if head >= 0:
-                take_turn(state, places[head].pair)
+                _take_turn(state, places[head].pair)
     clock.newly_ready = clock.newly_done = 0
 
 
 @inlined
-def take_turn(state: State, p: int) -> None:
+def _take_turn(state: State, p: int) -> None:
     """Begins a transfer that is queued if it is the first in all of its queues."""
     pair = state.pairs[p]
     first = pair.state == QUEUED
@@ -666,7 +666,7 @@ def take_turn(state: State, p: int) -> None:
 
 
 @inlined
-def leave_gates(state: State, p: int) -> None:
+def _leave_gates(state: State, p: int) -> None:
     """Takes a transfer, which is the first in all of its queues, out of them."""
     pair, clock = state.pairs[p], state.clock[0]
     for place in range(pair.place, pair.end_place):
@@ -680,7 +680,7 @@ def leave_gates(state: State, p: int) -> None:
 
 
 @inlined
-def take_links(state: State, p: int) -> None:
+def _take_links(state: State, p: int) -> None:
     """Puts a transfer that begins to move on the links of its route."""
     pair, hops, links = state.pairs[p], state.hops, state.links
     pair.state = MOVING
@@ -693,11 +693,11 @@ def take_links(state: State, p: int) -> None:
         if link.head >= 0:
             hops[link.head].before = h
         link.head = h
-    mark_stale(state, p)
+    _mark_stale(state, p)
 
 
 @inlined
-def leave_links(state: State, p: int) -> None:
+def _leave_links(state: State, p: int) -> None:
     """Takes a transfer that has ended off the links of its route."""
     pair, hops, links = state.pairs[p], state.hops, state.links
     for h in range(pair.hop, pair.end_hop):
@@ -711,11 +711,11 @@ def leave_links(state: State, p: int) -> None:
             hops[after].before = before
         # One of those that are left on the link will do: the others are found from it.
         if link.head >= 0:
-            mark_stale(state, hops[link.head].pair)
+            _mark_stale(state, hops[link.head].pair)
 
 
 @inlined
-def mark_stale(state: State, p: int) -> None:
+def _mark_stale(state: State, p: int) -> None:
     """The rate of a transfer may change. Where it ends at the same moment, another one on each of
     its links is marked instead.
     """
@@ -727,7 +727,7 @@ def mark_stale(state: State, p: int) -> None:
 
 
 @inlined
-def update_rates(state: State) -> None:
+def _update_rates(state: State) -> None:
     """At the end of a moment: new rates for all transfers whose rate is stale, and for all that
     share links with them, directly or through others.
     """
@@ -739,13 +739,13 @@ def update_rates(state: State) -> None:
         # A search for another one of them may have reached it: then it has its rate.
         if pairs[p].state == MOVING and pairs[p].search <= earlier:
             clock.searches += 1
-            num_pairs, num_links = connected_transfers(state, p, clock.searches)
-            max_min_rates(state, num_pairs, num_links, clock.searches)
+            num_pairs, num_links = _connected_transfers(state, p, clock.searches)
+            _max_min_rates(state, num_pairs, num_links, clock.searches)
     clock.stale = 0
 
 
 @inlined
-def connected_transfers(state: State, p: int, search: int) -> tuple[int, int]:
+def _connected_transfers(state: State, p: int, search: int) -> tuple[int, int]:
     """Finds the transfers that share links with one, directly or through others, and the links that
     they are on; they are left in `connected` and `reached`.
 
@@ -776,7 +776,7 @@ def connected_transfers(state: State, p: int, search: int) -> tuple[int, int]:
 
 
 @inlined
-def max_min_rates(state: State, num_pairs: int, num_links: int, search: int) -> None:
+def _max_min_rates(state: State, num_pairs: int, num_links: int, search: int) -> None:
     """Max-min fair rates of connected transfers, by progressive filling: the link with the smallest
     share per transfer gives that share to all its transfers, which then take it from their other
     links, and so on.
@@ -800,45 +800,45 @@ def max_min_rates(state: State, num_pairs: int, num_links: int, search: int) -> 
                 for other in range(pairs[p].hop, pairs[p].end_hop):
                     links[hops[other].link].room -= smallest
                     links[hops[other].link].open -= 1
-                change_rate(state, p, smallest)
+                _change_rate(state, p, smallest)
             h = hops[h].after
 
 
 @inlined
-def change_rate(state: State, p: int, rate: float) -> None:
+def _change_rate(state: State, p: int, rate: float) -> None:
     """Gives a transfer a rate from now on, and schedules its end."""
     pair, now_s = state.pairs[p], state.clock[0].now_s
     if rate != pair.rate:
         left = pair.left - pair.rate * (now_s - pair.since_s)
         pair.left = left if left > 0.0 else 0.0
         pair.since_s, pair.rate = now_s, rate
-        reschedule_event(state, len(state.devices) + p, now_s + pair.left / rate)
+        _reschedule_event(state, len(state.devices) + p, now_s + pair.left / rate)
 
 
 # ------------------------------------------------------------------------------------ events
 
 
 @inlined
-def schedule_event(state: State, who: int, time_s: float) -> None:
+def _schedule_event(state: State, who: int, time_s: float) -> None:
     """Puts the event of a device or transfer that has none into the heap."""
     clock = state.clock[0]
     clock.events += 1
-    sift_up(state, clock.events - 1, who, time_s)
+    _sift_up(state, clock.events - 1, who, time_s)
 
 
 @inlined
-def reschedule_event(state: State, who: int, time_s: float) -> None:
+def _reschedule_event(state: State, who: int, time_s: float) -> None:
     """Moves the event of a device or transfer, or puts it into the heap if it has none."""
     clock = state.clock[0]
     if state.events.at[who] < 0:
         clock.events += 1
         state.events.at[who] = clock.events - 1
-    sift_up(state, state.events.at[who], who, time_s)
-    sift_down(state, state.events.at[who])
+    _sift_up(state, state.events.at[who], who, time_s)
+    _sift_down(state, state.events.at[who])
 
 
 @inlined
-def sift_up(state: State, at: int, who: int, time_s: float) -> None:
+def _sift_up(state: State, at: int, who: int, time_s: float) -> None:
     """Puts an event at a position of the heap, or further up while those above are later."""
     event_s, event_of, event_at = state.events.time_s, state.events.who, state.events.at
     while at and event_s[(at - 1) >> 1] > time_s:
@@ -850,7 +850,7 @@ def sift_up(state: State, at: int, who: int, time_s: float) -> None:
 
 
 @inlined
-def next_event(state: State) -> int:
+def _next_event(state: State) -> int:
     """Takes the first event out of the heap, at its time; the device or transfer that it is of."""
     event_s, event_of, event_at = state.events.time_s, state.events.who, state.events.at
     clock, who = state.clock[0], int(event_of[0])
@@ -860,12 +860,12 @@ def next_event(state: State) -> int:
     if clock.events:
         event_s[0], event_of[0] = event_s[clock.events], event_of[clock.events]
         event_at[event_of[0]] = 0
-        sift_down(state, 0)
+        _sift_down(state, 0)
     return who
 
 
 @inlined
-def sift_down(state: State, at: int) -> None:
+def _sift_down(state: State, at: int) -> None:
     """Moves an event of the heap down while one below it is earlier."""
     event_s, event_of, event_at = state.events.time_s, state.events.who, state.events.at
     time_s, who, size = event_s[at], event_of[at], state.clock[0].events

@@ -103,18 +103,18 @@ def _waits(strategy: Strategy, crossing: Sequence[Crossing]) -> dict[Compute, li
         Compute(_F, s, m): [] for m in microbatches for s in stages
     }
     waits |= {Compute(_B, s, m): [Compute(_F, s, m)] for m in microbatches for s in stages}
-    forward = dict.fromkeys((one.source, t) for one in crossing for t in one.targets)
-    back = dict.fromkeys((one.source, t) for one in crossing if one.gradient for t in one.targets)
+    # (direction, the stage that waits, the one that it waits for)
+    between = [(_F, t, one.source) for one in crossing for t in one.targets]
+    between += [(_B, one.source, t) for one in crossing if one.gradient for t in one.targets]
     for m in microbatches:
-        for source, target in forward:
-            waits[Compute(_F, target, m)].append(Compute(_F, source, m))
-        for source, target in back:
-            waits[Compute(_B, source, m)].append(Compute(_B, target, m))
+        for direction, later, earlier in dict.fromkeys(between):
+            waits[Compute(direction, later, m)].append(Compute(direction, earlier, m))
     for device, mine in stages_by_device(strategy).items():
         alone = len(mine) == 1
-        pairs = pairwise(_in_turn(strategy, device, mine)) if alone else _shared(strategy, mine)
-        for earlier, later in pairs:
-            waits[later].append(earlier)
+        for before, after in (
+            pairwise(_in_turn(strategy, device, mine)) if alone else _shared(strategy, mine)
+        ):
+            waits[after].append(before)
     return waits
 
 
@@ -165,7 +165,30 @@ def _list_schedule(
     order that is sound on each device, for the dry run to find.
     """
     place = {c: device_of(strategy, c.stage, c.microbatch) for c in waits}
-    tasks, moving_s, computes = TaskList(), _transfers_s(times), list(waits)
+    tasks, computes = _listed(strategy, waits, times, place), list(waits)
+    made = tasks.times(lambda i: _urgency(computes[i]))
+    order = _Order(
+        {device: [] for device in sorted(set(place.values()))},
+        dict(zip(computes, made.start_s.tolist(), strict=False)),
+        dict(zip(computes, made.end_s.tolist(), strict=False)),
+    )
+    for i in made.begun[made.begun < len(computes)].tolist():
+        order.on[place[computes[i]]].append(computes[i])
+    if inf in order.start_s.values():
+        for device, mine in stages_by_device(strategy).items():
+            blocked = (c for c in _in_turn(strategy, device, mine) if order.start_s[c] == inf)
+            order.on[device] += blocked
+    return order
+
+
+def _listed(
+    strategy: Strategy,
+    waits: Mapping[Compute, Sequence[Compute]],
+    times: Sequence[StagePrediction],
+    place: Mapping[Compute, int],
+) -> TaskList:
+    """The computations as tasks, in the order of `waits`, then the transfers between devices."""
+    tasks, moving_s = TaskList(), _transfers_s(times)
     number = {c: tasks.add(_duration_s(strategy, c, times), (place[c],)) for c in waits}
     for later, before in waits.items():
         for one in before:
@@ -177,20 +200,8 @@ def _list_schedule(
             if channel[0] == channel[1] or not moved_s:
                 tasks.chain(number[one], number[later])
             else:
-                sent = tasks.add(moved_s, channel, fifo=True)
-                tasks.chain(number[one], sent, number[later])
-    made = tasks.times(lambda i: _urgency(computes[i]))
-    order = _Order(
-        {device: [] for device in sorted(set(place.values()))},
-        dict(zip(computes, made.start_s.tolist(), strict=False)),
-        dict(zip(computes, made.end_s.tolist(), strict=False)),
-    )
-    for i in made.begun.tolist():
-        if i < len(computes):
-            order.on[place[computes[i]]].append(computes[i])
-    for device, mine in stages_by_device(strategy).items() if inf in order.start_s.values() else ():
-        order.on[device] += [c for c in _in_turn(strategy, device, mine) if order.start_s[c] == inf]
-    return order
+                tasks.chain(number[one], tasks.add(moved_s, channel, fifo=True), number[later])
+    return tasks
 
 
 def _transfers_s(times: Sequence[StagePrediction]) -> dict[tuple[Direction, int, int], float]:

@@ -45,7 +45,7 @@ def account(problem: Problem, strategy: Strategy) -> Account:
     evaluation = evaluate(problem, strategy)
     iteration = iterate(problem, strategy, evaluation)
     times = iteration.times
-    whole = timeline_with_memory(problem, strategy, evaluation, times)
+    whole = _timeline_with_memory(problem, strategy, evaluation, times)
     # Of a flow the causes are those within the flow, and the path is a part of the flow's.
     idle = idle_times(whole, strategy, problem.profile.graph)
     path = critical_path(times, problem.topology)
@@ -56,7 +56,7 @@ def account(problem: Problem, strategy: Strategy) -> Account:
     )
 
 
-def timeline_with_memory(
+def _timeline_with_memory(
     problem: Problem, strategy: Strategy, evaluation: Evaluation, times: Times
 ) -> Timeline:
     """The timeline of a strategy that has been evaluated and simulated."""

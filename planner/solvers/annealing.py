@@ -5,9 +5,26 @@ be compiled anew in every process (`support/jit.py`).
 Source: Metropolis et al., Journal of Chemical Physics 21(6), 1953.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 
 from planner.support.jit import inlined
+
+
+class Annealing(NamedTuple):
+    """A run.
+
+    Attributes:
+        moves: their number.
+        hot, cold: temperatures of the first and the last move, in the unit of the cost.
+        seed: of the draws.
+    """
+
+    moves: int
+    hot: float
+    cold: float
+    seed: int
 
 
 @inlined

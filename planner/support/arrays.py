@@ -33,3 +33,12 @@ def csr(rows: Iterable[Iterable[int]]) -> Csr:
     start = np.cumsum([0, *map(len, listed)], dtype=np.int64)
     values = (x for row in listed for x in row)
     return Csr(start, np.fromiter(values, dtype=np.int64, count=int(start[-1])))
+
+
+def transposed(rows: Iterable[Iterable[int]], num_values: int) -> list[list[int]]:
+    """Per value, the rows that have it, ascending."""
+    of_value: list[list[int]] = [[] for _ in range(num_values)]
+    for i, row in enumerate(rows):
+        for x in row:
+            of_value[x].append(i)
+    return of_value

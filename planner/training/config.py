@@ -30,13 +30,13 @@ HASH_DIGITS = 12
 ADVICE = "write options of `planner launch`, such as lr: 0.1, a line each"
 
 
-def key_of(one: Option) -> str:
+def _key_of(one: Option) -> str:
     """The key of an option in a file."""
     return one.flag.removeprefix("--").replace("-", "_")
 
 
 OPTIONS: Mapping[str, Option] = {
-    key_of(one): one
+    _key_of(one): one
     for kind in (Loop, LossOptions, Launching, Checkpoints)
     for one in declared(kind).values()
     if one.help and one.name != "output"  # which is the strategy's

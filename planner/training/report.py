@@ -230,7 +230,7 @@ def _typical(
     # start.
     typical = min(kept, key=lambda i: (abs(iterations_s[i] - measured_s), i))
     late_s = [begun - min(begun_s[typical]) for begun in begun_s[typical]]
-    timeline = measured_timeline(
+    timeline = _measured_timeline(
         graph,
         {one.device: one.records[typical] for one in ranks},
         {one.device: late for one, late in zip(ranks, late_s, strict=True)},
@@ -258,7 +258,7 @@ def _steady(
         - one.ended_s[window.step]
         for one, begun, clock in pairs
     }  # fmt: skip
-    whole = measured_timeline(graph, {one.device: one.records[-1] for one in ranks}, late_s)
+    whole = _measured_timeline(graph, {one.device: one.records[-1] for one in ranks}, late_s)
     timeline = cropped(whole, window.start_s, window.end_s)
     notes = () if window.is_steady else (_unsteady(plan, len(ends_s)),)
     return _Measured(window.step_s, window.steps_s, timeline, range(-1, 0), notes)
@@ -312,7 +312,7 @@ def _device(plan: Plan, rank: int, own: RankMeasurements, timeline: Timeline) ->
     )
 
 
-def measured_timeline(
+def _measured_timeline(
     graph: Graph, records: Mapping[int, IterationRecord], late_s: Mapping[int, float]
 ) -> Timeline:
     """One iteration of all devices, from when the first one leaves the barrier.

@@ -33,14 +33,14 @@ class Window:
     is_steady: bool
 
 
-def steps_filling(strategy: Strategy) -> int:
+def _steps_filling(strategy: Strategy) -> int:
     """Steps in which a flow fills the pipeline, and as many in which it empties it."""
     return -(-in_flight(strategy) // strategy.num_microbatches)
 
 
 def steps_to_show(strategy: Strategy) -> int:
     """Steps of the shortest flow that has one with a full pipeline."""
-    return 2 * steps_filling(strategy) + 1
+    return 2 * _steps_filling(strategy) + 1
 
 
 def steady_window(strategy: Strategy, begun_s: float, ends_s: Sequence[float]) -> Window:
@@ -57,7 +57,7 @@ def steady_window(strategy: Strategy, begun_s: float, ends_s: Sequence[float]) -
     count = len(ends_s)
     bounds_s = [begun_s, *ends_s]
     times_s = [end_s - start_s for start_s, end_s in zip(bounds_s, ends_s, strict=False)]
-    filling = steps_filling(strategy)
+    filling = _steps_filling(strategy)
     steady = range(filling, count - filling)
     used = steady or range(min(1, count - 1), count)
     step_s = median(times_s[i] for i in used)

@@ -105,7 +105,7 @@ def trials(
         steps: timed steps of each plan.
         progress: called before each plan with the number of plans before it and its solver.
     """
-    host = this_host([one.plan for one in candidates])
+    host = _this_host([one.plan for one in candidates])
     ran: dict[object, Trial] = {}
     with TemporaryDirectory(prefix="planner-") as folder:
         for done, (solver, plan, fits) in enumerate(candidates):
@@ -122,7 +122,7 @@ def trials(
                 yield ran[content]
 
 
-def this_host(plans: Sequence[Plan]) -> Host:
+def _this_host(plans: Sequence[Plan]) -> Host:
     """What is here. GPUs are looked for if a plan needs one: that loads torch."""
     types = {device.type for plan in plans for device in plan.prediction.devices}
     return Host(available_cores(), gpu_names() if types - {CPU} else ())

@@ -44,9 +44,24 @@ def test_a_task_of_several_resources_lets_others_pass_until_all_are_idle():
         tasks.add(2.0, "a", [("k", 2.0)]),
         tasks.add(5.0, "b", [("l", 3.0)]),
     )
-    urgency = {b: 0, both: 1, a: 2, a_later: 3}
+    c = tasks.add(1.0, "c", [("l", 1.0)])
+    urgency = {b: 0, both: 1, a: 2, a_later: 3, c: 4}
     # The link is free at 3, before the end of b and in the middle of the second task of a.
-    assert starts(tasks, urgency.get) == [4.0, 0.0, 2.0, 0.0]
+    assert starts(tasks, urgency.get) == [4.0, 0.0, 2.0, 0.0, 3.0]
+
+
+def test_resources_that_are_idle_at_one_moment_begin_in_the_order_of_their_names():
+    tasks = TaskList()
+    first, second = tasks.add(1.0), tasks.add(1.0)
+    on_b, on_a = tasks.add(2.0, "b"), tasks.add(2.0, "a")
+    tasks.chain(first, on_b)
+    tasks.chain(second, on_a)
+    sent = [tasks.add(1.0, "way", fifo=True) for _ in range(2)]
+    tasks.chain(on_b, sent[0])
+    tasks.chain(on_a, sent[1])
+    made = tasks.times()
+    assert made.begun.tolist() == [first, second, on_a, on_b, *reversed(sent)]
+    assert made.start_s[sent].tolist() == [4.0, 3.0]
 
 
 def test_tasks_that_wait_for_each_other_never_start():

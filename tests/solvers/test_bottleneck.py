@@ -15,17 +15,22 @@ from planner.artefacts.problem import Status
 from planner.planning.other_cost_models import ForeignOptions, solve_foreign
 from planner.reports.published import published_json
 from planner.solvers.bottleneck import search as bottleneck
-from planner.solvers.bottleneck.kernels import annealed
+from planner.solvers.bottleneck.kernels import anneal
 from planner.solvers.bottleneck.model import (
     BottleneckNet,
     BottleneckProblem,
     bottleneck_s,
-    contracted,
+    contract,
     fits,
     simple_bound_s,
     works_s,
 )
-from planner.solvers.bottleneck.program import TIDY, canonical, neighbourhood, program_of
+from planner.solvers.bottleneck.program import (
+    MEAN_WORK_WEIGHT,
+    canonical,
+    neighbourhood,
+    program_of,
+)
 from planner.solvers.dnn_partitioning import costs as dnn_partitioning
 from planner.solvers.dnn_partitioning.placement import bottleneck_of, place
 from planner.solvers.dnn_partitioning.solve import split
@@ -136,7 +141,7 @@ def test_no_placement_beats_the_bound_that_needs_no_search(problem):
 @settings(max_examples=60)
 @given(problems(), st.integers(0, 20))
 def test_contracting_loses_no_placement_within_the_limit(problem, limit_s):
-    small, into = contracted(problem, limit_s)
+    small, into = contract(problem, limit_s)
     within = [on for on in placements(problem) if bottleneck_s(problem, on) <= limit_s]
     kept = {tuple(on[v] for v in into) for on in placements(small)}
     assert set(within) <= kept
@@ -149,7 +154,7 @@ def test_contracting_loses_no_placement_within_the_limit(problem, limit_s):
 @given(problems(), st.integers(0, 3))
 def test_annealing_keeps_to_what_is_allowed_and_counts_right(problem, seed):
     for start in placements(problem)[:1]:
-        on, value = annealed(bottleneck._costs(problem), np.array(start), seed, 300, 0.1)
+        on, value = anneal(bottleneck._costs(problem), np.array(start), seed, 300, 0.1)
         assert fits(problem, on.tolist())
         assert value == pytest.approx(bottleneck_s(problem, on.tolist()))
         assert value <= bottleneck_s(problem, start) + 1e-9
@@ -180,7 +185,7 @@ def tidied_s(problem, on, devices):
     works = works_s(problem, on)
     ends = [{p} for p in range(num)] + [{p, q} for p in range(num) for q in range(num)]
     touched = works[[not places.isdisjoint(devices) for places in ends]]
-    return touched.max() + TIDY * touched.sum() / len(devices)
+    return touched.max() + MEAN_WORK_WEIGHT * touched.sum() / len(devices)
 
 
 @settings(max_examples=40)
@@ -202,7 +207,7 @@ def test_renamed_devices_satisfy_the_symmetry_rows(problem):
 @settings(max_examples=20)
 @given(problems())
 def test_both_engines_say_the_same(problem):
-    ours, theirs = (bottleneck.solve(problem, [], LIMIT_S, 0, e) for e in (None, Engine.GUROBI))
+    ours, theirs = (bottleneck.solve(problem, [], LIMIT_S, engine=e) for e in (None, Engine.GUROBI))
     assert ours.status is theirs.status
     assert not theirs.note
     assert ours.bound_s == pytest.approx(theirs.bound_s, rel=1e-5)
@@ -290,7 +295,7 @@ def test_a_program_too_large_for_a_licence_is_solved_by_the_other_engine(monkeyp
         raise EngineUnavailableError("gurobi: model too large for its licence (error 10010)")
 
     monkeypatch.setattr(bottleneck, "gurobi", refuses)
-    answer = bottleneck.solve(two_chains(), [], LIMIT_S, 0, Engine.GUROBI)
+    answer = bottleneck.solve(two_chains(), [], LIMIT_S, engine=Engine.GUROBI)
     assert answer.status is Status.OPTIMAL
     assert "error 10010" in answer.note
     assert answer.note in caplog.text

@@ -13,6 +13,7 @@ from planner.artefacts.topology import Sharing
 from planner.planning.judge import judge, predicted_s
 from planner.simulator.objective import objective_s
 from planner.solvers import SOLVERS
+from planner.solvers.annealing import Annealing
 from planner.solvers.engines.watch import SearchWatch
 from planner.solvers.netsplit.fine import BLOCKS, Candidate, Judged, blocks_of, refined
 from planner.solvers.netsplit.kernels import state_of
@@ -136,7 +137,7 @@ def test_backwards_stay_the_reverse_of_forwards_and_the_length_is_true(problem, 
     model = arrays_of(instance, blocks_of(problem))
     state = state_of(model, fitting, (range(num), range(num)[::-1]))
     before = state.ends.sum()
-    anneal(model, state, 2000, 0.01 * before, 0.001 * before, seed, True)
+    anneal(model, state, Annealing(2000, 0.01 * before, 0.001 * before, seed), True)
     assert restore(model, state)
     assert state.orders[1].tolist() == state.orders[0][::-1].tolist()
     assert state.ends.sum() == state.best[0] <= before
@@ -151,7 +152,9 @@ def test_a_placement_that_does_not_fit_is_mended():
     assert overflow(instance, (0,) * 40) > 0
     model = arrays_of(instance)
     state = state_of(model, (0,) * 40, (order, order[::-1]))
-    anneal(model, state, 20_000, 1e-3 * state.ends.sum(), 1e-5 * state.ends.sum(), 0, True)
+    anneal(
+        model, state, Annealing(20_000, 1e-3 * state.ends.sum(), 1e-5 * state.ends.sum(), 0), True
+    )
     assert restore(model, state)
     assert overflow(instance, state.where.tolist()) <= 0
 
@@ -161,7 +164,7 @@ def test_without_room_for_anything_nothing_is_restored():
     none = replace(problem, capacity_bytes=np.zeros(3, dtype=np.int64))
     model, order = arrays_of(alone(none)), range(12)
     state = state_of(model, (0,) * 12, (order, order[::-1]))
-    anneal(model, state, 1000, 100.0, 1.0, 0, True)
+    anneal(model, state, Annealing(1000, 100.0, 1.0, 0), True)
     assert not restore(model, state)
 
 

@@ -58,9 +58,9 @@ def settings_for(instance, limit=AMPLE, watch=None):
     """Neighbourhoods with the bounds of spans."""
     budget = SearchBudget.begun(watch_of(instance), 1.0, 0)
     spans = spanned(instance, budget, 1.0)
-    bounds, joint = joined(instance, range(instance.problem.num_operators), spans)
+    bounds = joined(instance, range(instance.problem.num_operators), spans)
     sets = [span.operators for span in spans]
-    return NeighbourSettings(limit, 0.0, 0, watch or Seen(), bounds, joint, sets)
+    return NeighbourSettings(limit, 0.0, 0, watch or Seen(), bounds, sets)
 
 
 def assert_feasible(instance, device_of, schedule):

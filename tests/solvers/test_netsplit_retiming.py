@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner.solvers.annealing import Annealing
 from planner.solvers.netsplit.fine import blocks_of
 from planner.solvers.netsplit.kernels import state_of
 from planner.solvers.netsplit.moves import anneal
@@ -38,7 +39,7 @@ def test_what_a_move_leaves_alone_need_not_be_timed_anew(seed, tied):
     before = float(state.ends.sum())
     # A later move that is timed from the beginning would hide what was wrong before.
     for number in range(moves):
-        anneal(model, state, 2, 0.05 * before, 0.01 * before, 100 * seed + number, tied)
+        anneal(model, state, Annealing(2, 0.05 * before, 0.01 * before, 100 * seed + number), tied)
         assert_timed_anew(model, state)
 
 
@@ -50,7 +51,7 @@ def test_nor_where_devices_and_links_differ_and_gradients_are_missing(problem, s
     state = state_of(model, [i % problem.num_devices for i in order], (order, order[::-1]))
     before = float(state.ends.sum())
     for number in range(30):
-        anneal(model, state, 3, 0.2 * before, 0.1 * before, 100 * seed + number, tied)
+        anneal(model, state, Annealing(3, 0.2 * before, 0.1 * before, 100 * seed + number), tied)
         assert_timed_anew(model, state)
 
 
@@ -60,7 +61,7 @@ def test_most_moves_are_timed_in_part():
     model, order = arrays_of(alone(problem)), range(100)
     state = state_of(model, [i % 4 for i in order], (order, order[::-1]))
     before = float(state.ends.sum())
-    anneal(model, state, 5000, 1e-3 * before, 1e-5 * before, 0, True)
+    anneal(model, state, Annealing(5000, 1e-3 * before, 1e-5 * before, 0), True)
     begun = int(state.timed[0])
-    anneal(model, state, 5000, 1e-3 * before, 1e-5 * before, 1, True)
+    anneal(model, state, Annealing(5000, 1e-3 * before, 1e-5 * before, 1), True)
     assert 0 < state.timed[0] - begun < 5000 * 200 / 2

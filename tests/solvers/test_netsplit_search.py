@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from planner.artefacts.options import Objective
 from planner.artefacts.problem import Result, Status
 from planner.artefacts.strategy import Stage
+from planner.simulator.objective import objective_s
 from planner.solvers.engines.engine import Engine
 from planner.solvers.engines.mip import NO_LICENCE
 from planner.solvers.engines.watch import INTERRUPTED, SearchWatch, interruptible
@@ -444,7 +445,7 @@ def test_other_errors_of_gurobi_are_errors(monkeypatch):
 def test_the_seed_and_the_gap_reach_both_engines(monkeypatch):
     asked = []
 
-    def solve(instance, limit_s, start, *, seed, gap, brake=None):
+    def solve(instance, limit_s, start, *, seed, gap, brake=None, prove=True):
         asked.append((seed, gap))
         return EngineAnswer(Status.OPTIMAL, (0, 1, 0, 1), 18.0, 18.0)
 
@@ -454,6 +455,36 @@ def test_the_seed_and_the_gap_reach_both_engines(monkeypatch):
         problem = small(engine=engine, gap=0.01)
         netsplit.solve(changed(problem, seed=5), 1.0)
     assert set(asked) == {(5, 0.01)}
+
+
+@pytest.mark.parametrize(("num_microbatches", "size"), [(1, 130), (4, 30)])
+def test_no_time_goes_into_proofs_whose_bound_is_thrown_away(monkeypatch, num_microbatches, size):
+    """Of more than 120 operators the bound is that of single operators, of several microbatches
+    there is none.
+    """
+
+    def proof(*given, **options):
+        raise AssertionError("a proof")
+
+    for name in ("windowed", "spanned", "_climb"):
+        monkeypatch.setattr(netsplit_cpsat, name, proof)
+    problem = replace(problem_from(1, 3, size), num_microbatches=num_microbatches)
+    problem = changed(problem, objective=Objective.ITERATION)
+    monkeypatch.setattr(netsplit.pesto, "place", lambda *given: EngineAnswer(
+        Status.UNKNOWN, None, np.inf, None
+    ))  # fmt: skip
+    result = netsplit.solve(problem, 2.0)
+    assert result.strategy is not None
+    assert (result.bound_s is None) == (num_microbatches > 1)
+
+
+def test_an_iteration_of_one_microbatch_keeps_the_bound_of_its_latency():
+    """The optimizer's step comes on top, so the latency's optimum proves no optimum."""
+    latency = netsplit.solve(small(), 5.0)
+    iteration = netsplit.solve(changed(small(), objective=Objective.ITERATION), 5.0)
+    assert latency.status is Status.OPTIMAL
+    assert (iteration.status, iteration.bound_s) == (Status.FEASIBLE, latency.bound_s)
+    assert iteration.bound_s <= objective_s(small(), iteration.strategy)
 
 
 def test_what_the_evaluator_finds_too_large_is_tried_again_with_less_memory(monkeypatch):

@@ -41,7 +41,8 @@ def bounds_of(instance, limit_s=AMPLE_S):
     budget, everything = budget_of(instance, limit_s), range(instance.problem.num_operators)
     spans = spanned(instance, budget, 0.5)
     steps = [spans, *merged(instance, spans, budget, NEVER)]
-    return [joined(instance, everything, step) for step in steps]
+    bounds = [joined(instance, everything, step) for step in steps]
+    return [(one.phases, one) for one in bounds]
 
 
 @pytest.mark.usefixtures("many_cuts")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import strategies as st
 
 from planner.solvers.netsplit import windows as netsplit_windows
-from planner.solvers.netsplit.bounds import joint_bounds_of, phase_bounds_of
+from planner.solvers.netsplit.bounds import subproblem_bounds_of
 from planner.solvers.netsplit.cpsat_call import SearchBudget
 from planner.solvers.netsplit.jobs import schedule_of
 from planner.solvers.netsplit.model import instance_of, part
@@ -30,12 +30,13 @@ def bounds_of(instance, limit_s=AMPLE_S, sizes=netsplit_windows.SIZES):
     """Bounds of both phases and of both together, before windows and after; by work alone, so that
     a busy machine changes nothing.
     """
-    bounds = [phase_bounds_of(instance, backward=backward) for backward in (False, True)]
+    bounds = subproblem_bounds_of(instance)
     budget = SearchBudget.begun(watch_of(instance), limit_s, 0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(netsplit_windows, "SIZES", sizes)
         patch.setattr(netsplit_windows, "LINKED_SIZES", sizes)
-        return bounds, *windowed(instance, bounds, budget, 0.5)
+        better = windowed(instance, bounds, budget, 0.5)
+    return bounds.phases, better.phases, better
 
 
 @often(10, 25, partly_trained(4))
@@ -136,7 +137,7 @@ def test_a_window_that_holds_everything_is_exact():
 def test_without_time_there_are_no_windows():
     instance = alone(placement_problem_from([[], [0], [1]], [1, 2, 3], count=2))
     before, bounds, joint = bounds_of(instance, limit_s=1e-6)
-    assert (bounds, joint) == (before, joint_bounds_of(before))
+    assert (bounds, joint) == (before, subproblem_bounds_of(instance))
 
 
 def test_windows_repeat_themselves_and_tell_more_than_phases():

@@ -26,7 +26,7 @@ _LEAST_CHANGE = 0.8
 """Of the predicted memory; the limit that is proposed for the next plan."""
 
 
-def stages_words(plan: Plan, device: int) -> str:
+def _stages_words(plan: Plan, device: int) -> str:
     """The stages of a device, such as "stage 1" or "stages 0 and 2"."""
     mine = [s for s, stage in enumerate(plan.strategy.stages) if device in stage.devices]
     if len(mine) == 1:
@@ -43,15 +43,15 @@ def predicted(plan: Plan, device: int) -> DevicePrediction:
 def introduce(plan: Plan, device: int, hang_timeout_s: float) -> None:
     """Writes into this rank's status who it is."""
     total_bytes = predicted(plan, device).memory.total_bytes
-    current_status().describe(stages_words(plan, device), total_bytes, hang_timeout_s)
+    current_status().describe(_stages_words(plan, device), total_bytes, hang_timeout_s)
 
 
 def current_place() -> str:
     """This rank with its stages and its action, such as "rank 1 (stage 1) at 1F3 of step 5"."""
-    return f"{current_name()}{where(current_status().look())}"
+    return f"{_current_name()}{where(current_status().look())}"
 
 
-def current_name() -> str:
+def _current_name() -> str:
     """This rank with its stages, such as "rank 1 (stage 1)"; alone, its stages."""
     rank, status = current_rank(), current_status().look()
     if rank is None:
@@ -76,7 +76,7 @@ def with_causes(plan: Plan, device: int) -> Iterator[None]:
         frame = extract_tb(end.__traceback__)[-1]
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
         raise LaunchError(
-            f"{ended_by_itself(current_name(), code, current_status().look())}: SystemExit: {end}"
+            f"{ended_by_itself(_current_name(), code, current_status().look())}: SystemExit: {end}"
             f" ({frame.filename}, line {frame.lineno})"
         ) from end
     except Exception as error:

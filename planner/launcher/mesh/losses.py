@@ -32,7 +32,7 @@ def split_criterion(loss: Loss, spec: Spec, mesh: Mesh) -> Criterion:
         LaunchError: if the loss cannot be computed from parts.
     """
     whole = criterion(loss)
-    cut = target_spec(loss, spec)
+    cut = _target_spec(loss, spec)
     n = prod(size for size, part in zip(mesh.sizes, cut, strict=True) if part != "R")
     if all(part == "R" for part in spec):
         return whole
@@ -78,7 +78,7 @@ def _over_classes(loss: Loss, spec: Spec, mesh: Mesh) -> Criterion | None:
     return compared
 
 
-def target_spec(loss: Loss, spec: Spec) -> Spec:
+def _target_spec(loss: Loss, spec: Spec) -> Spec:
     """The spec of a target that lies as its output does; whole where that cuts the classes.
 
     >>> from planner.artefacts.graph import Tensor
@@ -103,5 +103,5 @@ def reports_loss(loss: Loss, spec: Spec, mesh: Mesh) -> bool:
     """Whether a device reports its share of a loss: the first along axes where all have it."""
     return all(
         part != "R" or coordinate == 0
-        for part, coordinate in zip(target_spec(loss, spec), mesh.coordinates, strict=True)
+        for part, coordinate in zip(_target_spec(loss, spec), mesh.coordinates, strict=True)
     )

@@ -64,7 +64,7 @@ def batch_norm_with_statistics(
     return output, mean, variance, mean, variance
 
 
-def batch_norm_without_statistics(
+def _batch_norm_without_statistics(
     input: ir.Value,
     weight: ir.Value | None = None,
     bias: ir.Value | None = None,
@@ -429,7 +429,7 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
 TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     **AT_SPECIAL_POINTS,
     aten._native_batch_norm_legit_functional.default: batch_norm_with_statistics,
-    aten._native_batch_norm_legit.no_stats: batch_norm_without_statistics,
+    aten._native_batch_norm_legit.no_stats: _batch_norm_without_statistics,
     aten.normal.float_Tensor: normal,
     aten.normal.Tensor_float: normal,
     aten.normal.Tensor_Tensor: normal,

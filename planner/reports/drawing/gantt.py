@@ -61,7 +61,7 @@ class Lane(NamedTuple):
     transfers: tuple[Bar, ...]
 
 
-def kind_of(action: Action) -> Activity:
+def _kind_of(action: Action) -> Activity:
     """The kind of an action that occupies its device."""
     match action:
         case Compute(Direction.FORWARD):
@@ -100,7 +100,7 @@ def _actions(events: Sequence[Event]) -> Iterator[Bar]:
         if isinstance(event.action, Compute):
             stage = f"{event.action.stage}:" if len(stages) > 1 else ""
             label = f"{stage}{event.action.microbatch}"
-        yield Bar(kind_of(event.action), event.start_s, event.end_s, label)
+        yield Bar(_kind_of(event.action), event.start_s, event.end_s, label)
 
 
 # An activity and the label of a cell, or the cells that show them.

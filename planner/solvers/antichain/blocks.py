@@ -23,8 +23,8 @@ from planner.costs.operators import first_of_each_type, operator_times
 from planner.costs.passes import block_workspace_bytes, operator_workspaces
 from planner.solvers.antichain import kernels
 from planner.solvers.graphs.coarsen import Coarsening
-from planner.solvers.graphs.downsets import Downsets, csr, pack, sums_over
-from planner.support.arrays import Floats
+from planner.solvers.graphs.downsets import Downsets, pack, sums_over
+from planner.support.arrays import Floats, csr
 
 
 def times_of(problem: Problem, coarse: Coarsening, subsets: Downsets) -> kernels.DownsetTimes:

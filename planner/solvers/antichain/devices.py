@@ -23,8 +23,7 @@ from planner.costs.stage_memory import limit_bytes
 from planner.costs.stage_pass import sums_overlap_compute
 from planner.costs.transfers import ring_links, slowest_link
 from planner.solvers.antichain import kernels
-from planner.solvers.graphs.downsets import csr
-from planner.support.arrays import Floats, Ints
+from planner.support.arrays import Floats, Ints, csr
 
 # On more devices than this, see `rounds`.
 ALL_WIDTHS = 8

@@ -3,19 +3,20 @@ simulated annealing. Arrays are indexed by
 
     v     items
     e     nets, the home's item first among the items of each
-    s     entries of memory
     p, q  devices; D of them
     r     places of work: devices 0 to D - 1, and `line_at(D, p, q)` for the line from p to q
-    x, y  positions in the rows of a compressed list: row i is values[start[i]:start[i + 1]]
+    x, y  positions in the values of a `Csr`
 """
 
 from typing import NamedTuple
 
 import numpy as np
 
+from planner.solvers.annealing import most_allowed
 from planner.solvers.bottleneck.model import line_place
-from planner.support.arrays import Floats, Ints
-from planner.support.jit import inner, njit
+from planner.solvers.placement.held_bytes import HeldBytes, HeldState, hold, move_item
+from planner.support.arrays import Csr, Floats, Ints
+from planner.support.jit import inlined, inner, njit
 
 line_at = inner(line_place)
 
@@ -25,27 +26,20 @@ class BottleneckArrays(NamedTuple):
 
     Attributes:
         work: (items, D) s; inf where an item cannot run.
-        net_start: (nets + 1,) with net_item, the items of each net.
-        net_item: see net_start.
-        in_start: (items + 1,) with in_net, the nets of each item.
-        in_net: see in_start.
+        items: by net; nets: by item.
         crossing: (nets, D) s that a device pays if it has some but not all items of the net.
         net_bytes: (nets,) size of the transfer; gradient: (nets,) 1 where one comes back.
         latency: (D, D) s per transfer; per_byte: (D, D) s.
         has_lines: whether any transfer takes any time.
         cut: s that a net with items on several devices costs besides.
-        kept_start: (items + 1,) with kept, the entries of memory that each item needs.
-        kept: see kept_start.
-        kept_bytes: (entries,) bytes.
+        held: memory that items need.
         room: (D,) memory in bytes.
         position: (D,) place of each device in the order, if stages are contiguous; else empty.
     """
 
     work: Floats
-    net_start: Ints
-    net_item: Ints
-    in_start: Ints
-    in_net: Ints
+    items: Csr
+    nets: Csr
     crossing: Floats
     net_bytes: Floats
     gradient: Ints
@@ -53,9 +47,7 @@ class BottleneckArrays(NamedTuple):
     per_byte: Floats
     has_lines: bool
     cut: float
-    kept_start: Ints
-    kept: Ints
-    kept_bytes: Floats
+    held: HeldBytes
     room: Floats
     position: Ints
 
@@ -67,23 +59,29 @@ class PlacementState(NamedTuple):
         on: (items,) device of each item.
         load: (D + D D,) work of each place, in s.
         here: (nets, D) number of items of a net on a device.
-        holds: (entries, D) number of items on a device that need an entry.
-        used: (D,) bytes kept.
+        held: memory of the devices.
         cuts: (1,) number of nets with items on several devices.
     """
 
     on: Ints
     load: Floats
     here: Ints
-    holds: Ints
-    used: Floats
+    held: HeldState
     cuts: Ints
 
 
-@inner
+class Move(NamedTuple):
+    """A move: items, in turn, the device that each goes to, and that where it was."""
+
+    item: Ints
+    target: Ints
+    source: Ints
+
+
+@inlined
 def charge(costs: BottleneckArrays, state: PlacementState, e: int, sign: int) -> None:
     """Adds the costs of a net to the places that pay them, or with sign -1 takes them off."""
-    num = state.used.shape[0]
+    num = costs.room.shape[0]
     touched = 0
     for p in range(num):
         if state.here[e, p] > 0:
@@ -91,7 +89,7 @@ def charge(costs: BottleneckArrays, state: PlacementState, e: int, sign: int) ->
     if touched < 2:
         return
     state.cuts[0] += sign
-    home = state.on[costs.net_item[costs.net_start[e]]]
+    home = state.on[costs.items.values[costs.items.start[e]]]
     for p in range(num):
         if state.here[e, p] == 0:
             continue
@@ -110,42 +108,31 @@ def put(costs: BottleneckArrays, state: PlacementState, v: int, q: int) -> None:
     p = state.on[v]
     # The charge of a net depends on its own counts and on the device of its home: all nets of v are
     # taken off while v is on p, and added when it is on q.
-    for x in range(costs.in_start[v], costs.in_start[v + 1]):
-        charge(costs, state, costs.in_net[x], -1)
+    for x in range(costs.nets.start[v], costs.nets.start[v + 1]):
+        charge(costs, state, costs.nets.values[x], -1)
     state.load[p] -= costs.work[v, p]
     state.load[q] += costs.work[v, q]
     state.on[v] = q
-    for x in range(costs.in_start[v], costs.in_start[v + 1]):
-        state.here[costs.in_net[x], p] -= 1
-        state.here[costs.in_net[x], q] += 1
-        charge(costs, state, costs.in_net[x], 1)
-    for x in range(costs.kept_start[v], costs.kept_start[v + 1]):
-        s = costs.kept[x]
-        state.holds[s, p] -= 1
-        if state.holds[s, p] == 0:
-            state.used[p] -= costs.kept_bytes[s]
-        if state.holds[s, q] == 0:
-            state.used[q] += costs.kept_bytes[s]
-        state.holds[s, q] += 1
+    for x in range(costs.nets.start[v], costs.nets.start[v + 1]):
+        state.here[costs.nets.values[x], p] -= 1
+        state.here[costs.nets.values[x], q] += 1
+        charge(costs, state, costs.nets.values[x], 1)
+    move_item(costs.held, state.held, v, p, q)
 
 
 @inner
 def placed(costs: BottleneckArrays, on: Ints) -> PlacementState:
     """The state of a placement."""
     num, items = costs.room.shape[0], on.shape[0]
-    nets, entries = costs.net_bytes.shape[0], costs.kept_bytes.shape[0]
-    load, used = np.zeros(num + num * num), np.zeros(num)
-    here = np.zeros((nets, num), np.int64)
-    holds = np.zeros((entries, num), np.int64)
-    state = PlacementState(on.copy(), load, here, holds, used, np.zeros(1, np.int64))
+    nets, entries = costs.net_bytes.shape[0], costs.held.bytes.shape[0]
+    held = HeldState(np.zeros((entries, num), np.int64), np.zeros(num))
+    hold(costs.held, held, on)
+    load, here = np.zeros(num + num * num), np.zeros((nets, num), np.int64)
+    state = PlacementState(on.copy(), load, here, held, np.zeros(1, np.int64))
     for v in range(items):
         load[on[v]] += costs.work[v, on[v]]
-        for x in range(costs.in_start[v], costs.in_start[v + 1]):
-            here[costs.in_net[x], on[v]] += 1
-        for x in range(costs.kept_start[v], costs.kept_start[v + 1]):
-            if holds[costs.kept[x], on[v]] == 0:
-                used[on[v]] += costs.kept_bytes[costs.kept[x]]
-            holds[costs.kept[x], on[v]] += 1
+        for x in range(costs.nets.start[v], costs.nets.start[v + 1]):
+            here[costs.nets.values[x], on[v]] += 1
     for e in range(nets):
         charge(costs, state, e, 1)
     return state
@@ -178,11 +165,11 @@ def height(load: Floats, count: int) -> tuple[float, float]:
 @inner
 def in_order(costs: BottleneckArrays, state: PlacementState, v: int) -> bool:
     """Whether no reader of an item's nets is on a device before the home's."""
-    for x in range(costs.in_start[v], costs.in_start[v + 1]):
-        e = costs.in_net[x]
-        home = costs.position[state.on[costs.net_item[costs.net_start[e]]]]
-        for y in range(costs.net_start[e] + 1, costs.net_start[e + 1]):
-            if costs.position[state.on[costs.net_item[y]]] < home:
+    for x in range(costs.nets.start[v], costs.nets.start[v + 1]):
+        e = costs.nets.values[x]
+        home = costs.position[state.on[costs.items.values[costs.items.start[e]]]]
+        for y in range(costs.items.start[e] + 1, costs.items.start[e + 1]):
+            if costs.position[state.on[costs.items.values[y]]] < home:
                 return False
     return True
 
@@ -201,46 +188,94 @@ REFRESH = 10_000
 """Moves after which the sums are computed anew, because rounding errors add up."""
 
 
-@inner
-def chosen(costs: BottleneckArrays, state: PlacementState, moved: Ints, target: Ints) -> int:
-    """Draws a move. Two items swap; or a run of items on one device, in the order of the items and
-    at its end next to a cut net, goes where that net's other items are, or to any device. Writes
-    items and devices; returns the number of items.
+@inlined
+def _cut_pair(costs: BottleneckArrays, state: PlacementState) -> tuple[int, int]:
+    """Two items of a net on different devices, after some draws any two of a net or any one item
+    twice.
     """
-    items, num, nets = state.on.shape[0], state.used.shape[0], costs.net_bytes.shape[0]
-    v = u = np.random.randint(items)
+    nets = costs.net_bytes.shape[0]
+    v = u = np.random.randint(state.on.shape[0])
     for _ in range(TRIES if nets > 0 else 0):
         e = np.random.randint(nets)
-        first, end = costs.net_start[e], costs.net_start[e + 1]
-        v = costs.net_item[np.random.randint(first, end)]
-        u = costs.net_item[np.random.randint(first, end)]
+        first, end = costs.items.start[e], costs.items.start[e + 1]
+        v = costs.items.values[np.random.randint(first, end)]
+        u = costs.items.values[np.random.randint(first, end)]
         if state.on[v] != state.on[u]:
             break
-    if np.random.random() < SWAP_CHANCE:
-        u = np.random.randint(items)
-        if np.random.random() < ANY_ITEM_CHANCE:
-            v = np.random.randint(items)
-        moved[0], moved[1], target[0], target[1] = v, u, state.on[u], state.on[v]
-        return 0 if state.on[v] == state.on[u] else 2
-    p, q = state.on[v], state.on[u]
-    if p == q or np.random.random() < ANY_DEVICE_CHANCE:
-        q = np.random.randint(num)
-    if p == q:
-        return 0
-    # The run starts at the cut and goes away from it, to the side of v.
-    count, step, longest = 0, 1 if v > u else -1, 1
+    return v, u
+
+
+@inlined
+def _draw_swap(state: PlacementState, move: Move, v: int) -> int:
+    """A swap of an item, or of any one, with any other; the number of items that move."""
+    items = state.on.shape[0]
+    u = np.random.randint(items)
+    if np.random.random() < ANY_ITEM_CHANCE:
+        v = np.random.randint(items)
+    move.item[0], move.item[1] = v, u
+    move.target[0], move.target[1] = state.on[u], state.on[v]
+    return 0 if state.on[v] == state.on[u] else 2
+
+
+@inlined
+def _draw_run(state: PlacementState, move: Move, v: int, step: int, q: int) -> int:
+    """A run of items on the device of v, from v on; the number of items."""
+    p, items, count, longest = state.on[v], state.on.shape[0], 0, 1
     while longest < LONGEST and np.random.random() < ONWARD:
         longest += 1
     while 0 <= v < items and count < longest:
         if state.on[v] == p:
-            moved[count], target[count] = v, q
+            move.item[count], move.target[count] = v, q
             count += 1
         v += step
     return count
 
 
+@inlined
+def _draw(costs: BottleneckArrays, state: PlacementState, move: Move) -> int:
+    """Draws a move. Two items swap; or a run of items on one device, in the order of the items and
+    at its end next to a cut net, goes where that net's other items are, or to any device. Returns
+    the number of items.
+    """
+    v, u = _cut_pair(costs, state)
+    if np.random.random() < SWAP_CHANCE:
+        return _draw_swap(state, move, v)
+    p, q = state.on[v], state.on[u]
+    if p == q or np.random.random() < ANY_DEVICE_CHANCE:
+        q = np.random.randint(costs.room.shape[0])
+    if p == q:
+        return 0
+    # The run starts at the cut and goes away from it, to the side of v.
+    return _draw_run(state, move, v, 1 if v > u else -1, q)
+
+
+@inlined
+def _make(costs: BottleneckArrays, state: PlacementState, move: Move, length: int) -> int:
+    """Makes a move up to the first item that cannot run at its target; the number of items."""
+    for k in range(length):
+        v, q = move.item[k], move.target[k]
+        if np.isinf(costs.work[v, q]):
+            return k
+        move.source[k] = state.on[v]
+        put(costs, state, v, q)
+    return length
+
+
+@inlined
+def _allowed(costs: BottleneckArrays, state: PlacementState, move: Move, length: int) -> bool:
+    """Whether a placement fits after a move. Only targets have gained bytes, and only nets of the
+    moved items can be out of order.
+    """
+    for k in range(length):
+        if state.held.used[move.target[k]] > costs.room[move.target[k]]:
+            return False
+        if costs.position.shape[0] > 0 and not in_order(costs, state, move.item[k]):
+            return False
+    return True
+
+
 @njit
-def annealed(
+def anneal(
     costs: BottleneckArrays, start: Ints, seed: int, moves: int, heat: float
 ) -> tuple[Ints, float]:
     """The best placement that simulated annealing meets, and its largest load in s.
@@ -261,40 +296,24 @@ def annealed(
     top, norm = height(state.load, count)
     extra = costs.cut * state.cuts[0]
     best, least, norm = start.copy(), top + extra, norm + extra
-    moved, target = np.zeros(items + 2, np.int64), np.zeros(items + 2, np.int64)
-    source = np.zeros(items + 2, np.int64)
-    contiguous, warm = costs.position.shape[0] > 0, heat * norm
+    none = np.zeros(items + 2, np.int64)
+    move = Move(none, none.copy(), none.copy())
+    warm = heat * norm
     for turn in range(moves):
         if turn % REFRESH == REFRESH - 1:
             state = placed(costs, state.on)
             norm = height(state.load, count)[1] + costs.cut * state.cuts[0]
-        length = chosen(costs, state, moved, target)
+        length = _draw(costs, state, move)
         if length == 0:
             continue
-        # The move is made as far as its items can run, and undone below if it is not kept. This
-        # stands here because a function of its own costs 8 % of the time.
-        allowed, done = True, 0
-        while allowed and done < length:
-            v, q = moved[done], target[done]
-            allowed = not np.isinf(costs.work[v, q])
-            if allowed:
-                source[done] = state.on[v]
-                put(costs, state, v, q)
-                done += 1
-        # Only targets have gained bytes, and only nets of the moved items can be out of order.
-        for k in range(done):
-            allowed = allowed and state.used[target[k]] <= costs.room[target[k]]
-            allowed = allowed and (not contiguous or in_order(costs, state, moved[k]))
-        kept = False
-        if allowed:
+        done, kept = _make(costs, state, move, length), False
+        if done == length and _allowed(costs, state, move, length):
             new_top, new_norm = height(state.load, count)
             extra = costs.cut * state.cuts[0]
             new_top, new_norm = new_top + extra, new_norm + extra
-            # The square makes the temperature fall fast at first; 1e-300 is for a norm of 0.
+            # The square makes the temperature fall fast at first.
             left = 1 - turn / moves
-            kept = new_norm <= norm or np.random.random() < np.exp(
-                (norm - new_norm) / (warm * left * left + 1e-300)
-            )
+            kept = new_norm <= norm or new_norm <= most_allowed(norm, warm * left * left)
         if kept:
             norm = new_norm
             if new_top < least * (1 - 1e-12):  # not by rounding alone
@@ -302,5 +321,5 @@ def annealed(
                 best[:] = state.on
         else:
             for k in range(done - 1, -1, -1):
-                put(costs, state, moved[k], source[k])
+                put(costs, state, move.item[k], move.source[k])
     return best, height(placed(costs, best).load, count)[0]

@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner.clusters.routes import fastest_way_s
+from planner.solvers.placement.coplacement import leader_of
 from planner.support.arrays import Floats
 
 SAME = 1e-9
@@ -144,16 +145,20 @@ def fits(problem: BottleneckProblem, on: Sequence[int]) -> bool:
     """
     if any(np.isinf(problem.work_s[v, p]) for v, p in enumerate(on)):
         return False
-    used = np.zeros(problem.num_devices)
-    for items, size in problem.kept:
-        for p in {on[v] for v in items}:
-            used[p] += size
-    if (used > problem.room_bytes).any():
+    if (_used_bytes(problem, on) > problem.room_bytes).any():
         return False
     if problem.order is None:
         return True
     place = {p: k for k, p in enumerate(problem.order)}
     return all(place[on[net.home]] <= place[on[v]] for net in problem.nets for v in net.readers)
+
+
+def _used_bytes(problem: BottleneckProblem, on: Sequence[int]) -> Floats:
+    """(D,) bytes that devices keep."""
+    used = np.zeros(problem.num_devices)
+    for items, size in problem.kept:
+        used[list({on[v] for v in items})] += size
+    return used
 
 
 def simple_bound_s(problem: BottleneckProblem) -> float:
@@ -167,6 +172,9 @@ def simple_bound_s(problem: BottleneckProblem) -> float:
 
     which is exact if devices differ by a factor.
     """
+    # Any y >= 0 is feasible for the dual of the program with split items, in which an item costs
+    # min_p y_p w_vp. Where devices differ by a factor, w_vp = w_v / c_p, this y counts a device by
+    # its speed: y_p w_vp is the same on all devices, and the bound is the work over all speeds.
     work = problem.work_s
     runs = np.isfinite(work)
     totals = np.where(runs, work, 0.0).sum(axis=0)
@@ -180,7 +188,7 @@ def simple_bound_s(problem: BottleneckProblem) -> float:
 # -------------------------------------------------------------------------------- reduction
 
 
-def contracted(
+def contract(
     problem: BottleneckProblem, limit_s: float
 ) -> tuple[BottleneckProblem, tuple[int, ...]]:
     """The problem with items merged that share a device in every placement with a bottleneck of at
@@ -191,15 +199,7 @@ def contracted(
     """
     into = tuple(range(problem.num_items))
     while True:
-        sizes = np.array([net.bytes for net in problem.nets], dtype=np.int64)
-        sent_s = fastest_way_s(problem.latency_s, problem.seconds_per_byte, sizes)
-        leader = list(range(problem.num_items))
-        for net, transfer_s in zip(problem.nets, sent_s.tolist(), strict=True):
-            if _cut_s(problem, net, transfer_s) > limit_s:
-                lowest = min(_leader(leader, v) for v in net.items)
-                for v in net.items:
-                    leader[_leader(leader, v)] = lowest
-        leaders = [_leader(leader, v) for v in range(problem.num_items)]
+        leaders = _leaders(problem, limit_s)
         rank = {v: k for k, v in enumerate(sorted(set(leaders)))}
         if len(rank) == problem.num_items:
             return problem, into
@@ -207,12 +207,17 @@ def contracted(
         problem, into = _merged(problem, step), tuple(step[v] for v in into)
 
 
-def _leader(leader: list[int], v: int) -> int:
-    """The item that stands for v's set."""
-    while leader[v] != v:
-        leader[v] = leader[leader[v]]
-        v = leader[v]
-    return v
+def _leaders(problem: BottleneckProblem, limit_s: float) -> list[int]:
+    """Per item, the lowest of those that it is merged with."""
+    sizes = np.array([net.bytes for net in problem.nets], dtype=np.int64)
+    sent_s = fastest_way_s(problem.latency_s, problem.seconds_per_byte, sizes)
+    leader = list(range(problem.num_items))
+    for net, transfer_s in zip(problem.nets, sent_s.tolist(), strict=True):
+        if _cut_s(problem, net, transfer_s) > limit_s:
+            lowest = min(leader_of(leader, v) for v in net.items)
+            for v in net.items:
+                leader[leader_of(leader, v)] = lowest
+    return [leader_of(leader, v) for v in range(problem.num_items)]
 
 
 def _cut_s(problem: BottleneckProblem, net: BottleneckNet, transfer_s: float) -> float:

@@ -44,10 +44,10 @@ from planner.solvers.bottleneck.model import (
 )
 from planner.solvers.engines.mip import Mip
 
-TOLD_APART = 3
+SYMMETRY_ITEMS_PER_DEVICE = 3
 """Heaviest items per device that (7) covers; every further one adds rows and rules out less."""
 
-TIDY = 0.03
+MEAN_WORK_WEIGHT = 0.03
 """Weight of the mean work beside the largest in a neighbourhood."""
 
 
@@ -194,7 +194,7 @@ def _symmetry(model: BottleneckProgram) -> None:
     heavy = heaviest_first(model.problem)
     # No placement is lost: `canonical` renames the devices of any.
     for alike in model.problem.alike:
-        told = heavy[: TOLD_APART * len(alike)]
+        told = heavy[: SYMMETRY_ITEMS_PER_DEVICE * len(alike)]
         for p, q in pairwise(alike):
             for k, v in enumerate(told):
                 heavier = {model.x[u][p]: -1.0 for u in told[:k]}
@@ -227,5 +227,5 @@ def neighbourhood(model: BottleneckProgram, on: Sequence[int], devices: Collecti
             continue
         for j, a in terms.items():
             if j != model.bottleneck:
-                objective[j] = objective.get(j, 0.0) + TIDY * a / len(devices)
+                objective[j] = objective.get(j, 0.0) + MEAN_WORK_WEIGHT * a / len(devices)
     return replace(mip, low=low, high=high, rows=rows, objective=objective)

@@ -1,7 +1,7 @@
 """The search for the placement with the smallest bottleneck (`model.py`).
 
     (1) simulated annealing from the best known placement                   `_annealed`
-    (2) items that no better placement parts are merged                     `contracted`
+    (2) items that no better placement parts are merged                     `contract`
     (3) neighbourhoods, solved exactly: the items of the busiest device (or of both ends of the
         busiest line) and of one other device are placed anew on these, until no neighbourhood
         helps                                                               `_improved`
@@ -25,12 +25,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner.artefacts.problem import Status
-from planner.solvers.bottleneck.kernels import BottleneckArrays, annealed
+from planner.solvers.bottleneck.kernels import BottleneckArrays, anneal
 from planner.solvers.bottleneck.model import (
     SAME,
     BottleneckProblem,
     bottleneck_s,
-    contracted,
+    contract,
     devices_of,
     fits,
     simple_bound_s,
@@ -53,7 +53,8 @@ from planner.solvers.engines.mip import (
     gurobi,
     highs,
 )
-from planner.solvers.graphs.downsets import csr
+from planner.solvers.placement.held_bytes import held_bytes
+from planner.support.arrays import csr, transposed
 from planner.support.brake import Brake, braked
 
 log = logging.getLogger(__name__)
@@ -61,8 +62,8 @@ log = logging.getLogger(__name__)
 HEATS = (0.001, 0.003, 0.01)
 """First temperatures of the annealing runs, each from the best placement so far."""
 
-MOVES_PER_S = 5_000
-"""Moves of each annealing run per second of the limit; a move takes 2 to 4 microseconds."""
+MOVES_PER_S = 15_000
+"""Moves of each annealing run per second of the limit; a move takes 0.4 to 0.7 microseconds."""
 
 CUT_SHARE = 1e-3
 """Cost of a cut net in annealing, as a share of the bound, where transfers overlap with computation
@@ -129,6 +130,7 @@ def solve(
     problem: BottleneckProblem,
     starts: Sequence[Sequence[int]],
     time_limit_s: float,
+    *,
     seed: int = 0,
     engine: Engine | None = None,
     brake: Brake | None = None,
@@ -178,7 +180,7 @@ def _annealed(
     """(1)."""
     costs, moves = _costs(problem), max(1, round(MOVES_PER_S * budget.limit_s))
     for k, heat in enumerate(HEATS):
-        best, _ = annealed(costs, np.array(on), budget.seed + k, moves, heat)
+        best, _ = anneal(costs, np.array(on), budget.seed + k, moves, heat)
         on = min(on, tuple(best.tolist()), key=lambda placement: bottleneck_s(problem, placement))
     return on
 
@@ -186,25 +188,13 @@ def _annealed(
 def _costs(problem: BottleneckProblem) -> BottleneckArrays:
     """The problem as arrays."""
     count = problem.num_items
-    in_nets: list[list[int]] = [[] for _ in range(count)]
-    for e, net in enumerate(problem.nets):
-        for v in net.items:
-            in_nets[v].append(e)
-    needs: list[list[int]] = [[] for _ in range(count)]
-    for s, (items, _) in enumerate(problem.kept):
-        for v in items:
-            needs[v].append(s)
-    net_start, net_item = csr([net.items for net in problem.nets])
-    in_start, in_net = csr(in_nets)
-    kept_start, kept = csr(needs)
+    nets = [net.items for net in problem.nets]
     crossing = np.array([net.crossing_s for net in problem.nets], dtype=np.float64)
     order = problem.order or ()
     return BottleneckArrays(
         work=np.ascontiguousarray(problem.work_s),
-        net_start=net_start,
-        net_item=net_item,
-        in_start=in_start,
-        in_net=in_net,
+        items=csr(nets),
+        nets=csr(transposed(nets, count)),
         crossing=crossing[:, None] * np.array(problem.pays, dtype=np.float64),
         net_bytes=np.array([net.bytes for net in problem.nets], dtype=np.float64),
         gradient=np.array([net.gradient for net in problem.nets], dtype=np.int64),
@@ -212,9 +202,7 @@ def _costs(problem: BottleneckProblem) -> BottleneckArrays:
         per_byte=np.ascontiguousarray(problem.seconds_per_byte),
         has_lines=problem.has_lines,
         cut=CUT_SHARE * simple_bound_s(problem) if _cuts_look_free(problem) else 0.0,
-        kept_start=kept_start,
-        kept=kept,
-        kept_bytes=np.array([size for _, size in problem.kept], dtype=np.float64),
+        held=held_bytes(problem.kept, count, whole=False),
         room=np.ascontiguousarray(problem.room_bytes, dtype=np.float64),
         position=np.argsort(order).astype(np.int64),
     )
@@ -233,7 +221,7 @@ def _improved(
     """(3), after (2)."""
     if problem.num_devices < 3:
         return on  # a neighbourhood would be the whole
-    small, into = contracted(problem, bottleneck_s(problem, on) * (1 + SAME))
+    small, into = contract(problem, bottleneck_s(problem, on) * (1 + SAME))
     if _entries(small) > MAX_ENTRIES:
         return on
     here, model = _small(on, into), program_of(small, symmetric=False)
@@ -321,19 +309,12 @@ def _proved(
     """(4), after (2): the whole program, from a placement if one is known."""
     bound_s = simple_bound_s(problem)
     limit_s = math.inf if on is None else bottleneck_s(problem, on) * (1 + SAME)
-    small, into = contracted(problem, limit_s)
-    # Without a placement a larger program is worth the time, if there is time to build it.
-    most = max(FEW_ENTRIES, (BUILT_PER_S if on is None else SOLVED_PER_S) * budget.limit_s)
-    if on is not None:
-        most = min(MAX_ENTRIES, most)
-    if _entries(small) > most:
+    small, into = contract(problem, limit_s)
+    if _entries(small) > _most_entries(on is not None, budget.limit_s):
         return BottleneckAnswer(Status.UNKNOWN if on is None else Status.FEASIBLE, on, bound_s)
     model = program_of(small, symmetric=True)
-    here = None if on is None else _small(on, into)
-    if here is not None and problem.order is None:
-        here = canonical(small, here)
     nodes = max(1, round(NODE_ENTRIES_PER_S * budget.limit_s / max(model.mip.size, 1)))
-    hint = {} if here is None else model.hint(here)
+    hint = {} if on is None else _hint(model, on, into)
     solved = budget.solve(model.mip, MipLimits(nodes, budget.seed), hint)
     if on is None and solved.status is Status.INFEASIBLE:
         return BottleneckAnswer(Status.INFEASIBLE, None, math.inf)
@@ -343,11 +324,26 @@ def _proved(
     known = [] if on is None else [on]
     if solved.values is not None:
         merged = model.placement(solved.values)
-        whole = tuple(merged[v] for v in into)
-        known += [whole] if fits(problem, whole) else []
+        known.append(tuple(merged[v] for v in into))
+    known = [placement for placement in known if fits(problem, placement)]
     if not known:
         return BottleneckAnswer(Status.UNKNOWN, None, bound_s)
     best = min(known, key=lambda placement: bottleneck_s(problem, placement))
     optimal = bottleneck_s(problem, best) <= bound_s * (1 + 2 * GAP)
     status = Status.OPTIMAL if optimal else Status.FEASIBLE
     return BottleneckAnswer(status, best, bound_s)
+
+
+def _most_entries(known: bool, limit_s: float) -> float:
+    """The coefficients of the largest whole program that is solved. Without a known placement a
+    larger one is worth the time, if there is time to build it.
+    """
+    if not known:
+        return max(FEW_ENTRIES, BUILT_PER_S * limit_s)
+    return min(MAX_ENTRIES, max(FEW_ENTRIES, SOLVED_PER_S * limit_s))
+
+
+def _hint(model: BottleneckProgram, on: Sequence[int], into: Sequence[int]) -> dict[int, float]:
+    """The values of a known placement, with the devices named as the program names them."""
+    here = _small(on, into)
+    return model.hint(canonical(model.problem, here) if model.problem.order is None else here)

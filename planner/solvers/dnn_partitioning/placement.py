@@ -55,7 +55,7 @@ def place(
     """
     problem, color = bottleneck_of(graph, num_devices, memory_bytes), colors(graph)
     starts = [_placement(known, color, num_devices)] if known else []
-    answer = bottleneck.solve(problem, starts, time_limit_s, seed, engine)
+    answer = bottleneck.solve(problem, starts, time_limit_s, seed=seed, engine=engine)
     stages: tuple[DnnStage, ...] = ()
     if answer.on is not None:
         nodes: dict[int, list[int]] = {}

@@ -38,8 +38,9 @@ from planner.solvers.dnn_partitioning.kernels import (
     open_cost,
     walk,
 )
-from planner.solvers.graphs.downsets import Downsets, csr, downsets, members, sums_behind, windowed
+from planner.solvers.graphs.downsets import Downsets, downsets, members, sums_behind, windowed
 from planner.solvers.graphs.windows import enumerated
+from planner.support.arrays import csr
 
 # Seconds, mostly.
 DEFAULT_MAX_DOWNSETS = 200_000

@@ -5,7 +5,7 @@ its variables, which is what makes M as small as it can be.
 
     (c1) f >= c if all l:      f + (c - L(f)) sum of ~l >= c, and nothing where L(f) >= c;
          f <= c is -f >= -c                                                       `_add_if`
-    (c2) some l:               sum of l >= 1; exactly one l: = 1                  `mip_of`
+    (c2) some l:               sum of l >= 1; exactly one l: = 1          `_add_constraint`
     (c3) intervals a, b that are there if l_a, l_b do not overlap: with o, whether a is first,
          start_b - start_a >= length_a if o, l_a, l_b;
          start_a - start_b >= length_b if ~o, l_a, l_b.
@@ -60,26 +60,32 @@ def mip_of(cp: Any) -> Mip:
         mip.variable(float(high), low=float(low), integer=high - low <= 1)
     starts: dict[tuple[str, str], int] = {}
     for one in proto.constraints:
-        given = list(one.enforcement_literal)
-        if one.has_linear():
-            _add_linear(mip, one.linear, given)
-        elif one.has_exactly_one():
-            form = _sum(one.exactly_one.literals)
-            mip.row(form.terms, 1.0 - form.constant, 1.0 - form.constant)
-        elif one.has_bool_or():
-            _add_if(mip, _sum(one.bool_or.literals), 1.0, given)
-        elif one.has_bool_and():
-            for literal in one.bool_and.literals:
-                _add_if(mip, _sum([literal]), 1.0, given)
-        elif one.has_no_overlap():
+        if one.has_no_overlap():
             intervals = [proto.constraints[k] for k in one.no_overlap.intervals]
             for first, second in combinations(intervals, 2):
                 _add_apart(mip, first, second, starts)
         elif not one.has_interval():
-            raise ValueError(f"no row says what this constraint does: {one}")
+            _add_constraint(mip, one)
     objective = zip(proto.objective.vars, proto.objective.coeffs, strict=True)
     mip.objective = {j: float(a) for j, a in objective}
     return mip
+
+
+def _add_constraint(mip: Mip, one: Any) -> None:
+    """(c1) and (c2)."""
+    given = list(one.enforcement_literal)
+    if one.has_linear():
+        _add_linear(mip, one.linear, given)
+    elif one.has_exactly_one():
+        form = _sum(one.exactly_one.literals)
+        mip.row(form.terms, 1.0 - form.constant, 1.0 - form.constant)
+    elif one.has_bool_or():
+        _add_if(mip, _sum(one.bool_or.literals), 1.0, given)
+    elif one.has_bool_and():
+        for literal in one.bool_and.literals:
+            _add_if(mip, _sum([literal]), 1.0, given)
+    else:
+        raise ValueError(f"no row says what this constraint does: {one}")
 
 
 def _sum(literals: Iterable[int]) -> _Form:

@@ -112,17 +112,7 @@ def highs(mip: Mip, limits: MipLimits, hint: Terms, brake: Brake) -> Answer:
     from ortools.math_opt.python import mathopt
     from ortools.math_opt.solvers import highs_pb2
 
-    model = mathopt.Model()
-    variables = [
-        model.add_variable(lb=low, ub=high, is_integer=integer)
-        for low, high, integer in zip(mip.low, mip.high, mip.integer, strict=True)
-    ]
-    for terms, low, high in mip.rows:
-        row = model.add_linear_constraint(lb=low, ub=high)
-        for j, a in terms.items():
-            row.set_coefficient(variables[j], a)
-    for j, c in mip.objective.items():
-        model.objective.set_linear_coefficient(variables[j], c)
+    model, variables = _mathopt_model(mip)
     starts = mathopt.ModelSolveParameters()
     if hint:
         known = {variables[j]: value for j, value in hint.items()}
@@ -157,6 +147,24 @@ def highs(mip: Mip, limits: MipLimits, hint: Terms, brake: Brake) -> Answer:
     if reason in infeasible:
         return Answer(Status.INFEASIBLE, None, math.inf)
     return Answer(Status.UNKNOWN, None, bound)
+
+
+def _mathopt_model(mip: Mip) -> tuple[Any, list[Any]]:
+    """A program as MathOpt's, with its variables."""
+    from ortools.math_opt.python import mathopt
+
+    model = mathopt.Model()
+    variables = [
+        model.add_variable(lb=low, ub=high, is_integer=integer)
+        for low, high, integer in zip(mip.low, mip.high, mip.integer, strict=True)
+    ]
+    for terms, low, high in mip.rows:
+        row = model.add_linear_constraint(lb=low, ub=high)
+        for j, a in terms.items():
+            row.set_coefficient(variables[j], a)
+    for j, c in mip.objective.items():
+        model.objective.set_linear_coefficient(variables[j], c)
+    return model, variables
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planner.support.arrays import Floats, Ints, Masks
+from planner.support.arrays import Floats, Ints, Masks, csr
 from planner.support.jit import inner, njit
 
 WORD_BITS = 64
@@ -42,18 +42,6 @@ class Downsets(NamedTuple):
     start: Ints
     cover: Ints
     added: Ints
-
-
-def csr(rows: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:
-    """Lists of nodes as two arrays: row v is items[start[v]:start[v + 1]].
-
-    Returns:
-        start (N + 1,) and items (sum of the lengths,).
-    """
-    start = np.zeros(len(rows) + 1, dtype=np.int64)
-    np.cumsum([len(row) for row in rows], out=start[1:])
-    items = np.fromiter((v for row in rows for v in row), dtype=np.int64, count=int(start[-1]))
-    return start, items
 
 
 def successors(predecessors: Sequence[Sequence[int]]) -> list[list[int]]:

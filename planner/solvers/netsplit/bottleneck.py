@@ -52,7 +52,7 @@ def solve(
     if start is not None:
         whole = grouped(instance, start)
         starts.append([whole[group[0]] for group in instance.groups])
-    answer = bottleneck.solve(problem, starts, time_limit_s, seed, engine, brake)
+    answer = bottleneck.solve(problem, starts, time_limit_s, seed=seed, engine=engine, brake=brake)
     bound_s = answer.bound_s if math.isfinite(answer.bound_s) else None
     if answer.on is None:
         return EngineAnswer(
@@ -70,15 +70,13 @@ def bottleneck_of(
 ) -> BottleneckProblem:
     """The problem of an instance; order as `solve`."""
     problem = _problem_of(instance.problem, instance.group_of)
-    alone = (((g,), size) for g, size in enumerate(instance.alone_bytes) if size)
-    kept = [*alone, *sorted(instance.together_bytes.items())]
     return BottleneckProblem(
         work_s=problem.work_s,
         nets=problem.nets,
         pays=problem.pays,
         latency_s=problem.latency_s,
         seconds_per_byte=problem.seconds_per_byte,
-        kept=tuple((groups, float(size)) for groups, size in kept),
+        kept=tuple((groups, float(size)) for groups, size in instance.kept if size),
         room_bytes=instance.problem.capacity_bytes.astype(np.float64),
         alike=instance.alike,
         order=None if order is None else tuple(order),

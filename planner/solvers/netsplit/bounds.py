@@ -29,15 +29,14 @@ Source: this project's; (h2) is the energetic reasoning of Baptiste, Le Pape and
 Constraint-Based Scheduling, 2001, ch. 3, on chains of sets.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from planner.clusters.routes import fastest_way_s
 from planner.solvers.netsplit.model import NetSplitInstance
-from planner.solvers.netsplit.search_arrays import Ragged, ragged
-from planner.support.arrays import Ints
+from planner.support.arrays import Csr, Ints, csr
 from planner.support.jit import inner, njit
 from planner.support.memo import remembered
 
@@ -69,10 +68,11 @@ class PhaseBounds:
 
 
 @dataclass(frozen=True, slots=True)
-class JointBounds:
-    """The bounds of both phases together, in ticks.
+class SubproblemBounds:
+    """The bounds of some operators alone, or of all, in ticks.
 
     Attributes:
+        phases: of forwards and of backwards.
         before: (N,) J of `windows.py`: least ticks before the forward of an operator plus behind
             its backward; behind: (N,) K: behind its forward plus before its backward.
         least: lower bound of F + B.
@@ -80,20 +80,20 @@ class JointBounds:
             forwards, plus from the start of v to the end of u backwards.
     """
 
+    phases: tuple[PhaseBounds, ...]
     before: tuple[int, ...]
     behind: tuple[int, ...]
     least: int
     between: Mapping[tuple[int, int], int] = field(default_factory=dict)
 
 
-def joint_bounds_of(bounds: Sequence[PhaseBounds]) -> JointBounds:
-    """The joint bounds that follow from each phase alone.
-
-    Args:
-        bounds: of forwards and of backwards.
-    """
-    forward, backward = bounds
-    return JointBounds(
+def subproblem_bounds_of(instance: NetSplitInstance) -> SubproblemBounds:
+    """The bounds that follow from each phase alone."""
+    forward, backward = phases = tuple(
+        phase_bounds_of(instance, backward=backward) for backward in (False, True)
+    )
+    return SubproblemBounds(
+        phases,
         tuple(h + t for h, t in zip(forward.head, backward.tail, strict=True)),
         tuple(t + h for t, h in zip(forward.tail, backward.head, strict=True)),
         forward.least + backward.least,
@@ -160,7 +160,7 @@ def _longest(ticks: Ints, ways: Iterable[tuple[int, int]], *, backward: bool) ->
     return max(end)
 
 
-def _lists(ways: dict[tuple[int, int], int], num: int) -> tuple[Ragged, Ints, Ragged]:
+def _lists(ways: dict[tuple[int, int], int], num: int) -> tuple[Csr, Ints, Csr]:
     """The operators that feed each one, with c of each; and the operators that it feeds."""
     feeds: list[list[int]] = [[] for _ in range(num)]
     reads: list[list[int]] = [[] for _ in range(num)]
@@ -168,12 +168,12 @@ def _lists(ways: dict[tuple[int, int], int], num: int) -> tuple[Ragged, Ints, Ra
         feeds[j].append(i)
         reads[i].append(j)
     away = [ways[i, j] for j, before in enumerate(feeds) for i in before]
-    return ragged(feeds), np.array(away, dtype=np.int64), ragged(reads)
+    return csr(feeds), np.array(away, dtype=np.int64), csr(reads)
 
 
 @njit
 def _heads(
-    ticks: Ints, groups: Ints, feeds: Ragged, away: Ints, reads: Ragged, devices: int, marks: int
+    ticks: Ints, groups: Ints, feeds: Csr, away: Ints, reads: Csr, devices: int, marks: int
 ) -> Ints:
     """(N,) heads; every operator has a larger number than those that feed it.
 
@@ -202,7 +202,7 @@ def _heads(
 
 
 @inner
-def _by_feeds(j: int, ticks: Ints, feeds: Ragged, away: Ints, head: Ints) -> int:
+def _by_feeds(j: int, ticks: Ints, feeds: Csr, away: Ints, head: Ints) -> int:
     """(h1)."""
     first, last = feeds.start[j], feeds.start[j + 1]
     before = feeds.values[first:last]
@@ -248,16 +248,19 @@ def _by_work(
             if way[i] < levels[level]:
                 continue
             work += ticks[i]
+            # Each level counts its groups anew, without clearing `seen`.
             if seen[groups[i]] != level:
                 seen[groups[i]] = level
                 num_groups += 1
-            # Heads fall, so the newest head is the least, and the D least are the D newest.
+            # Heads fall, so the newest head is the least, and the D least are the D newest: they
+            # shift by one place instead of being sorted in.
             least_heads[1:] = least_heads[:-1].copy()
             least_heads[0] = head[i]
             _insert(least_ways, min(count, devices), way[i])
             count += 1
             total, least = np.int64(work), np.int64(NONE)
-            # On k + 1 devices: as many first and last operators, each on a device of its own.
+            # On k + 1 devices the set has as many first operators, and as many last ones: each
+            # device has its own, so they are different, and their groups are, too.
             for k in range(min(count, devices, num_groups)):
                 total += least_heads[k] + least_ways[k]
                 least = min(least, (total + k) // (k + 1))  # rounded up: ticks are whole

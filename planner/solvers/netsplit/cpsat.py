@@ -38,12 +38,7 @@ from dataclasses import dataclass, replace
 from planner.artefacts.problem import Status
 from planner.solvers.engines.mip import Answer
 from planner.solvers.engines.watch import INTERRUPTED, SearchWatch, interruptible
-from planner.solvers.netsplit.bounds import (
-    JointBounds,
-    PhaseBounds,
-    joint_bounds_of,
-    phase_bounds_of,
-)
+from planner.solvers.netsplit.bounds import SubproblemBounds, subproblem_bounds_of
 from planner.solvers.netsplit.cpsat_call import (
     CONSTRAINTS_PER_S,
     CROWDED_PER_S,
@@ -54,9 +49,8 @@ from planner.solvers.netsplit.cpsat_call import (
 )
 from planner.solvers.netsplit.cpsat_model import (
     CpSatModel,
-    CpSatPhase,
     add_apart,
-    add_joint,
+    add_both,
     add_phase,
     add_sent,
     add_transfers,
@@ -160,9 +154,7 @@ class _FullSearch:
 
     Attributes:
         known: the best schedule.
-        bounds: of forwards and of backwards, raised by the steps.
-        total: lower bound of F + B.
-        joint: bounds of both phases together.
+        bounds: raised by the steps.
         kept: the placement of a step without (7), if it fits.
         infeasible: whether no placement fits.
     """
@@ -170,9 +162,7 @@ class _FullSearch:
     instance: NetSplitInstance
     budget: SearchBudget
     known: KnownPlacement
-    bounds: list[PhaseBounds]
-    total: int
-    joint: JointBounds
+    bounds: SubproblemBounds
     kept: tuple[int, ...] | None = None
     infeasible: bool = False
 
@@ -180,7 +170,7 @@ class _FullSearch:
     def crowded(self) -> bool:
         """Whether a phase is crowded, and there are many placements."""
         many = len(self.instance.groups) > FEW_OPERATORS
-        return many and any(bounds.crowded for bounds in self.bounds)
+        return many and any(phase.crowded for phase in self.bounds.phases)
 
     @property
     def linked(self) -> bool:
@@ -205,6 +195,7 @@ def solve(
     seed: int = 0,
     gap: float = 0.0,
     brake: Brake | None = None,
+    prove: bool = True,
 ) -> EngineAnswer:
     """The best placement that a search from a known one finds.
 
@@ -214,58 +205,69 @@ def solve(
         seed: seed of all random choices.
         gap: (latency - bound) / bound at which the search may end.
         brake: of the search that this is a part of; None where it is the whole.
+        prove: whether a better bound is worth time. Else, in graphs of many operators, all of it is
+            that of the local search.
     """
     with braked(time_limit_s) as own:
         watch = SearchWatch(log, instance.tick_s, gap, brake or own)
         with interruptible(watch):
             budget = SearchBudget.begun(watch, time_limit_s, seed)
-            answer = (_relaxed if instance.relaxed else _full)(instance, budget, start)
+            if instance.relaxed:
+                answer = _relaxed(instance, budget, start)
+            else:
+                answer = _full(instance, budget, start, prove=prove)
     if watch.interrupted:
         return replace(answer, reproducible=False, note=INTERRUPTED)
     return replace(answer, reproducible=not watch.cut)
 
 
 def _full(
-    instance: NetSplitInstance, budget: SearchBudget, start: Sequence[int] | None
+    instance: NetSplitInstance, budget: SearchBudget, start: Sequence[int] | None, *, prove: bool
 ) -> EngineAnswer:
     """Local search, windows, then the steps; the local search alone, where the models of the steps
-    are too large to be built in the limit.
+    are too large to be built in the limit, or nothing has to be proved.
     """
-    build_s = num_constraints(instance, _BOTH, channels=False) / CONSTRAINTS_PER_S
-    if instance.problem.shared:
-        placements = instance.problem.num_operators * instance.problem.num_devices
-        build_s += placements / LINKED_PER_S
-    too_large = build_s > MAX_BUILD * budget.whole_s
-    if start is None and too_large:
-        return EngineAnswer(Status.UNKNOWN, None, math.inf, None)
+    too_large = _build_s(instance) > MAX_BUILD * budget.whole_s
     if start is None:
+        if too_large:
+            return EngineAnswer(Status.UNKNOWN, None, math.inf, None)
         fitting = _near(instance, heft.place(instance.problem), budget)
         if fitting is Status.INFEASIBLE:
             return EngineAnswer(Status.INFEASIBLE, None, math.inf, None)
         start = None if isinstance(fitting, Status) else fitting
-    bounds = [phase_bounds_of(instance, backward=backward) for backward in _BOTH]
-    joint = joint_bounds_of(bounds)
-    search = _FullSearch(
-        instance, budget, known_placement_of(instance, start), bounds, joint.least, joint
-    )
-    budget.watch.see(bound=search.total)
-    if search.known.fits:
-        budget.watch.see(search.known.latest)
+    known = known_placement_of(instance, start)
+    search = _FullSearch(instance, budget, known, subproblem_bounds_of(instance))
+    budget.watch.see(bound=search.bounds.least)
+    alone = not prove and known.fits and instance.problem.num_operators > FEW_OPERATORS
+    if known.fits:
+        budget.watch.see(known.latest)
         share = CROWDED_SHARE if search.crowded else SEARCH_SHARE
         budget.per_s = _per_s(search)
-        search.known = _improved(search, search.known, share)
-    if too_large:
-        return _answer(search)
+        search.known = _improved(search, known, 1.0 if alone else share)
+    if not too_large and not alone:
+        _prove(search)
+    return _answer(search)
+
+
+def _build_s(instance: NetSplitInstance) -> float:
+    """Seconds of the limit that building the models of the steps takes."""
+    build_s = num_constraints(instance, _BOTH, channels=False) / CONSTRAINTS_PER_S
+    if instance.problem.shared:
+        placements = instance.problem.num_operators * instance.problem.num_devices
+        build_s += placements / LINKED_PER_S
+    return build_s
+
+
+def _prove(search: _FullSearch) -> None:
+    """Spans or windows, then the steps."""
     if search.linked:
         _between_cuts(search)
-    elif len(instance.groups) > FEW_OPERATORS and not budget.watch.done:
-        search.bounds, search.joint = windowed(instance, bounds, budget, WINDOWS_SHARE)
-        search.total = search.joint.least
-        budget.watch.see(bound=search.total)
+    elif len(search.instance.groups) > FEW_OPERATORS and not search.budget.watch.done:
+        search.bounds = windowed(search.instance, search.bounds, search.budget, WINDOWS_SHARE)
+        search.budget.watch.see(bound=search.bounds.least)
     for step in _STEPS:
-        if search.asks(step) and not budget.watch.done:
+        if search.asks(step) and not search.budget.watch.done:
             _climb(search, step)
-    return _answer(search)
 
 
 def _between_cuts(search: _FullSearch) -> None:
@@ -274,10 +276,9 @@ def _between_cuts(search: _FullSearch) -> None:
     everything = range(instance.problem.num_operators)
 
     def learn(spans: list[Span]) -> None:
-        bounds, search.joint = joined(instance, everything, spans)
-        search.bounds = list(bounds)
-        search.total = max(search.total, search.joint.least)
-        budget.watch.see(bound=search.total)
+        bounds = joined(instance, everything, spans)
+        search.bounds = replace(bounds, least=max(search.bounds.least, bounds.least))
+        budget.watch.see(bound=search.bounds.least)
 
     spans = spanned(instance, budget, SPANS_SHARE)
     learn(spans)
@@ -317,7 +318,6 @@ def _mended(search: _FullSearch, spans: Sequence[Span], share: float) -> KnownPl
             budget.seed,
             watch,
             search.bounds,
-            search.joint,
             [span.operators for span in spans],
         ),
     )
@@ -338,12 +338,12 @@ def _climb(search: _FullSearch, step: _ProofStep) -> None:
         budget.left_s -= build_s
         at_once = step.near or worst <= (1 + 2 * rise) * _least(search, step)
         max_ticks = worst if at_once else int((1 + rise) * _least(search, step))
-        model, phases = _model(search, step, max_ticks)
-        answer = _solved(search, step, model, phases, 1 - until_s / budget.left_s)
+        model = _model(search, step, max_ticks)
+        answer = _solved(search, step, model, 1 - until_s / budget.left_s)
         if answer.status is not Status.INFEASIBLE or max_ticks == worst:
             _learn(search, step, answer)
-            if len(phases) == 2 and answer.values is not None:
-                _adopt(search, step, model, phases, answer.values)
+            if len(step.phases) == 2 and answer.values is not None:
+                _adopt(search, step, model, answer.values)
             return
         # Steps that climb keep no placement: their models are relaxations of the whole one.
         _raise(search, step, max_ticks + 1)
@@ -353,7 +353,8 @@ def _climb(search: _FullSearch, step: _ProofStep) -> None:
 
 def _least(search: _FullSearch, step: _ProofStep) -> int:
     """The lower bound of a step's objective, in ticks."""
-    return search.total if len(step.phases) == 2 else search.bounds[step.phases[0]].least
+    bounds = search.bounds
+    return bounds.least if len(step.phases) == 2 else bounds.phases[step.phases[0]].least
 
 
 def _worst(search: _FullSearch, step: _ProofStep) -> int:
@@ -361,19 +362,20 @@ def _worst(search: _FullSearch, step: _ProofStep) -> int:
     known = search.known
     worst = known.latest - 1 if known.fits else known.latest
     if len(step.phases) == 1:
-        worst -= search.bounds[not step.phases[0]].least
+        worst -= search.bounds.phases[not step.phases[0]].least
     return worst
 
 
 def _raise(search: _FullSearch, step: _ProofStep, least: int) -> None:
     """Takes in a lower bound of a step's objective."""
+    phases = list(search.bounds.phases)
     if len(step.phases) == 1:
         which = step.phases[0]
-        least = max(least, search.bounds[which].least)
-        search.bounds[which] = replace(search.bounds[which], least=least)
-        least = sum(bounds.least for bounds in search.bounds)
-    search.total = max(search.total, least)
-    search.budget.watch.see(bound=search.total)
+        phases[which] = replace(phases[which], least=max(least, phases[which].least))
+        least = sum(phase.least for phase in phases)
+    least = max(search.bounds.least, least)
+    search.bounds = replace(search.bounds, phases=tuple(phases), least=least)
+    search.budget.watch.see(bound=least)
 
 
 def _learn(search: _FullSearch, step: _ProofStep, answer: Answer) -> None:
@@ -382,29 +384,25 @@ def _learn(search: _FullSearch, step: _ProofStep, answer: Answer) -> None:
         search.infeasible = not search.known.fits
         # Nothing is better than the best schedule; of a kept placement that says nothing.
         if search.known.fits and not step.kept:
-            search.total = search.known.latest
-            search.budget.watch.see(bound=search.total)
+            search.bounds = replace(search.bounds, least=search.known.latest)
+            search.budget.watch.see(bound=search.bounds.least)
     elif not step.kept:
         _raise(search, step, int(answer.bound))
 
 
 def _adopt(
-    search: _FullSearch,
-    step: _ProofStep,
-    model: CpSatModel,
-    phases: Sequence[CpSatPhase],
-    values: Sequence[float],
+    search: _FullSearch, step: _ProofStep, model: CpSatModel, values: Sequence[float]
 ) -> None:
     """Takes in a step's schedule if the step had (7), else its placement, timed anew if it fits."""
     if step.channels:
-        _take(search, schedule_in(model, phases, values))
+        _take(search, schedule_in(model, values))
         return
     device_of = model.device_of(values)
     if overflow(search.instance, device_of) <= 0:
         search.kept = device_of
         forward, backward = (
             [int(phase.starts(values)[OPERATOR, i]) for i in range(len(device_of))]
-            for phase in phases
+            for phase in model.phases
         )
         near = timed(search.instance, device_of, forward, backward)
         _take(search, _improved(search, near, POLISH_SHARE))
@@ -417,9 +415,7 @@ def _take(search: _FullSearch, new: KnownPlacement) -> None:
     search.budget.watch.see(search.known.latest)
 
 
-def _model(
-    search: _FullSearch, step: _ProofStep, max_ticks: int
-) -> tuple[CpSatModel, list[CpSatPhase]]:
+def _model(search: _FullSearch, step: _ProofStep, max_ticks: int) -> CpSatModel:
     """A step's model.
 
     Args:
@@ -431,35 +427,22 @@ def _model(
     add_apart(model)
     if step.channels:
         add_sent(model)
-    phases = []
-    for backward in step.phases:
-        # It leaves the other phase at least that one's bound.
-        beside = search.bounds[not backward].least if len(step.phases) == 2 else 0
-        phase = add_phase(model, search.bounds[backward], max_ticks - beside, backward=backward)
-        phases.append(phase)
-        if step.channels:
-            add_transfers(phase)
-    ends = sum(phase.end for phase in phases)
-    if len(phases) == 2:
-        model.cp.add_linear_constraint(ends, search.total, max_ticks)
-        add_joint(model, phases, search.joint)
-    model.cp.minimize(ends)
-    return model, phases
+    if len(step.phases) == 2:
+        add_both(model, search.bounds, max_ticks, add_transfers if step.channels else None)
+    else:
+        (backward,) = step.phases
+        phase = add_phase(model, search.bounds.phases[backward], max_ticks, backward=backward)
+        model.cp.minimize(phase.end)
+    return model
 
 
-def _solved(
-    search: _FullSearch,
-    step: _ProofStep,
-    model: CpSatModel,
-    phases: Sequence[CpSatPhase],
-    share: float,
-) -> Answer:
+def _solved(search: _FullSearch, step: _ProofStep, model: CpSatModel, share: float) -> Answer:
     """The answer for a step's model.
 
     Args:
         share: largest share of the budget's rest.
     """
-    besides = search.bounds[not step.phases[0]].least if len(phases) == 1 else 0
+    besides = search.bounds.phases[not step.phases[0]].least if len(step.phases) == 1 else 0
     return call(
         model,
         search.budget,
@@ -500,13 +483,13 @@ def _near(
 def _answer(search: _FullSearch) -> EngineAnswer:
     """The best schedule, with the bound."""
     known, tick_s = search.known, search.instance.tick_s
-    bound_s = max(0.0, search.total * tick_s - search.instance.lost_s)
+    bound_s = max(0.0, search.bounds.least * tick_s - search.instance.lost_s)
     if search.infeasible:
         return EngineAnswer(Status.INFEASIBLE, None, math.inf, None)
     if not known.fits or known.schedule is None:
         return EngineAnswer(Status.UNKNOWN, None, math.inf, bound_s)
     return EngineAnswer(
-        Status.OPTIMAL if known.latest <= search.total else Status.FEASIBLE,
+        Status.OPTIMAL if known.latest <= search.bounds.least else Status.FEASIBLE,
         known.device_of,
         known.latest * tick_s,
         bound_s,

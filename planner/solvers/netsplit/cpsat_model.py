@@ -20,12 +20,12 @@ Source: Perron and Didier, OR-Tools CP-SAT; NetSplit, Nanjing 2023.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, permutations
 from typing import Any
 
-from planner.solvers.netsplit.bounds import JointBounds, PhaseBounds, edges_of
+from planner.solvers.netsplit.bounds import PhaseBounds, SubproblemBounds, edges_of
 from planner.solvers.netsplit.jobs import OPERATOR, Job, Resource, occupied_by, retimed
 from planner.solvers.netsplit.model import (
     KnownPlacement,
@@ -47,6 +47,10 @@ Items = dict[tuple[int, ...], list[Any]]
 """By resource, the intervals of the jobs that may occupy it."""
 
 
+ONE_HALF = 0.5
+"""Engines of linear programs give a little less than 1 for 1."""
+
+
 @dataclass(slots=True)
 class CpSatModel:
     """The model while it is built.
@@ -56,6 +60,7 @@ class CpSatModel:
         known: where the groups are that are not free; its schedule is the hint, if it has one.
         x: x[g][p] of free groups; z: z[g, h], g < h.
         sent: y[t, q][p] by tensor and target, of all that may be sent; empty without (7).
+        phases: those that have been added.
         hints: values of the known placement and its schedule.
     """
 
@@ -65,6 +70,7 @@ class CpSatModel:
     x: dict[int, list[Any]]
     z: dict[tuple[int, int], Any] = field(default_factory=dict)
     sent: dict[Job, dict[int, Literal]] = field(default_factory=dict)
+    phases: list["CpSatPhase"] = field(default_factory=list)
     hints: list[tuple[Any, int]] = field(default_factory=list)
 
     def free(self, i: int) -> bool:
@@ -89,10 +95,6 @@ class CpSatModel:
             for i in self.instance.groups[g]:
                 where[i] = here
         return tuple(where)
-
-
-ONE_HALF = 0.5
-"""Engines of linear programs give a little less than 1 for 1."""
 
 
 def num_constraints(instance: NetSplitInstance, phases: Sequence[bool], *, channels: bool) -> int:
@@ -154,12 +156,17 @@ def model_of(
     if memory:
         _add_memory(model)
     if groups is None and not instance.relaxed:
-        # No placement is lost: swap alike devices until their first groups ascend.
-        for alike in instance.alike:  # (9)
-            for p, q in pairwise(alike):
-                for g, row in model.x.items():
-                    cp.add_bool_or([model.x[h][p] for h in range(g)]).only_enforce_if(row[q])
+        _name_devices(model)
     return model
+
+
+def _name_devices(model: CpSatModel) -> None:
+    """(9). No placement is lost: swap alike devices until their first groups ascend."""
+    for alike in model.instance.alike:
+        for p, q in pairwise(alike):
+            for g, row in model.x.items():
+                before = [model.x[h][p] for h in range(g)]
+                model.cp.add_bool_or(before).only_enforce_if(row[q])
 
 
 def keep(model: CpSatModel, device_of: Sequence[int]) -> None:
@@ -170,7 +177,7 @@ def keep(model: CpSatModel, device_of: Sequence[int]) -> None:
 
 def _add_memory(model: CpSatModel) -> None:
     """(8), left out for devices that everything fits on."""
-    instance, cp, where = model.instance, model.cp, model.known.device_of
+    instance, cp = model.instance, model.cp
     kept: list[tuple[tuple[int, ...], int]] = [
         ((g,), size) for g, size in enumerate(instance.alone_bytes)
     ]
@@ -179,22 +186,25 @@ def _add_memory(model: CpSatModel) -> None:
     for p, room in enumerate(instance.problem.capacity_bytes):
         if everything <= room:
             continue
-        use: list[Any] = []
-        for groups, size in kept:
-            free = [g for g in groups if g in model.x]
-            if any(where[instance.groups[g][0]] == p for g in groups if g not in model.x):
-                use.append(size)
-            elif len(free) == 1:
-                use.append(size * model.x[free[0]][p])
-            elif free:
-                held = cp.new_bool_var("")
-                # One direction is enough: to say that bytes are held that nobody needs only costs
-                # room.
-                for g in free:
-                    cp.add_implication(model.x[g][p], held)
-                use.append(size * held)
+        use = [_held(model, groups, size, p) for groups, size in kept]
         if not all(isinstance(part, int) for part in use):
             cp.add(sum(use) <= int(room))
+
+
+def _held(model: CpSatModel, groups: Sequence[int], size: int, p: int) -> Any:
+    """The bytes that a device holds if it has one of some groups."""
+    instance, where = model.instance, model.known.device_of
+    fixed = [where[instance.groups[g][0]] for g in groups if g not in model.x]
+    free = [model.x[g][p] for g in groups if g in model.x]
+    if p in fixed or not free:
+        return size * (p in fixed)
+    if len(free) == 1:
+        return size * free[0]
+    held = model.cp.new_bool_var("")
+    # One direction is enough: to say that bytes are held that nobody needs only costs room.
+    for one in free:
+        model.cp.add_implication(one, held)
+    return size * held
 
 
 def add_apart(model: CpSatModel) -> None:
@@ -230,31 +240,30 @@ def add_sent(model: CpSatModel) -> None:
         certain = {known[j] for j in readers if not model.free(j)}
         homes = devices if model.free(i) else (known[i],)
         for q in devices if free else sorted(certain):
-            sent = {}
-            for p in homes:
-                if p == q:
-                    continue
-                home = model.on(i, p)
-                if q in certain:
-                    sent[p] = home
-                    continue
-                sent[p] = y = model.cp.new_bool_var("")
-                model.hints.append((y, int(known[i] == p and any(known[j] == q for j in free))))
-                _add_sent(model, y, home, [model.on(j, q) for j in free])
+            # Where a fixed reader is on q, the tensor is sent there from wherever it is made.
+            sent = {
+                p: model.on(i, p) if q in certain else _add_sent(model, i, free, p, q)
+                for p in homes
+                if p != q
+            }
             if sent:
                 model.sent[t, q] = sent
 
 
-def _add_sent(model: CpSatModel, y: Any, home: Literal, read: Sequence[Any]) -> None:
-    """(3) in both directions: y only if the producer is at home and a reader there, and then
-    always.
+def _add_sent(model: CpSatModel, i: int, readers: Sequence[int], p: int, q: int) -> Any:
+    """The variable y of a tensor of i, with (3) in both directions: only if i is on p and a reader
+    on q, and then always.
     """
+    cp, known, y = model.cp, model.known.device_of, model.cp.new_bool_var("")
+    home, read = model.on(i, p), [model.on(j, q) for j in readers]
+    model.hints.append((y, int(known[i] == p and any(known[j] == q for j in readers))))
     away = [] if home is True else [~home]
     if home is not True:
-        model.cp.add_implication(y, home)
-    model.cp.add_bool_or(*read, ~y)
+        cp.add_implication(y, home)
+    cp.add_bool_or(*read, ~y)
     for there in read:
-        model.cp.add_bool_or(*away, ~there, y)
+        cp.add_bool_or(*away, ~there, y)
+    return y
 
 
 def _far_readers(instance: NetSplitInstance, t: int) -> list[int]:
@@ -331,16 +340,16 @@ def add_phase(
     *,
     backward: bool,
     mirrored: bool = False,
-    fixed: FixedJobs | None = None,
+    fixed: FixedJobs = FixedJobs(),
 ) -> CpSatPhase:
     """(2), (6), and (4) or (5) without transfers that wait for each other.
 
     Args:
         most: upper limit of the phase's end.
         mirrored: whether the phase is read from its end.
-        fixed: the jobs that are not free in time; None if all are.
+        fixed: the jobs that are not free in time.
     """
-    instance, cp, fixed = model.instance, model.cp, fixed or FixedJobs()
+    instance, cp = model.instance, model.cp
     ticks = instance.backward if backward else instance.forward
     # (a): heads, tails and the least end.
     end = cp.new_int_var(bounds.least, most, "")
@@ -363,6 +372,7 @@ def add_phase(
         for p, taken in enumerate(ticks[i].tolist()):
             _occupy(phase, items, (p, p), phase.start[OPERATOR, i], taken, model.on(i, p))
     keep_apart(phase, items)  # (6)
+    model.phases.append(phase)
     return phase
 
 
@@ -391,9 +401,7 @@ def _wait_for_data(phase: CpSatPhase, i: int, j: int, t: int) -> None:
     size, devices = model.instance.problem.tensors[t].bytes, range(phase.ticks.shape[1])
     ways = {
         (p, q): transfer_ticks(model.instance, size, *((q, p) if phase.mirrored else (p, q)))
-        for p in devices
-        for q in devices
-        if p != q
+        for p, q in permutations(devices, 2)
     }
     # (b) has no condition, so it propagates before the devices are known; a condition is needed
     # only for paths that take longer than the fastest.
@@ -483,26 +491,49 @@ def _send(phase: CpSatPhase, job: Job, ticks: int, is_sent: Literal) -> None:
         wait(phase, phase.start[job] + ticks, (OPERATOR, j), is_sent, there)
 
 
-def add_joint(model: CpSatModel, phases: Sequence[CpSatPhase], joint: JointBounds) -> None:
+def add_both(
+    model: CpSatModel,
+    bounds: SubproblemBounds,
+    most: int,
+    transfers: Callable[[CpSatPhase], None] | None = None,
+    fixed: Sequence[FixedJobs] = (FixedJobs(), FixedJobs()),
+) -> None:
+    """Both phases, each within what the other one leaves of the limit, with F + B as the objective.
+
+    Args:
+        most: upper limit of F + B, at least its bound.
+        transfers: adds those of a phase: `add_transfers` or `cpsat_ports.add_ports`.
+        fixed: by phase, the jobs that are not free in time.
+    """
+    for backward in (False, True):
+        rest, own = most - bounds.phases[not backward].least, bounds.phases[backward]
+        phase = add_phase(model, own, rest, backward=backward, fixed=fixed[backward])
+        if transfers is not None:
+            transfers(phase)
+    ends = sum(phase.end for phase in model.phases)
+    model.cp.add_linear_constraint(ends, bounds.least, most)
+    _add_joint(model, bounds)
+    model.cp.minimize(ends)
+
+
+def _add_joint(model: CpSatModel, bounds: SubproblemBounds) -> None:
     """The least ticks before each operator in both phases together, behind it, and between some;
     of operators that are late in no phase.
     """
-    there, back = phases
+    there, back = model.phases
     num = model.instance.problem.num_operators
-    known = {i for i in range(num) if all((OPERATOR, i) in one.start for one in phases)}
+    known = {i for i in range(num) if all((OPERATOR, i) in one.start for one in model.phases)}
     for i in sorted(known):
         job = OPERATOR, i
-        model.cp.add(there.start[job] + back.end - back.done(i) >= joint.before[i])
-        model.cp.add(there.end - there.done(i) + back.start[job] >= joint.behind[i])
-    for (u, v), ticks in sorted(joint.between.items()):
+        model.cp.add(there.start[job] + back.end - back.done(i) >= bounds.before[i])
+        model.cp.add(there.end - there.done(i) + back.start[job] >= bounds.behind[i])
+    for (u, v), ticks in sorted(bounds.between.items()):
         if {u, v} <= known:
             forwards = there.done(v) - there.start[OPERATOR, u]
             model.cp.add(forwards + back.done(u) - back.start[OPERATOR, v] >= ticks)
 
 
-def schedule_in(
-    model: CpSatModel, phases: Sequence[CpSatPhase], values: Sequence[float]
-) -> KnownPlacement:
+def schedule_in(model: CpSatModel, values: Sequence[float]) -> KnownPlacement:
     """The schedule of a solution with (7), timed anew in its order."""
     where, tensors = model.device_of(values), model.instance.problem.tensors
 
@@ -513,7 +544,8 @@ def schedule_in(
         )
 
     starts = [
-        {job: s for job, s in phase.starts(values).items() if happens(job)} for phase in phases
+        {job: s for job, s in phase.starts(values).items() if happens(job)}
+        for phase in model.phases
     ]
     return retimed(model.instance, where, starts)
 
@@ -543,17 +575,18 @@ def makespan_of(model: CpSatModel) -> Any:
         if instance.forward_only or i not in read:
             cp.add(back[i] == there[i] + lasts[0][i])
         cp.add(makespan >= back[i] + lasts[1][i])
-    for (i, j), size in edges.items():
-        cp.add(there[j] >= there[i] + lasts[0][i])
+
+    def wait(i: int, j: int, moved: int, *given: Any) -> None:
+        cp.add(there[j] >= there[i] + lasts[0][i] + moved).only_enforce_if(given)
         if not instance.forward_only:
-            cp.add(back[i] >= back[j] + lasts[1][j])
-        for p in devices:
-            for q in devices:
-                moved = edge_ticks(instance, size, p, q)
-                if not moved or instance.group_of[i] == instance.group_of[j]:
-                    continue
-                both = [model.on(i, p), model.on(j, q)]
-                cp.add(there[j] >= there[i] + lasts[0][i] + moved).only_enforce_if(both)
-                if not instance.forward_only:
-                    cp.add(back[i] >= back[j] + lasts[1][j] + moved).only_enforce_if(both)
+            cp.add(back[i] >= back[j] + lasts[1][j] + moved).only_enforce_if(given)
+
+    for (i, j), size in edges.items():
+        wait(i, j, 0)
+        if instance.group_of[i] == instance.group_of[j]:
+            continue
+        for p, q in permutations(devices, 2):
+            moved = edge_ticks(instance, size, p, q)
+            if moved:
+                wait(i, j, moved, model.on(i, p), model.on(j, q))
     return makespan

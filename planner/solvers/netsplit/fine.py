@@ -21,6 +21,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from planner.solvers.annealing import Annealing
 from planner.solvers.engines.watch import SearchWatch
 from planner.solvers.netsplit.kernels import state_of
 from planner.solvers.netsplit.model import NetSplitInstance, canonical, instance_of, orders_of
@@ -137,36 +138,68 @@ def refined(
 
     if over():
         return Refined(bound_s=bound_s, in_time=False)
-    best_s, best = judge(problem, start).value_s, start
+    best, unfit = _Best(judge(problem, start).value_s, start), None
     found: list[tuple[float, Candidate]] = []
     too_much: Ints | None = None  # memory with which the last answer did not fit
-    turn, lost, best_loose = 0, None, False
-    for run in range(runs):
-        # Without a placement that fits, what has no room is mended.
-        anew = turn % 2 == 0 or lost is not None
-        begin, hot = (start, HOT) if anew else (best, WARM)
-        begin = lost if lost is not None and not math.isfinite(best_s) else begin
-        loose = turn % 4 == 2 if turn % 2 == 0 else best_loose
-        model = without_links(arrays) if loose else arrays
-        new = _run(instance, model, begin, work, (hot, COLD), seed + run, over)
-        lost, turn = None, turn + 1
+    turn = 0
+    for number in range(runs):
+        run = _next_run(turn, start, best, unfit)
+        model = without_links(arrays) if run.without_links else arrays
+        new = _run(instance, model, run.start, work, (run.heat, COLD), seed + number, over)
+        unfit = None
         if new is not None:
             judged = judge(problem, new)
             found.append((judged.value_s, new))
-            if judged.value_s < best_s:
-                best_s, best, best_loose = judged.value_s, new, loose
-                watch.see(best_s)
+            if judged.value_s < best.value_s:
+                best = _Best(judged.value_s, new, run.without_links)
+                watch.see(best.value_s)
             if judged.tighter is not None:
-                too_much, problem = problem.capacity_bytes, judged.tighter
-                lost, turn = new, turn - 1
+                too_much, problem, unfit = problem.capacity_bytes, judged.tighter, new
             elif too_much is not None:
                 between = (problem.capacity_bytes + too_much) // 2
                 problem = replace(problem, capacity_bytes=between)
             arrays = arrays._replace(room=problem.capacity_bytes.copy())
+        turn += unfit is None
         if over():
             break
     ranked = sorted(found, key=lambda one: one[0])
     return Refined(tuple(one for _, one in ranked), bound_s, not over())
+
+
+@dataclass(frozen=True, slots=True)
+class _Best:
+    """The best candidate so far.
+
+    Attributes:
+        value_s: by the judge; inf if it does not fit.
+        without_links: whether it was found without shared links.
+    """
+
+    value_s: float
+    candidate: Candidate
+    without_links: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Where a run begins, how hot, and whether without shared links."""
+
+    start: Candidate
+    heat: float
+    without_links: bool
+
+
+def _next_run(turn: int, start: Candidate, best: _Best, unfit: Candidate | None) -> _Run:
+    """Even turns begin anew, hot, every second of them without shared links; odd ones go on from
+    the best, warm, with its model. After an answer that did not fit, the same turn again, hot: from
+    that answer, to mend it, as long as none fits.
+    """
+    without_links = best.without_links if turn % 2 else turn % 4 == 2
+    if unfit is not None:
+        return _Run(start if math.isfinite(best.value_s) else unfit, HOT, without_links)
+    if turn % 2:
+        return _Run(best.candidate, WARM, without_links)
+    return _Run(start, HOT, without_links)
 
 
 def _run(
@@ -192,7 +225,7 @@ def _run(
         moves = max(1, round(min(piece, work - done) / cost))
         first, last = (hot * (cold / hot) ** (x / work) for x in (done, min(done + piece, work)))
         begun = int(state.timed[0])
-        anneal(model, state, moves, first, last, seed * 1000 + number, True)
+        anneal(model, state, Annealing(moves, first, last, seed * 1000 + number), True)
         # A move that finds nothing to move times nothing.
         spent = max(moves, int(state.timed[0]) - begun)
         done, number, cost = done + spent, number + 1, spent / moves

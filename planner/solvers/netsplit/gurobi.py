@@ -1,9 +1,10 @@
 """NetSplit's model by gurobi: the constraint model of `cpsat_model.py`, read as a mixed integer
-program by `engines/cp_as_mip.py`. A known schedule's ticks limit all times, so M is no larger.
+program by `solvers/engines/cp_as_mip.py`. A known schedule's ticks limit all times, so M is no
+larger.
 
 Besides (1) to (9) there is
 
-    (b') F, or B, is at least the ticks of all operators on a device                   `_phase`
+    (b') F, or B, is at least the ticks of all operators on a device                `_complete`
 
 which follows from (6), but not while variables are fractions: then big-M constraints say nothing,
 and this one bounds the phase by the work of a device.
@@ -21,13 +22,13 @@ from dataclasses import replace
 
 from planner.artefacts.problem import Status
 from planner.solvers.engines.cp_as_mip import mip_of
-from planner.solvers.engines.mip import MipLimits, gurobi
+from planner.solvers.engines.mip import Answer, MipLimits, gurobi
 from planner.solvers.engines.watch import INTERRUPTED, SearchWatch, interruptible
-from planner.solvers.netsplit.bounds import phase_bounds_of
+from planner.solvers.netsplit.bounds import subproblem_bounds_of
 from planner.solvers.netsplit.cpsat_model import (
     CpSatModel,
     CpSatPhase,
-    add_phase,
+    add_both,
     add_sent,
     add_transfers,
     makespan_of,
@@ -83,39 +84,41 @@ def solve(
 def _solved(
     instance: NetSplitInstance, watch: SearchWatch, limits: MipLimits, known: KnownPlacement
 ) -> EngineAnswer:
-    model, phases = model_of(instance, known, memory=True), list[CpSatPhase]()
+    model = model_of(instance, known, memory=True)
     if instance.relaxed:
         model.cp.minimize(makespan_of(model))
     else:
         add_sent(model)
-        phases = [_phase(model, backward) for backward in (False, True)]
-        model.cp.minimize(sum(phase.end for phase in phases))
+        add_both(model, subproblem_bounds_of(instance), known.latest, _complete)
     if known.fits:
         watch.see(known.latest)
     # Where the known placement does not fit, it is no start.
     hint = {one.index: float(value) for one, value in model.hints if known.fits}
     answer = gurobi(mip_of(model.cp), limits, hint, watch.brake, watch)
+    return _read(model, answer)
+
+
+def _read(model: CpSatModel, answer: Answer) -> EngineAnswer:
+    """The engine's answer as NetSplit's: of the full model, its order timed anew."""
+    instance, known = model.instance, model.known
     bound_s = max(0.0, answer.bound) * instance.tick_s - instance.lost_s
-    latest, device_of, order = float(known.latest), known.device_of, None
     if answer.values is None and not known.fits:
         bound = None if answer.status is Status.INFEASIBLE else bound_s
         return EngineAnswer(answer.status, None, math.inf, bound)
+    latest, order = float(known.latest), None
     if answer.values is not None and instance.relaxed:
-        latest, device_of = answer.value, model.device_of(answer.values)
+        known, latest = replace(known, device_of=model.device_of(answer.values)), answer.value
     elif answer.values is not None:
-        best = schedule_in(model, phases, answer.values)
-        latest, device_of = best.latest, best.device_of
-        order = None if best.schedule is None else best.schedule.orders[0]
+        known = schedule_in(model, answer.values)
+        latest, order = known.latest, known.schedule.orders[0] if known.schedule else None
     # The optimum is a whole number of ticks.
     status = Status.OPTIMAL if latest <= answer.bound + 0.5 else Status.FEASIBLE
-    return EngineAnswer(status, device_of, latest * instance.tick_s, bound_s, order=order)
+    return EngineAnswer(status, known.device_of, latest * instance.tick_s, bound_s, order=order)
 
 
-def _phase(model: CpSatModel, backward: bool) -> CpSatPhase:
-    """All constraints of a phase, and (b')."""
-    bounds = phase_bounds_of(model.instance, backward=backward)
-    phase = add_phase(model, bounds, model.known.latest, backward=backward)
+def _complete(phase: CpSatPhase) -> None:
+    """The transfers of a phase, and (b')."""
     add_transfers(phase)
     for p, ticks in enumerate(phase.ticks.T.tolist()):
-        model.cp.add(phase.end >= sum(t * model.on(i, p) for i, t in enumerate(ticks)))
-    return phase
+        work = sum(t * phase.model.on(i, p) for i, t in enumerate(ticks))
+        phase.model.cp.add(phase.end >= work)

@@ -3,9 +3,8 @@ end, anew only as far as a move changes that. Arrays (`search_arrays.py`) are in
 
 i, j  operators, in topological order          p, q  devices
 t     tensors                                  g, h  groups of operators that share a device
-e     entries of memory, held once for all groups that need them
 r     resources of transfers: channels and shared links
-c     columns of the ticks of transfers    x, y  positions in the values of a `Ragged`
+c     columns of the ticks of transfers    x, y  positions in the values of a `Csr`
 
 A schedule is coded as a placement and two orders of the operators, one per phase, in each of which
 an operator comes behind all that it waits for. Devices run their operators in this order, each as
@@ -38,6 +37,7 @@ from planner.solvers.netsplit.search_arrays import (
     blank_state,
     stride_of,
 )
+from planner.solvers.placement.held_bytes import hold
 from planner.support.arrays import Ints
 from planner.support.jit import inlined, inner, njit
 
@@ -81,7 +81,7 @@ def _relisted(model: ModelArrays, state: SearchState, phase: int) -> int:
     to an operator that was not the next one in its list.
     """
     devices, num = model.room.shape[0], state.where.shape[0]
-    where, order, head, same = state.where, state.orders[phase], state.head, state.awaits
+    where, order, head, same = state.where, state.orders[phase], state.head, state.unchanged
     first, lists = state.tried.first[phase], state.tried.lists[phase]
     old_first, old = state.kept.first[phase], state.kept.lists[phase]
     first[:], state.total[phase] = 0, 0
@@ -91,7 +91,7 @@ def _relisted(model: ModelArrays, state: SearchState, phase: int) -> int:
         state.total[phase, p] += model.ticks[phase, i, p]
     for p in range(devices):
         first[p + 1] += first[p]
-        head[p], same[p] = first[p], 1
+        head[p], same[p] = first[p], True
     turn = num
     for k in range(num):
         i = order[k]
@@ -102,7 +102,7 @@ def _relisted(model: ModelArrays, state: SearchState, phase: int) -> int:
         if same[p]:
             y = x - first[p] + old_first[p]
             if y >= old_first[p + 1] or old[y] != i:
-                same[p] = 0
+                same[p] = False
                 turn = min(turn, _behind(state, phase, p, y))
     for p in range(devices):
         y = head[p] - first[p] + old_first[p]
@@ -122,6 +122,11 @@ def _behind(state: SearchState, phase: int, p: int, y: int) -> int:
 @inlined
 def _touched(model: ModelArrays, state: SearchState, phase: int, j: int) -> int:
     """(2): the number of ends before the first operator sends otherwise because j has moved."""
+    # A forward sends to the devices of readers, so the makers of what j reads may send otherwise. A
+    # backward sends the sum of the readers on a device when the last of them has ended. So another
+    # reader may send otherwise if it is, or was, on the device that j has left or has come to; and
+    # the readers of what j makes send to its device. `turn` is a place among ends, and all before
+    # the least of these places stays.
     turn, turns, where, placed = NEVER, state.kept.turn, state.where, state.placed
     for x in range(model.reads.start[j], model.reads.start[j + 1]):
         t = model.reads.values[x]
@@ -168,8 +173,10 @@ def decode(model: ModelArrays, state: SearchState, phase: int, most: int, turn: 
     latest = _resume(model, state, phase, turn)
     state.begun[phase], last = turn, 0
     while turn < num:
-        # The operator that ends next. Whatever is not known yet waits for one that ends later, so
-        # transfers become ready in the order of time.
+        # The operator that ends next. Each device knows when its next operator ends, or that this
+        # one waits for another that has yet to end, and all behind it on the device ends later
+        # still. So nothing ends before the least of these times, and transfers become ready, and
+        # take their links, in the order of time.
         p = 0
         for q in range(1, devices):
             if state.next_end[q] < state.next_end[p]:
@@ -396,14 +403,9 @@ def _copy_there(
 @njit
 def fill(model: ModelArrays, state: SearchState) -> None:
     """Computes the memory of all devices, and schedules both phases."""
-    state.held[:], state.used[:] = 0, 0
-    for g in range(model.members.start.shape[0] - 1):
-        p = device(model, state, g)
-        for x in range(model.keeps.start[g], model.keeps.start[g + 1]):
-            e = model.keeps.values[x]
-            if state.held[e, p] == 0:
-                state.used[p] += model.kept[e]
-            state.held[e, p] += 1
+    for g in range(model.members.start.shape[0] - 1):  # between moves, `source` is free
+        state.source[g] = device(model, state, g)
+    hold(model.held, state.held, state.source)
     for phase in (FORWARD, BACKWARD):
         _relisted(model, state, phase)
         state.ends[phase] = decode(model, state, phase, NEVER, 0)

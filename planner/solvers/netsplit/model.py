@@ -107,6 +107,12 @@ class NetSplitInstance:
     relaxed: bool
     forward_only: bool = False
 
+    @property
+    def kept(self) -> tuple[tuple[tuple[int, ...], int], ...]:
+        """All bytes that groups need, by these groups: those of each group alone come first."""
+        alone = (((g,), size) for g, size in enumerate(self.alone_bytes))
+        return (*alone, *sorted(self.together_bytes.items()))
+
 
 @dataclass(frozen=True, slots=True)
 class EngineAnswer:

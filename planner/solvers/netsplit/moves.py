@@ -16,6 +16,7 @@ bytes are over, moves are kept that leave fewer of them over, and no others.
 
 import numpy as np
 
+from planner.solvers.annealing import Annealing, cooled, most_allowed
 from planner.solvers.netsplit.kernels import (
     decode,
     device,
@@ -30,10 +31,10 @@ from planner.solvers.netsplit.search_arrays import (
     FORWARD,
     NEVER,
     ModelArrays,
-    Ragged,
     SearchState,
 )
-from planner.support.arrays import Ints
+from planner.solvers.placement.held_bytes import excess_bytes, move_item
+from planner.support.arrays import Csr, Ints
 from planner.support.jit import inlined, inner, njit
 
 FAR = 4
@@ -59,7 +60,7 @@ WALK_ON = 0.75
 
 
 @inlined
-def _one_of(rows: Ragged, i: int) -> int:
+def _one_of(rows: Csr, i: int) -> int:
     """A random value of a row, -1 if it is empty."""
     first, last = rows.start[i], rows.start[i + 1]
     return int(rows.values[np.random.randint(first, last)]) if first < last else -1
@@ -69,14 +70,7 @@ def _one_of(rows: Ragged, i: int) -> int:
 def _put(model: ModelArrays, state: SearchState, g: int, q: int) -> None:
     """Moves a group to a device; applied in reverse with the old device, it undoes itself."""
     p = device(model, state, g)
-    for x in range(model.keeps.start[g], model.keeps.start[g + 1]):
-        e = model.keeps.values[x]
-        state.held[e, p] -= 1
-        if state.held[e, p] == 0:
-            state.used[p] -= model.kept[e]
-        if state.held[e, q] == 0:
-            state.used[q] += model.kept[e]
-        state.held[e, q] += 1
+    move_item(model.held, state.held, g, p, q)
     for x in range(model.members.start[g], model.members.start[g + 1]):
         state.where[model.members.values[x]] = q
 
@@ -175,7 +169,7 @@ def _draw(model: ModelArrays, state: SearchState) -> int:
 
 
 @inner
-def _shift(state: SearchState, phase: int, first: Ragged, then: Ragged, at: int, by: int) -> int:
+def _shift(state: SearchState, phase: int, first: Csr, then: Csr, at: int, by: int) -> int:
     """Moves the operator at a place of an order ahead or back past some operators of its device,
     never past an operator that it waits for or that waits for it, so that the order stays
     topological.
@@ -223,14 +217,6 @@ def _slide(order: Ints, turn: Ints, at: int, to: int) -> None:
 
 
 @inlined
-def _most(now: int, heat: float) -> int:
-    """Metropolis: the largest length that a move may lead to from a length; drawn before the move,
-    so that a longer schedule need not be decoded to its end.
-    """
-    return now + int(-heat * np.log(1.0 - np.random.random()))
-
-
-@inlined
 def _sorted_anew(state: SearchState, phase: int) -> None:
     """Makes the order of a phase the one in which its operators end. The operators of each device
     keep theirs.
@@ -252,8 +238,8 @@ def _mirror(state: SearchState) -> None:
 
 @inlined
 def _drawn(state: SearchState, heat: float) -> int:
-    """`_most` of both phases together."""
-    return _most(state.ends[FORWARD] + state.ends[BACKWARD], heat)
+    """The most ticks of both phases together that a move may lead to."""
+    return int(most_allowed(state.ends[FORWARD] + state.ends[BACKWARD], heat))
 
 
 @inner
@@ -285,22 +271,13 @@ def _both(model: ModelArrays, state: SearchState, tied: bool, most: int) -> bool
     return True
 
 
-@inlined
-def _over(model: ModelArrays, state: SearchState) -> int:
-    """Bytes that exceed the memory of their devices."""
-    over = 0
-    for p in range(model.room.shape[0]):
-        over += max(0, state.used[p] - model.room[p])
-    return over
-
-
 @inner
 def _move(model: ModelArrays, state: SearchState, tied: bool, heat: float) -> None:
     """Tries another placement of some groups."""
-    before = _over(model, state)
+    before = excess_bytes(state.held, model.room)
     size = _draw(model, state)
     # Memory takes no schedule to look at, so it is looked at first.
-    over = _over(model, state)
+    over = excess_bytes(state.held, model.room)
     if over == 0 or over < before:
         kept = _both(model, state, tied, NEVER if over < before else _drawn(state, heat))
     else:
@@ -328,7 +305,7 @@ def _reorder(model: ModelArrays, state: SearchState, phase: int, tied: bool, hea
             _mirror(state)
         return
     # The placement stays, so the other phase and the memory do.
-    most = _most(state.ends[phase], heat)
+    most = int(most_allowed(state.ends[phase], heat))
     end = decode(model, state, phase, most, first_change(model, state, phase))
     if end <= most:
         state.ends[phase] = end
@@ -341,29 +318,19 @@ def _reorder(model: ModelArrays, state: SearchState, phase: int, tied: bool, hea
 
 
 @njit
-def anneal(
-    model: ModelArrays,
-    state: SearchState,
-    moves: int,
-    hot: float,
-    cold: float,
-    seed: int,
-    tied: bool,
-) -> None:
+def anneal(model: ModelArrays, state: SearchState, run: Annealing, tied: bool) -> None:
     """Changes a schedule by simulated annealing, and notes the best one that fits: a worse one is
     kept by chance, which falls with the loss and with time.
 
     Args:
-        hot, cold: temperatures of the first and the last move, in ticks; it falls geometrically.
+        run: temperatures in ticks.
         tied: whether each device runs its backwards in the reverse order of its forwards. The
             orders have to be each other's reverse then.
     """
-    np.random.seed(seed)
-    cooling = (cold / hot) ** (1.0 / max(moves - 1, 1))
-    heat = hot
+    np.random.seed(run.seed)
     _note(model, state)
-    for _ in range(moves):
-        heat *= cooling
+    for number in range(run.moves):
+        heat = cooled(run.hot, run.cold, (number + 1) / max(run.moves - 1, 1))
         kind = np.random.randint(0, 4)  # 0, 1: a placement; 2, 3: an order of a phase
         if kind >= 2:
             _reorder(model, state, FORWARD if tied else kind - 2, tied, heat)
@@ -376,7 +343,7 @@ def anneal(
 def _note(model: ModelArrays, state: SearchState) -> None:
     """Notes the schedule if it is the best that fits."""
     now = state.ends[FORWARD] + state.ends[BACKWARD]
-    if now < state.best[0] and _over(model, state) == 0:
+    if now < state.best[0] and excess_bytes(state.held, model.room) == 0:
         state.best[0] = now
         for i in range(state.where.shape[0]):
             state.best_where[i] = state.where[i]

@@ -33,13 +33,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from planner.solvers.engines.watch import SearchWatch
-from planner.solvers.netsplit.bounds import JointBounds, PhaseBounds
+from planner.solvers.netsplit.bounds import SubproblemBounds
 from planner.solvers.netsplit.cpsat_call import answer_of, worker
 from planner.solvers.netsplit.cpsat_model import (
     CpSatModel,
     FixedJobs,
-    add_joint,
-    add_phase,
+    add_both,
     add_sent,
     add_transfers,
     model_of,
@@ -78,7 +77,7 @@ class NeighbourSettings:
         limit: units of deterministic work; per_constraint: those of building a constraint.
         seed: seed of the engine.
         watch: is told of better schedules, and ends the search, within a neighbourhood, too.
-        bounds: of forwards and of backwards; joint: of both together.
+        bounds: of the whole graph.
         spans: operators of the spans of `spans.py`.
     """
 
@@ -86,8 +85,7 @@ class NeighbourSettings:
     per_constraint: float
     seed: int
     watch: SearchWatch
-    bounds: Sequence[PhaseBounds]
-    joint: JointBounds
+    bounds: SubproblemBounds
     spans: Sequence[Sequence[int]] = ()
 
 
@@ -107,7 +105,8 @@ def mended(
             for k, free in enumerate(sets):
                 if asked.get(k) == known.latest:
                     continue
-                if worked >= settings.limit or settings.watch.done:
+                proved = known.latest <= settings.bounds.least
+                if proved or worked >= settings.limit or settings.watch.done:
                     return known, worked
                 asked[k] = known.latest
                 open_to = _open_to(instance, known, free)
@@ -153,36 +152,28 @@ def _open_to(instance: NetSplitInstance, known: KnownPlacement, groups: Sequence
 
 
 def _better(
-    model: CpSatModel, jobs: Sequence[PhaseJobs], settings: NeighbourSettings, most: float
+    model: CpSatModel, jobs: Sequence[PhaseJobs], settings: NeighbourSettings, limit: float
 ) -> tuple[KnownPlacement | None, float]:
     """(n4): a better schedule of a neighbourhood, None if none is found; and the work.
 
     Args:
         model: with (1) and (8).
         jobs: of both phases of the known schedule.
-        most: units of work at most.
+        limit: units of work at most.
     """
-    cp, latest, bounds = model.cp, model.known.latest, settings.bounds
+    cp = model.cp
     add_sent(model)
-    phases = []
-    for backward, known in zip((False, True), jobs, strict=True):
-        least = latest - bounds[not backward].least
-        fixed = _fixed(model, known)
-        phases.append(add_phase(model, bounds[backward], least, backward=backward, fixed=fixed))
-        add_transfers(phases[-1])
-    add_joint(model, phases, settings.joint)
-    ends = sum(phase.end for phase in phases)
-    cp.add_linear_constraint(ends, min(settings.joint.least, latest - 1), latest - 1)
-    cp.minimize(ends)
+    fixed = [_fixed(model, one) for one in jobs]
+    add_both(model, settings.bounds, model.known.latest - 1, add_transfers, fixed)
     for variable, value in model.hints:
         cp.add_hint(variable, value)
-    solver = worker(settings.seed, most)
+    solver = worker(settings.seed, limit)
     solver.parameters.cp_model_probing_level = solver.parameters.symmetry_level = 0
     solved = settings.watch.run(lambda: solver.solve(cp), solver.stop_search)
     answer = answer_of(solver, cp, solved)
     work = solver.response_proto.deterministic_time
     work += settings.per_constraint * len(cp.proto.constraints)
-    return None if answer.values is None else schedule_in(model, phases, answer.values), work
+    return None if answer.values is None else schedule_in(model, answer.values), work
 
 
 def _fixed(model: CpSatModel, jobs: PhaseJobs) -> FixedJobs:

@@ -29,6 +29,7 @@ from planner.artefacts.problem import Problem
 from planner.artefacts.strategy import Strategy, operator_indices
 from planner.schedules.dry_run import dry_run
 from planner.schedules.program import program
+from planner.solvers.annealing import Annealing
 from planner.solvers.netsplit import periodic_kernels as kernels
 from planner.solvers.netsplit.periodic_kernels import PeriodicModel, Scratch, scratch_of
 from planner.solvers.placement.held_bytes import held_bytes
@@ -40,7 +41,7 @@ from planner.solvers.placement.problem import (
     links_of_pairs,
 )
 from planner.solvers.placement.stages import strategies_of
-from planner.support.arrays import Ints, csr
+from planner.support.arrays import Ints, csr, transposed
 
 UNITS = 160
 """A unit takes at most this part of the whole work, unless it is one operator."""
@@ -186,15 +187,13 @@ def _joined(
     crossing: Sequence[tuple[int, Sequence[int], ConsumedTensor]], num_units: int
 ) -> tuple[list[list[int]], list[list[int]], list[list[int]]]:
     """By unit the tensors that it makes, those that it reads, and the units at their other ends."""
-    makes: list[list[int]] = [[] for _ in range(num_units)]
-    reads: list[list[int]] = [[] for _ in range(num_units)]
     near: list[set[int]] = [set() for _ in range(num_units)]
-    for t, (home, others, _) in enumerate(crossing):
-        makes[home].append(t)
+    for home, others, _ in crossing:
         near[home].update(others)
         for u in others:
-            reads[u].append(t)
             near[u].add(home)
+    makes = transposed([(home,) for home, _, _ in crossing], num_units)
+    reads = transposed([others for _, others, _ in crossing], num_units)
     return makes, reads, [sorted(units) for units in near]
 
 
@@ -260,11 +259,9 @@ def improved(
     for number in range(ROUNDS):
         for trial in trials:
             if not over():
-                hot_s = HEATS[number % len(HEATS)] * trial.price_s
-                trial.price_s = kernels.anneal(
-                    trial.model, trial.work, trial.where, moves, hot_s, COLD * trial.price_s,
-                    seed + number,
-                )  # fmt: skip
+                hot_s, cold_s = HEATS[number % len(HEATS)] * trial.price_s, COLD * trial.price_s
+                run = Annealing(moves, hot_s, cold_s, seed + number)
+                trial.price_s = kernels.anneal(trial.model, trial.work, trial.where, run)
         for trial in trials:
             one = _periodic(trial, units)
             known = found.get(one.device_of)

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from planner.schedules.list_schedule import TaskGraph, TaskRun, run_of, simulate
-from planner.solvers.annealing import cooled, most_allowed
+from planner.solvers.annealing import Annealing, cooled, most_allowed
 from planner.solvers.placement.held_bytes import (
     HeldBytes,
     HeldState,
@@ -350,20 +350,18 @@ def _moved(model: PeriodicModel, where: Ints) -> None:
 
 
 @njit
-def anneal(
-    model: PeriodicModel, work: Scratch, where: Ints, moves: int, hot: float, cold: float, seed: int
-) -> float:
+def anneal(model: PeriodicModel, work: Scratch, where: Ints, run: Annealing) -> float:
     """Simulated annealing. `where` is the best placement afterwards; gives its price in s.
 
     Args:
         where: (U,) the placement to start from; it must fit.
-        hot, cold: temperatures at the start and the end, in s.
+        run: temperatures in s.
     """
-    np.random.seed(seed)
+    np.random.seed(run.seed)
     now_s = best_s = price_s(model, work, where, np.inf)
     here, best, tried = where.copy(), where.copy(), where.copy()
-    for move in range(moves):
-        heat_s = cooled(hot, cold, move / moves)
+    for number in range(run.moves):
+        heat_s = cooled(run.hot, run.cold, number / run.moves)
         tried[:] = here
         _moved(model, tried)
         most_s = most_allowed(now_s, heat_s)

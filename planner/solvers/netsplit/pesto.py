@@ -39,10 +39,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from planner.artefacts.problem import Problem, Result, Status, switches_of
+from planner.artefacts.problem import Problem, Result, switches_of
 from planner.costs.stage_memory import limit_bytes
 from planner.solvers.fit import placed
 from planner.solvers.netsplit import cpsat as netsplit_cpsat
+from planner.solvers.netsplit.less_memory import Round, Unfit, in_less_memory
 from planner.solvers.netsplit.model import (
     EngineAnswer,
     NetSplitInstance,
@@ -60,7 +61,6 @@ from planner.solvers.placement.problem import (
     Placement,
     PlacementProblem,
     placement_problem_of,
-    tighter,
 )
 from planner.solvers.placement.stages import strategies_of, strategy_of
 from planner.solvers.placement.timetable import latency_s
@@ -86,27 +86,22 @@ def solve(problem: Problem, time_limit_s: float) -> Result:
     placement_problem = replace(placement_problem_of(problem), published_memory=False)
     num_groups = len(groups_of(placement_problem))
     space = f"least forward makespan, with memory, of {num_groups} groups of operators; no backward"
-    shortage = None
-    for share in ROUND_SHARES:
-        answer = place(placement_problem, time_limit_s * share, problem.search.seed)
+
+    def search(model: PlacementProblem, share: float) -> Round:
+        answer = place(model, time_limit_s * share, problem.search.seed)
         if answer.device_of is None:
-            # With less memory than there is, no placement proves nothing about the problem.
-            status = Status.UNKNOWN if shortage else answer.status
-            reason = shortage or _reason(problem, placement_problem)
-            return Result(status, None, space=space, reason=reason, short_of_memory=True)
+            reason = _reason(problem, model)
+            none = Result(answer.status, None, space=space, reason=reason, short_of_memory=True)
+            return Round(none)
         result = placed(problem, answer.device_of, space)
-        if result.strategy is not None:
-            again = shortage is not None
-            return replace(
-                result, status=Status.FEASIBLE if again else answer.status,
-                bound_s=None if again else answer.bound_s, reproducible=answer.reproducible,
-            )  # fmt: skip
-        shortage = result.reason
-        strategy = strategy_of(problem, answer.device_of)
-        placement_problem = tighter(
-            problem, placement_problem, answer.device_of, strategy, kept_bytes(placement_problem)
-        )
-    return Result(Status.UNKNOWN, None, space=space, reason=shortage, short_of_memory=True)
+        if result.strategy is None:
+            strategy = strategy_of(problem, answer.device_of)
+            return Round(result, Unfit(answer.device_of, strategy, result.reason or ""))
+        return Round(replace(
+            result, status=answer.status, bound_s=answer.bound_s, reproducible=answer.reproducible
+        ))  # fmt: skip
+
+    return in_less_memory(problem, placement_problem, ROUND_SHARES, search)
 
 
 def place(

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from planner.solvers.annealing import Annealing
 from planner.solvers.engines.watch import SearchWatch
 from planner.solvers.netsplit.bounds import phase_bounds_of
 from planner.solvers.netsplit.kernels import state_of
@@ -34,11 +35,11 @@ from planner.solvers.netsplit.search_arrays import (
     BACKWARD,
     FORWARD,
     ModelArrays,
-    Ragged,
     SearchState,
-    ragged,
 )
+from planner.solvers.placement.held_bytes import held_bytes
 from planner.solvers.placement.problem import feeds_of
+from planner.support.arrays import Csr, csr, transposed
 
 ROUND = 100_000
 """Moves per round."""
@@ -81,8 +82,8 @@ def improved(
         state = state_of(model, best.device_of, best.schedule.orders)
         begun = int(state.timed[0])
         heat = max(HEATS[number % len(HEATS)], OF_OPERATOR / instance.problem.num_operators)
-        hot, cold = heat * best.latest, COLD * best.latest
-        anneal(model, state, moves, hot, cold, seed + number, False)
+        run = Annealing(moves, heat * best.latest, COLD * best.latest, seed + number)
+        anneal(model, state, run, False)
         # On one device, or in a chain, there may be nothing to move, and so nothing to time.
         spent = max(moves, int(state.timed[0]) - begun)
         cost, number = spent / moves, number + 1
@@ -119,24 +120,7 @@ def arrays_of(instance: NetSplitInstance, blocks: Blocks = ()) -> ModelArrays:
     problem, num = instance.problem, instance.problem.num_operators
     feeds = feeds_of(problem)
     bounds = [phase_bounds_of(instance, backward=backward) for backward in (False, True)]
-    after: list[list[int]] = [[] for _ in range(num)]
-    for j, before in enumerate(feeds):
-        for i in before:
-            after[i].append(j)
-    makes: list[list[int]] = [[] for _ in range(num)]
-    reads: list[list[int]] = [[] for _ in range(num)]
-    for t, tensor in enumerate(problem.tensors):
-        makes[tensor.producer].append(t)
-        for j in tensor.consumers:
-            reads[j].append(t)
-    kept: list[tuple[tuple[int, ...], int]] = [
-        ((g,), size) for g, size in enumerate(instance.alone_bytes)
-    ]
-    kept += sorted(instance.together_bytes.items())
-    keeps: list[list[int]] = [[] for _ in instance.groups]
-    for e, (groups, _) in enumerate(kept):
-        for g in groups:
-            keeps[g].append(e)
+    tensors = problem.tensors
     transfers = transfer_table(instance)
     return ModelArrays(
         ticks=np.array([instance.forward, instance.backward]),
@@ -144,21 +128,20 @@ def arrays_of(instance: NetSplitInstance, blocks: Blocks = ()) -> ModelArrays:
         least=np.array([phase.least for phase in bounds], dtype=np.int64),
         way=transfers.way,
         away=transfers.ticks,
-        route=ragged(transfers.resources),
-        column=ragged(transfers.columns).values,
+        route=csr(transfers.resources),
+        column=csr(transfers.columns).values,
         free=np.zeros(transfers.num_resources, np.int64),
-        maker=np.array([tensor.producer for tensor in problem.tensors], dtype=np.int64),
-        gradient=np.array([tensor.gradient for tensor in problem.tensors], dtype=np.bool_),
-        readers=ragged(tensor.consumers for tensor in problem.tensors),
-        makes=ragged(makes),
-        reads=ragged(reads),
-        before=ragged(feeds),
-        after=ragged(after),
+        maker=np.array([tensor.producer for tensor in tensors], dtype=np.int64),
+        gradient=np.array([tensor.gradient for tensor in tensors], dtype=np.bool_),
+        readers=csr(tensor.consumers for tensor in tensors),
+        makes=csr(transposed([(tensor.producer,) for tensor in tensors], num)),
+        reads=csr(transposed([tensor.consumers for tensor in tensors], num)),
+        before=csr(feeds),
+        after=csr(transposed(feeds, num)),
         group_of=np.array(instance.group_of, dtype=np.int64),
-        members=ragged(instance.groups),
-        blocks=ragged(blocks),
-        keeps=ragged(keeps),
-        kept=np.array([size for _, size in kept], dtype=np.int64),
+        members=csr(instance.groups),
+        blocks=csr(blocks),
+        held=held_bytes(instance.kept, len(instance.groups)),
         room=problem.capacity_bytes.copy(),
     )
 
@@ -166,7 +149,7 @@ def arrays_of(instance: NetSplitInstance, blocks: Blocks = ()) -> ModelArrays:
 def without_links(model: ModelArrays) -> ModelArrays:
     """The arrays if transfers of different pairs of devices do not delay each other."""
     first = model.route.start[:-1]
-    alone = Ragged(np.arange(len(first) + 1), model.route.values[first])
+    alone = Csr(np.arange(len(first) + 1), model.route.values[first])
     return model._replace(route=alone, column=model.column[first])
 
 

@@ -2,12 +2,13 @@
 whose letters these are, times schedules; `moves.py` changes them.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from planner.support.arrays import Bools, Ints
+from planner.solvers.placement.held_bytes import HeldBytes, HeldState, nothing_held
+from planner.support.arrays import Bools, Csr, Ints
 from planner.support.jit import njit
 
 FORWARD, BACKWARD = 0, 1
@@ -15,20 +16,6 @@ FORWARD, BACKWARD = 0, 1
 
 NEVER = 2**62
 """More ticks than any schedule has."""
-
-
-class Ragged(NamedTuple):
-    """Rows of different lengths: row i is values[start[i]:start[i + 1]]."""
-
-    start: Ints
-    values: Ints
-
-
-def ragged(rows: Iterable[Iterable[int]]) -> Ragged:
-    """Rows as arrays."""
-    listed = [list(row) for row in rows]
-    start = np.cumsum([0, *(len(row) for row in listed)], dtype=np.int64)
-    return Ragged(start, np.array([x for row in listed for x in row], dtype=np.int64))
 
 
 class ModelArrays(NamedTuple):
@@ -47,7 +34,7 @@ class ModelArrays(NamedTuple):
         before: operators that feed each operator; after: operators that it feeds.
         group_of: (N,) group of each operator; members: operators by group.
         blocks: groups that may move together.
-        keeps: entries of memory by group; kept: (E,) bytes of each entry.
+        held: memory that groups need.
         room: (D,) memory in bytes.
     """
 
@@ -56,21 +43,20 @@ class ModelArrays(NamedTuple):
     least: Ints
     way: Ints
     away: Ints
-    route: Ragged
+    route: Csr
     column: Ints
     free: Ints
     maker: Ints
     gradient: Bools
-    readers: Ragged
-    makes: Ragged
-    reads: Ragged
-    before: Ragged
-    after: Ragged
+    readers: Csr
+    makes: Csr
+    reads: Csr
+    before: Csr
+    after: Csr
     group_of: Ints
-    members: Ragged
-    blocks: Ragged
-    keeps: Ragged
-    kept: Ints
+    members: Csr
+    blocks: Csr
+    held: HeldBytes
     room: Ints
 
 
@@ -101,7 +87,7 @@ class Timing(NamedTuple):
 class SearchState(NamedTuple):
     """A schedule while it is changed, and scratch arrays.
 
-    Invariants between moves: `turns`, `ends`, `held` and `used` follow from `where` and `orders`.
+    Invariants between moves: `turns`, `ends` and `held` follow from `where` and `orders`.
     `kept` is of this schedule, and `tried` equals it but for lists and marks.
 
     Attributes:
@@ -109,7 +95,7 @@ class SearchState(NamedTuple):
         orders: (2, N) operators in the order of their devices, by phase.
         turns: (2, N) place of each operator in its order, the inverse of `orders`.
         ends: (2,) ticks F and B.
-        held: (E, D) number of groups on a device that need an entry; used: (D,) bytes.
+        held: memory of the devices.
         placed: (N,) the placement of `kept`.
         kept: of the schedule; tried: of the schedule after a move.
         begun: (2,) the first operator, as they end, that is timed after a move; reached: (2,) the
@@ -120,6 +106,7 @@ class SearchState(NamedTuple):
             yet to run; next_end: (D,) when the next one ends, `NEVER` if that is not known yet.
         total: (2, D) ticks of all operators of a device after a move, by phase.
         awaits: (D,) scratch: an operator that the next one of a device waits for, -1 for none.
+        unchanged: (D,) scratch: whether the list of a device is as before up to its `head`.
         critical: (2, N) operators of a chain that is as long as the phase, by phase, as long as
             `num_critical`, (2,), says: each waits for the next one, or for a transfer from it.
         moved: (G,) scratch: groups of a move; source: (G,) their devices before.
@@ -132,8 +119,7 @@ class SearchState(NamedTuple):
     orders: Ints
     turns: Ints
     ends: Ints
-    held: Ints
-    used: Ints
+    held: HeldState
     placed: Ints
     kept: Timing
     tried: Timing
@@ -146,6 +132,7 @@ class SearchState(NamedTuple):
     next_end: Ints
     total: Ints
     awaits: Ints
+    unchanged: Bools
     critical: Ints
     num_critical: Ints
     moved: Ints
@@ -191,8 +178,7 @@ def blank_state(
         orders=np.array(orders, dtype=np.int64),
         turns=np.argsort(np.array(orders, dtype=np.int64), axis=1),
         ends=np.zeros(2, np.int64),
-        held=np.zeros((len(model.kept), devices), np.int64),
-        used=of_devices(),
+        held=nothing_held(model.held, devices),
         placed=np.array(where, dtype=np.int64),
         kept=timing(),
         tried=timing(),
@@ -205,6 +191,7 @@ def blank_state(
         next_end=of_devices(),
         total=np.zeros((2, devices), np.int64),
         awaits=of_devices(),
+        unchanged=np.zeros(devices, np.bool_),
         critical=np.zeros((2, num), np.int64),
         num_critical=np.zeros(2, np.int64),
         moved=np.zeros(groups, np.int64),

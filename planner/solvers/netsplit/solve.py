@@ -5,13 +5,13 @@
     (2) known placements: those of other solvers, list schedules (HEFT, m-TOPO, m-ETF, m-SCT),
         Pesto's, and one device alone                                          `_known`
     (3) co-placement to few groups, 2 x devices as in the thesis, and the model on them; from its
-        answer the model on more groups, or on single operators if there are few
-                                                                               `_levels`
+        answer the model on more groups, or on single operators if there are few. A bound is proved
+        where the result says it: of single operators, and one microbatch      `_by_objectives`
     (4) for the least latency, annealing over single operators from the best of all these by the
-        simulator, unless (3) has proved an optimum over single operators      `_refined`
+        simulator, unless (3) has proved an optimum over single operators      `_single_operators`
     (5) a placement that the evaluator finds no room for is searched again, with less memory on the
         devices that were over; the best of all that fit counts. The published model's answer is a
-        plan in any case, with a note                                          `solve`
+        plan in any case, with a note                                          `_in_rounds`
 
 The objective latency is the model's own, the objective bottleneck that of `bottleneck.py`.
 An iteration of several microbatches depends on both, so both are searched, and from their
@@ -42,6 +42,7 @@ from planner.solvers.netsplit import cpsat as netsplit_cpsat
 from planner.solvers.netsplit import gurobi as netsplit_gurobi
 from planner.solvers.netsplit import periodic, pesto
 from planner.solvers.netsplit.fine import Candidate, Judged, Refined, refined
+from planner.solvers.netsplit.less_memory import Round, Unfit, in_less_memory
 from planner.solvers.netsplit.model import (
     EngineAnswer,
     NetSplitInstance,
@@ -132,30 +133,80 @@ class _ObjectiveSearch:
     Attributes:
         name: name of the objective.
         price: the objective of a placement, in s.
-        run: the engine, on an instance, with a limit in s and a placement to start from.
+        run: the engine, on an instance, with a limit in s, a placement to start from, and whether
+            to prove a bound.
         whole: whether the last instance is always the whole graph of single operators, so that the
             bound holds for it.
     """
 
     name: str
     price: PlacementPrice
-    run: Callable[[NetSplitInstance, float, Sequence[int] | None], EngineAnswer]
+    run: Callable[[NetSplitInstance, float, Sequence[int] | None, bool], EngineAnswer]
     whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class _ObjectiveAnswer:
-    """The answer of an `_ObjectiveSearch`.
+class _Case:
+    """What all steps of a search work on.
 
     Attributes:
-        answer: the engine's answer, with a known placement if that is better.
-        space: the placements that its status and bound are about.
-        placements: candidates with their order of forwards, if any; the model's best first.
+        model: the placement problem; with less memory than there is, in later rounds.
+        time_limit_s: limit of work of all steps together.
+        searches: by objective, the most telling one first.
+        known: placements of other solvers, with the order in which their operators start.
+        stages: cuts a placement into stages: the strategies of it, none if they are too long.
+    """
+
+    problem: Problem
+    model: PlacementProblem
+    time_limit_s: float
+    brake: Brake
+    searches: tuple[_ObjectiveSearch, ...]
+    known: Mapping[Placement, tuple[int, ...] | None]
+    stages: Callable[[Candidate], tuple[Strategy, ...]]
+
+    @property
+    def near(self) -> list[Placement]:
+        """The known placements, the best first."""
+        return sorted(self.known, key=self.searches[0].price)
+
+    @property
+    def whole(self) -> bool:
+        """Whether the last model of the engine is of single operators."""
+        return self.model.num_operators <= FINE_GROUPS
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What the steps of a search have found so far.
+
+    Attributes:
+        answer: status and bound of the first objective; not reproducible if any step was cut.
+        space: the placements that status and bound are about.
+        candidates: placements, the best first.
+        strategies: the candidates as stages, the best first.
     """
 
     answer: EngineAnswer
     space: str
-    placements: tuple[tuple[Placement, tuple[int, ...] | None], ...]
+    candidates: tuple[Candidate, ...]
+    strategies: tuple[Strategy, ...] = ()
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the user has ended the search."""
+        return INTERRUPTED in self.space
+
+    def after(self, space: str = "", *, in_time: bool) -> "_Found":
+        """The same after one more step.
+
+        Args:
+            space: what the step adds.
+            in_time: whether it had its time.
+        """
+        reproducible = self.answer.reproducible and in_time
+        answer = replace(self.answer, reproducible=reproducible)
+        return replace(self, answer=answer, space="; ".join(filter(None, (self.space, space))))
 
 
 def solve(problem: Problem, time_limit_s: float, known: Sequence[Strategy] = ()) -> Result:
@@ -251,37 +302,35 @@ def _in_rounds(
     """
     # Whatever is found later, the best of all placements counts.
     fitting: dict[Strategy, None] = dict.fromkeys(placed)
-    shortage, cut = None, False
-    for share in ROUND_SHARES:
-        result = _searched(problem, placement_problem, placed, time_limit_s * share, brake)
-        if shortage is not None:
-            result = _of_less_memory(result, shortage)
+    indices, cut = operator_indices(problem.profile.graph), False
+
+    def fits(one: Strategy) -> bool:
+        nonlocal cut
+        cut = cut or brake.over()
+        return not cut and evaluate(problem, one).shortage is None
+
+    def search(model: PlacementProblem, share: float) -> Round:
+        nonlocal cut
+        result = _searched(problem, model, placed, time_limit_s * share, brake)
         if result.strategy is None:
-            break
-        first = evaluate(problem, result.strategy).shortage
-        if problem.num_microbatches > 1 and first is None:
-            # The judge evaluates and simulates the rest, as far as there is time.
-            return replace(result, others=tuple(dict.fromkeys((*result.others, *fitting))))
-        if first is None:
-            fitting[result.strategy] = None
-        for one in result.others:
-            cut = cut or brake.over()
-            if not cut and evaluate(problem, one).shortage is None:
-                fitting[one] = None
-        if result.strategy in fitting or INTERRUPTED in result.space:
-            break
+            return Round(result)
+        shortage = evaluate(problem, result.strategy).shortage
+        if shortage is None and problem.num_microbatches > 1:
+            return Round(result)
+        own = [result.strategy] if shortage is None else []
+        fitting.update(dict.fromkeys((*own, *filter(fits, result.others))))
+        if shortage is None:
+            return Round(result)
         # A rival's strategy may fit, but a better one may be found with less memory.
-        shortage, cut = first, cut or brake.over()
-        if cut:
-            break
-        device_of = _of_strategy(result.strategy, operator_indices(problem.profile.graph))
-        kept = kept_bytes(placement_problem)
-        placement_problem = tighter(problem, placement_problem, device_of, result.strategy, kept)
-    if result.strategy is not None and result.strategy not in fitting:
-        result = replace(
-            result, status=Status.UNKNOWN, strategy=None, others=(), reason=shortage,
-            short_of_memory=True,
-        )  # fmt: skip
+        interrupted = INTERRUPTED in result.space
+        cut = cut or (not interrupted and brake.over())
+        unfit = Unfit(_of_strategy(result.strategy, indices), result.strategy, shortage)
+        return Round(result, unfit, ended=interrupted or cut)
+
+    result = in_less_memory(problem, placement_problem, ROUND_SHARES, search)
+    if problem.num_microbatches > 1 and result.strategy is not None:
+        # The judge evaluates and simulates the rest, as far as there is time.
+        return replace(result, others=tuple(dict.fromkeys((*result.others, *fitting))))
     if cut:
         result = replace(result, reproducible=False)
     return _best_of(problem, result, tuple(fitting)) if fitting else result
@@ -322,19 +371,6 @@ def _too_large(problem: Problem, placement_problem: PlacementProblem) -> str | N
     )
 
 
-def _of_less_memory(result: Result, shortage: str) -> Result:
-    """The result of a search with less memory than there is, as one of the problem: it proves
-    neither that a plan is the best, nor that there is none.
-
-    Args:
-        shortage: why the plan of an earlier search did not fit.
-    """
-    status = Status.FEASIBLE if result.strategy is not None else Status.UNKNOWN
-    short = result.strategy is None
-    reason = shortage if short else None
-    return replace(result, status=status, bound_s=None, reason=reason, short_of_memory=short)
-
-
 def _searched(
     problem: Problem,
     placement_problem: PlacementProblem,
@@ -342,79 +378,111 @@ def _searched(
     time_limit_s: float,
     brake: Brake,
 ) -> Result:
-    """The answers of the searches for all objectives as stages, the best first.
+    """The answers of all steps as stages, the best first.
 
     Args:
         strategies: known ones, to start from.
     """
-    searches = list(_searches(problem, placement_problem, brake))
 
     @cache
-    def cut(one: Candidate) -> tuple[Strategy, ...]:
+    def stages(one: Candidate) -> tuple[Strategy, ...]:
         if _too_long(problem, placement_problem, one.device_of, time_limit_s):
             return ()
         return strategies_of(problem, one.device_of, one.order)
 
-    known = _known(problem, placement_problem, strategies)
-    singles_s = _singles_s(problem, placement_problem, time_limit_s)
-    rounds_s = PERIODIC_SHARE * time_limit_s if _several(problem) else 0.0
-    by_objective: list[_ObjectiveAnswer] = []
-    for search in searches:
-        if not any(INTERRUPTED in one.answer.note for one in by_objective):
-            limit_s = (time_limit_s - singles_s - rounds_s) / len(searches)
-            by_objective.append(_best(problem, placement_problem, search, tuple(known), limit_s))
-    answer, space = by_objective[0].answer, by_objective[0].space
-    near = sorted(known, key=searches[0].price)
-    also = [Candidate(device_of, known[device_of]) for device_of in near]
-    candidates = [Candidate(*own) for one in by_objective for own in one.placements]
-    if candidates and not placement_problem.published_memory:
-        candidates += also[:MAX_KNOWN]  # by the simulator, one of these may be better
-    whole = placement_problem.num_operators <= FINE_GROUPS
-    if singles_s and not (whole and _settled(problem, answer)):
-        starts = candidates or also
-        refined = _refined(problem, placement_problem, starts, singles_s, brake, cut)
-        candidates = [*refined.candidates, *candidates]
-        bound_s = answer.bound_s if whole else refined.bound_s
-        in_time = answer.reproducible and refined.in_time
-        status = Status.FEASIBLE if candidates else Status.UNKNOWN
-        answer = replace(answer, status=status, bound_s=bound_s, reproducible=in_time)
-        space = f"{space}; then over single operators, by annealing"
-    found, in_time = _cut_in_time(candidates, cut, brake)
-    answer = replace(answer, reproducible=answer.reproducible and in_time)
-    if rounds_s and INTERRUPTED not in space:
-        begin = (*(one.device_of for one in candidates), *near)
-        iterations, in_time, note = _periodic(problem, placement_problem, begin, rounds_s, brake)
-        found = tuple(dict.fromkeys((*iterations, *found)))
-        answer = replace(answer, reproducible=answer.reproducible and in_time)
-        space = "; ".join([space, "then whole iterations, by annealing", *note])
-    return _result(problem, answer, found, space)
+    case = _Case(
+        problem, placement_problem, time_limit_s, brake,
+        tuple(_searches(problem, placement_problem, brake)),
+        _known(problem, placement_problem, strategies), stages,
+    )  # fmt: skip
+    found = _by_objectives(case)
+    for step in (_single_operators, _as_stages, _whole_iterations):
+        found = step(case, found)
+    return _result(problem, found)
 
 
-def _cut_in_time(
-    candidates: Sequence[Candidate],
-    cut: Callable[[Candidate], tuple[Strategy, ...]],
-    brake: Brake,
-) -> tuple[tuple[Strategy, ...], bool]:
-    """The strategies of placements, each once, and whether there was time for all. To cut a
-    placement into stages takes a while, so once the time is over the first ones count.
+def _by_objectives(case: _Case) -> _Found:
+    """(3): the answers of the engines, the first one's status and bound, and known placements."""
+    rest_s = case.time_limit_s - _singles_s(case) - _iterations_s(case)
+    found: list[_Found] = []
+    for search in case.searches:
+        if not any(one.interrupted for one in found):
+            found.append(_best(case, search, rest_s / len(case.searches)))
+    candidates = tuple(own for one in found for own in one.candidates)
+    if candidates and not case.model.published_memory:
+        # By the simulator, one of these may be better.
+        also = (Candidate(device_of, case.known[device_of]) for device_of in case.near[:MAX_KNOWN])
+        candidates += tuple(also)
+    return replace(found[0], candidates=candidates)
+
+
+def _single_operators(case: _Case, found: _Found) -> _Found:
+    """(4)."""
+    singles_s = _singles_s(case)
+    if not singles_s or (case.whole and _settled(case.problem, found.answer)):
+        return found
+    starts = found.candidates or [Candidate(one, case.known[one]) for one in case.near]
+    refined = _refined(case, starts, singles_s)
+    candidates = (*refined.candidates, *found.candidates)
+    answer = replace(
+        found.answer,
+        status=Status.FEASIBLE if candidates else Status.UNKNOWN,
+        bound_s=found.answer.bound_s if case.whole else refined.bound_s,
+    )
+    found = replace(found, answer=answer, candidates=candidates)
+    return found.after("then over single operators, by annealing", in_time=refined.in_time)
+
+
+def _as_stages(case: _Case, found: _Found) -> _Found:
+    """The candidates as strategies, each once. To cut a placement into stages takes a while, so
+    once the time is over the first ones count.
     """
     seen: dict[Strategy, None] = {}
-    for one in candidates:
-        if seen and brake.over():
-            return tuple(seen), False
-        seen.update(dict.fromkeys(cut(one)))
-    return tuple(seen), True
+    for one in found.candidates:
+        if seen and case.brake.over():
+            return replace(found, strategies=tuple(seen)).after(in_time=False)
+        seen.update(dict.fromkeys(case.stages(one)))
+    return replace(found, strategies=tuple(seen))
 
 
-def _result(
-    problem: Problem, answer: EngineAnswer, found: Sequence[Strategy], space: str
-) -> Result:
-    """The result with the strategies that were found, the best first.
+def _whole_iterations(case: _Case, found: _Found) -> _Found:
+    """Strategies for whole iterations of several microbatches come first, those that fit."""
+    limit_s, problem, brake = _iterations_s(case), case.problem, case.brake
+    if not limit_s or found.interrupted:
+        return found
+    starts = (*(one.device_of for one in found.candidates), *case.near)
+    watch = SearchWatch(log, 1.0, brake=brake)
+    with interruptible(watch):
 
-    Args:
-        answer: of the search for the first objective.
+        def over() -> bool:
+            return watch.cut
+
+        best = periodic.improved(
+            case.model, starts, problem.num_microbatches, limit_s, over, problem.search.seed
+        )
+        fitting: dict[Strategy, None] = {}
+        for each in best[:MAX_PERIODIC]:
+            for one in periodic.candidates(problem, each):
+                if not over() and evaluate(problem, one).shortage is None:
+                    fitting[one] = None
+        in_time = not over()
+    found = replace(found, strategies=tuple(dict.fromkeys((*fitting, *found.strategies))))
+    found = found.after("then whole iterations, by annealing", in_time=in_time)
+    return found.after(INTERRUPTED, in_time=False) if watch.interrupted else found
+
+
+def _iterations_s(case: _Case) -> float:
+    """The time for whole iterations of several microbatches, in s; 0 where they are not searched:
+    the published model has none, and on one device there is nothing to place.
     """
-    if not found:
+    searched = not case.model.published_memory and case.model.num_devices > 1
+    return PERIODIC_SHARE * case.time_limit_s if searched and _several(case.problem) else 0.0
+
+
+def _result(problem: Problem, found: _Found) -> Result:
+    """The result with the strategies that were found, the best first."""
+    answer, space, strategies = found.answer, found.space, found.strategies
+    if not strategies:
         return Result(
             Status.UNKNOWN if answer.device_of is not None else answer.status,
             None, space=space,
@@ -424,53 +492,21 @@ def _result(
         )  # fmt: skip
     of_iteration = problem.training.objective is Objective.ITERATION
     known_best = answer.device_of is None and answer.status is not Status.FEASIBLE
-    status = Status.FEASIBLE if of_iteration or known_best else answer.status
     return Result(
-        status,
-        found[0],
-        bound_s=None if of_iteration else answer.bound_s,
+        # A proof of the latency leaves the optimizer's step out.
+        Status.FEASIBLE if of_iteration or known_best else answer.status,
+        strategies[0],
+        bound_s=None if _several(problem) else answer.bound_s,
         space=space,
         reproducible=answer.reproducible,
-        others=tuple(found[1:]),
+        others=strategies[1:],
     )
 
 
 def _several(problem: Problem) -> bool:
-    """Whether whole iterations of several microbatches are searched: the published model has none,
-    and on one device there is nothing to place.
-    """
-    of_several = problem.training.objective is Objective.ITERATION and problem.num_microbatches > 1
-    own = switches_of(problem.search, NetSplit)
-    return of_several and not own.relaxed and len(problem.topology.devices) > 1
-
-
-def _periodic(
-    problem: Problem,
-    placement_problem: PlacementProblem,
-    starts: Sequence[Placement],
-    time_limit_s: float,
-    brake: Brake,
-) -> tuple[tuple[Strategy, ...], bool, tuple[str, ...]]:
-    """Strategies for whole iterations that fit, whether the search had its time, and a note where
-    the user has ended it.
-    """
-    seed, watch = problem.search.seed, SearchWatch(log, 1.0, brake=brake)
-    num_microbatches = problem.num_microbatches
-    with interruptible(watch):
-
-        def over() -> bool:
-            return watch.cut
-
-        found = periodic.improved(
-            placement_problem, starts, num_microbatches, time_limit_s, over, seed
-        )
-        fitting: dict[Strategy, None] = {}
-        for each in found[:MAX_PERIODIC]:
-            for one in periodic.candidates(problem, each):
-                if not over() and evaluate(problem, one).shortage is None:
-                    fitting[one] = None
-        in_time = not over()
-    return tuple(fitting), in_time, (INTERRUPTED,) if watch.interrupted else ()
+    """Whether the objective is an iteration of several microbatches."""
+    of_iteration = problem.training.objective is Objective.ITERATION
+    return of_iteration and problem.num_microbatches > 1
 
 
 def _settled(problem: Problem, answer: EngineAnswer) -> bool:
@@ -481,40 +517,25 @@ def _settled(problem: Problem, answer: EngineAnswer) -> bool:
     return any(evaluate(problem, one).shortage is None for one in strategies)
 
 
-def _singles_s(problem: Problem, placement_problem: PlacementProblem, time_limit_s: float) -> float:
+def _singles_s(case: _Case) -> float:
     """The time for single operators, in s; 0 where they are not searched: the published model has
     groups only, and several microbatches run at once in other schedules than this search has.
     """
-    several = problem.num_microbatches > 1 and problem.training.objective is not Objective.LATENCY
-    if (
-        problem.training.objective is Objective.BOTTLENECK
-        or several
-        or placement_problem.num_devices == 1
-    ):
+    problem = case.problem
+    of_latency = problem.training.objective is not Objective.BOTTLENECK and not _several(problem)
+    if not of_latency or case.model.num_devices == 1 or case.model.published_memory:
         return 0.0
-    if switches_of(problem.search, NetSplit).relaxed:
-        return 0.0
-    whole = placement_problem.num_operators <= FINE_GROUPS
-    return time_limit_s * SINGLES_SHARE * (0.5 if whole else 1.0)
+    return case.time_limit_s * SINGLES_SHARE * (0.5 if case.whole else 1.0)
 
 
-def _refined(
-    problem: Problem,
-    placement_problem: PlacementProblem,
-    starts: Sequence[Candidate],
-    time_limit_s: float,
-    brake: Brake,
-    cut: Callable[[Candidate], tuple[Strategy, ...]],
-) -> Refined:
+def _refined(case: _Case, starts: Sequence[Candidate], time_limit_s: float) -> Refined:
     """Annealing over single operators, from the best of some placements and Pesto's by the
     simulator, or the first one if none fits.
-
-    Args:
-        cut: gives the strategies of a placement.
     """
+    problem, brake = case.problem, case.brake
 
     def judged(model: PlacementProblem, one: Candidate) -> Judged:
-        strategies = cut(one)
+        strategies = case.stages(one)
         fitting = [s for s in strategies if evaluate(problem, s).shortage is None]
         if fitting:
             return Judged(min(objective_s(problem, strategy) for strategy in fitting))
@@ -524,7 +545,7 @@ def _refined(
     seed, watch = problem.search.seed, SearchWatch(log, 1.0, brake=brake)
     pesto_s = PESTO_SHARE * time_limit_s
     with interruptible(watch):
-        rival = pesto.place(placement_problem, pesto_s, seed, brake)
+        rival = pesto.place(case.model, pesto_s, seed, brake)
         if rival.device_of is not None:
             starts = [*starts, Candidate(rival.device_of)]
         start, least_s, in_time = starts[0], math.inf, rival.reproducible
@@ -532,10 +553,10 @@ def _refined(
             if brake.over():
                 in_time = False
                 break
-            value_s = judged(placement_problem, one).value_s
+            value_s = judged(case.model, one).value_s
             if value_s < least_s:
                 start, least_s = one, value_s
-        found = refined(placement_problem, start, time_limit_s - pesto_s, judged, watch, seed)
+        found = refined(case.model, start, time_limit_s - pesto_s, judged, watch, seed)
     return replace(found, in_time=found.in_time and in_time)
 
 
@@ -544,13 +565,12 @@ def _searches(
 ) -> Iterator[_ObjectiveSearch]:
     """The searches for a problem's objective, the most telling one first."""
     own = switches_of(problem.search, NetSplit)
-    several = problem.training.objective is Objective.ITERATION and problem.num_microbatches > 1
-    if problem.training.objective is Objective.BOTTLENECK or several:
+    if problem.training.objective is Objective.BOTTLENECK or _several(problem):
         order = _device_order(problem) if own.contiguous else None
         yield _ObjectiveSearch(
             "the smallest bottleneck",
             lambda device_of: _bottleneck_s(placement_problem, device_of, order),
-            lambda instance, limit_s, start: netsplit_bottleneck.solve(
+            lambda instance, limit_s, start, _: netsplit_bottleneck.solve(
                 instance, limit_s, start, order, problem.search.seed, own.engine, brake
             ),
             whole=True,
@@ -559,7 +579,9 @@ def _searches(
         yield _ObjectiveSearch(
             "the least latency (times to 0.1 %)",
             lambda device_of: latency_s(placement_problem, device_of),
-            lambda instance, limit_s, start: _by_engine(problem, instance, limit_s, start, brake),
+            lambda instance, limit_s, start, prove: _by_engine(
+                problem, instance, limit_s, start, brake, prove=prove
+            ),
         )
 
 
@@ -569,8 +591,14 @@ def _by_engine(
     limit_s: float,
     start: Sequence[int] | None,
     brake: Brake,
+    *,
+    prove: bool,
 ) -> EngineAnswer:
-    """The answer of the chosen engine, or of CP-SAT if that one cannot be used."""
+    """The answer of the chosen engine, or of CP-SAT if that one cannot be used.
+
+    Args:
+        prove: whether the bound counts; gurobi has no search without one.
+    """
     own = switches_of(problem.search, NetSplit)
     seed, gap = problem.search.seed, own.gap
     note = ""
@@ -580,7 +608,9 @@ def _by_engine(
         except EngineUnavailableError as error:
             note = f"{error}, so OR-Tools solved it"
             log.warning("%s", note)
-    answer = netsplit_cpsat.solve(instance, limit_s, start, seed=seed, gap=gap, brake=brake)
+    answer = netsplit_cpsat.solve(
+        instance, limit_s, start, seed=seed, gap=gap, brake=brake, prove=prove
+    )
     return replace(answer, note="; ".join(part for part in (note, answer.note) if part))
 
 
@@ -605,47 +635,50 @@ def _bottleneck_s(
 # ---------------------------------------------------------------------------------------- search
 
 
-def _best(
-    problem: Problem,
-    placement_problem: PlacementProblem,
-    search: _ObjectiveSearch,
-    known: tuple[Placement, ...],
-    time_limit_s: float,
-) -> _ObjectiveAnswer:
-    """The answer of the finest model, or a known placement if that is better.
-
-    Args:
-        known: placements to start from.
-    """
-    levels = (
-        _levels_to_whole(placement_problem)
-        if search.whole
-        else _levels(placement_problem, relaxed=switches_of(problem.search, NetSplit).relaxed)
-    )
-    answer, instance = None, levels[0]
+def _best(case: _Case, search: _ObjectiveSearch, time_limit_s: float) -> _Found:
+    """The answer of the finest model, or a known placement if that is better."""
+    relaxed, answers = case.model.published_memory, list[EngineAnswer]()
+    levels = _levels_to_whole(case.model) if search.whole else _levels(case.model, relaxed=relaxed)
+    known = tuple(case.known)
     for k, instance in enumerate(levels):
         last = k + 1 == len(levels)
         share = 1.0 if len(levels) == 1 else (FINE_SHARE if last else 1 - FINE_SHARE)
-        answer = search.run(instance, time_limit_s * share, _start(instance, known, search.price))
-        if answer.device_of is not None:
-            known = (answer.device_of, *known)
-        if INTERRUPTED in answer.note:
+        start = _start(instance, known, search.price)
+        # A bound of groups is none of single operators, and one of the latency says little about
+        # several microbatches.
+        prove = relaxed or (last and case.whole and not _several(case.problem))
+        answers.append(search.run(instance, time_limit_s * share, start, prove))
+        placed, note = answers[-1].device_of, answers[-1].note
+        known = known if placed is None else (placed, *known)
+        if INTERRUPTED in note:
             break
-    if answer is None:
-        raise ValueError("there is no level")
-    space = _space(problem, search.name, len(instance.groups), answer.note)
-    own = () if answer.device_of is None else ((answer.device_of, answer.order),)
-    if instance.relaxed:
-        return _ObjectiveAnswer(answer, space, own)
-    # A known placement may be better, with a group's members apart or by the list schedule.
+    instance = levels[len(answers) - 1]
+    space = _space(case.problem, search.name, len(instance.groups), note)
+    found = _Found(answers[-1], space, _candidates(answers[-1]))
+    return found if instance.relaxed else _or_known(search, instance, known, found)
+
+
+def _candidates(answer: EngineAnswer) -> tuple[Candidate, ...]:
+    return () if answer.device_of is None else (Candidate(answer.device_of, answer.order),)
+
+
+def _or_known(
+    search: _ObjectiveSearch,
+    instance: NetSplitInstance,
+    known: Sequence[Placement],
+    found: _Found,
+) -> _Found:
+    """An answer, or a known placement that is better, with a group's members apart or by the list
+    schedule.
+    """
     fitting = [device_of for device_of in known if overflow(instance, device_of) <= 0]
     best = min(fitting, key=search.price, default=None)
-    if best is None or search.price(best) >= _price_of(answer, search):
-        return _ObjectiveAnswer(answer, space, own)
-    if search.price(best) >= answer.latency_s:
-        return _ObjectiveAnswer(answer, space, (*own, (best, None)))
-    worse = replace(answer, status=Status.FEASIBLE, device_of=best, order=None)
-    return _ObjectiveAnswer(worse, space, ((best, None), *own))
+    if best is None or search.price(best) >= _price_of(found.answer, search):
+        return found
+    if search.price(best) >= found.answer.latency_s:
+        return replace(found, candidates=(*found.candidates, Candidate(best)))
+    worse = replace(found.answer, status=Status.FEASIBLE, device_of=best, order=None)
+    return replace(found, answer=worse, candidates=(Candidate(best), *found.candidates))
 
 
 def _price_of(answer: EngineAnswer, search: _ObjectiveSearch) -> float:

@@ -37,27 +37,25 @@ from planner.artefacts.problem import Status
 from planner.solvers.engines.mip import Answer
 from planner.solvers.netsplit.bounds import (
     NONE,
-    JointBounds,
-    PhaseBounds,
+    SubproblemBounds,
     edges_of,
-    joint_bounds_of,
-    phase_bounds_of,
+    subproblem_bounds_of,
 )
 from planner.solvers.netsplit.cpsat_call import CONSTRAINTS_PER_S, SearchBudget, call
 from planner.solvers.netsplit.cpsat_model import (
     add_apart,
-    add_joint,
-    add_phase,
+    add_both,
     model_of,
     num_constraints,
 )
 from planner.solvers.netsplit.cpsat_ports import add_ports
 from planner.solvers.netsplit.model import KnownPlacement, NetSplitInstance, part
 from planner.solvers.netsplit.windows import (
-    Side,
-    bounds_of_sides,
+    BOTH,
+    Rows,
+    bounds_of_rows,
     pass_on,
-    side_of,
+    rows_of,
     windows_of_size,
 )
 
@@ -97,18 +95,17 @@ class Span:
     Attributes:
         ends: u, v.
         operators: ascending.
-        bounds: of forwards and of backwards of these operators alone; joint: of both.
+        bounds: of these operators alone.
     """
 
     ends: Ends
     operators: tuple[int, ...]
-    bounds: tuple[PhaseBounds, ...]
-    joint: JointBounds
+    bounds: SubproblemBounds
 
     def between(self) -> dict[tuple[int, int], int]:
         """D by pairs of operators of the graph."""
         here = self.operators
-        return {(here[u], here[v]): ticks for (u, v), ticks in self.joint.between.items()}
+        return {(here[u], here[v]): ticks for (u, v), ticks in self.bounds.between.items()}
 
 
 # ------------------------------------------------------------------------------------------ cuts
@@ -180,12 +177,11 @@ def spanned(instance: NetSplitInstance, budget: SearchBudget, share: float) -> l
     until_s = budget.left_s - limit_s
     for ends, operators in spans_of(instance):
         alone = part(instance, operators)
-        bounds = [phase_bounds_of(alone, backward=backward) for backward in (False, True)]
-        joint = joint_bounds_of(bounds)
+        bounds = subproblem_bounds_of(alone)
         if budget.left_s > until_s and not budget.over():
             rest = (budget.left_s - until_s) / budget.left_s
-            bounds, joint = windows_of_size(alone, bounds, budget, rest, WINDOWS)
-        span = Span(ends, operators, tuple(bounds), joint)
+            bounds = windows_of_size(alone, bounds, budget, rest, WINDOWS)
+        span = Span(ends, operators, bounds)
         least_s = max(until_s, budget.left_s - ONE_SHARE * limit_s)
         spans.append(_climbed(alone, span, budget, least_s))
     return spans
@@ -206,11 +202,11 @@ def merged(
         k, ends = min(enumerate(merges), key=lambda merge: inside(*merge[1]).bit_count())
         operators = _numbers(inside(*ends))
         alone = part(instance, operators)
-        bounds, joint = joined(instance, operators, spans[k : k + 2])
-        beyond = joined(instance, range(instance.problem.num_operators), spans)[1].least
-        worst = latest - 1 - (beyond - joint.least)
+        bounds = joined(instance, operators, spans[k : k + 2])
+        beyond = joined(instance, range(instance.problem.num_operators), spans).least
+        worst = latest - 1 - (beyond - bounds.least)
         until_s = budget.left_s * (1 - MERGE_SHARE)
-        span = Span(ends, operators, bounds, joint)
+        span = Span(ends, operators, bounds)
         spans = [*spans[:k], _climbed(alone, span, budget, until_s, worst), *spans[k + 2 :]]
         yield spans
         # Larger ones take more work than one that was too large.
@@ -220,7 +216,7 @@ def merged(
 
 def joined(
     instance: NetSplitInstance, operators: Sequence[int], spans: Sequence[Span]
-) -> tuple[tuple[PhaseBounds, ...], JointBounds]:
+) -> SubproblemBounds:
     """(d2) and (d4): bounds of the operators between the ends of neighbouring spans.
 
     Args:
@@ -228,39 +224,41 @@ def joined(
         spans: in the order of the graph.
     """
     alone, at = part(instance, operators), {i: k for k, i in enumerate(operators)}
-    known = [phase_bounds_of(alone, backward=backward) for backward in (False, True)]
-    before, behind = (
-        _side(alone, at, spans, side_of(known, behind=side)) for side in (False, True)
-    )
-    bounds, joint = bounds_of_sides(alone, known, before, behind)
+    known = subproblem_bounds_of(alone)
+    before, behind = (_side(alone, at, spans, known, behind=side) for side in (False, True))
+    bounds = bounds_of_rows(alone, known, before, behind)
     between = {(at[u], at[v]): ticks for span in spans for (u, v), ticks in span.between().items()}
     # The whole graph has no ends whose bounds could say it.
-    least = max(joint.least, spans[0].joint.least if spans[0].ends == (None, None) else 0)
-    return tuple(bounds), replace(joint, between=between, least=least)
+    whole = spans[0].bounds.least if spans[0].ends == (None, None) else 0
+    return replace(bounds, between=between, least=max(bounds.least, whole))
 
 
 def _side(
-    alone: NetSplitInstance, at: Mapping[int, int], spans: Sequence[Span], side: Side
-) -> Side:
+    alone: NetSplitInstance,
+    at: Mapping[int, int],
+    spans: Sequence[Span],
+    known: SubproblemBounds,
+    *,
+    behind: bool,
+) -> Rows:
     """(d2): the bounds of a side.
 
     Args:
         alone: the operators between the ends of the spans; at: their numbers in it.
-        side: bounds known before, which are raised.
+        known: bounds before.
     """
-    passed: tuple[int, ...] = (0, 0, 0)
-    rows = (*side.times, side.both)
-    for span in reversed(spans) if side.behind else spans:
-        own = side_of(span.bounds, behind=side.behind)
-        both = span.joint.behind if side.behind else span.joint.before
-        for row, new, ticks in zip(rows, (*own.times, both), passed, strict=True):
+    passed: tuple[int, ...] = (0,) * (BOTH + 1)
+    rows = rows_of(known, behind=behind)
+    for span in reversed(spans) if behind else spans:
+        own = rows_of(span.bounds, behind=behind)
+        for row, new, ticks in zip(rows, own, passed, strict=True):
             for i, here in zip(span.operators, new, strict=True):
                 row[at[i]] = max(row[at[i]], ticks + here)
-        cut = span.ends[not side.behind]
+        cut = span.ends[not behind]
         if cut is not None:
             passed = tuple(row[at[cut]] for row in rows)
-    pass_on(alone, side)
-    return side
+    pass_on(alone, rows, behind=behind)
+    return rows
 
 
 def _lifted(alone: NetSplitInstance, span: Span, least: int) -> Span:
@@ -271,16 +269,22 @@ def _lifted(alone: NetSplitInstance, span: Span, least: int) -> Span:
     """
     where = [None if end is None else span.operators.index(end) for end in span.ends]
     longest = (alone.forward + alone.backward).max(axis=1).tolist()
-    sides = [list(span.joint.behind), list(span.joint.before)]
+    sides = [list(span.bounds.behind), list(span.bounds.before)]
+    # D counts u and v, K_u and J_v do not count the operator itself: it takes its longest time at
+    # most. D is over one placement, so u and v each run on one device in it, and nothing of D is
+    # taken off twice.
     for k, side in zip(where, sides, strict=True):
         if k is not None:
             side[k] = max(side[k], least - longest[k])
-    between = dict(span.joint.between)
+    between = dict(span.bounds.between)
     u, v = where
     if u is not None and v is not None:
         between[u, v] = least
     behind, before = sides
-    return replace(span, joint=JointBounds(tuple(before), tuple(behind), least, between))
+    bounds = replace(
+        span.bounds, before=tuple(before), behind=tuple(behind), least=least, between=between
+    )
+    return replace(span, bounds=bounds)
 
 
 def _climbed(
@@ -292,7 +296,7 @@ def _climbed(
         until_s: what is left of the budget at the end.
         worst: ends the climb; no bound above it is asked for.
     """
-    least, rise = span.joint.least, RISE
+    least, rise = span.bounds.least, RISE
     build_s = num_constraints(alone, (False, True), channels=False) / CONSTRAINTS_PER_S
     while least <= worst and budget.left_s - build_s > until_s and not budget.over():
         max_ticks = min(int((1 + rise) * least), worst)
@@ -315,16 +319,7 @@ def _solved(
     nowhere = KnownPlacement((0,) * len(span.operators), False, 0)
     model = model_of(alone, nowhere, memory=False)
     add_apart(model)
-    phases = []
-    for backward in (False, True):
-        latest = max_ticks - span.bounds[not backward].least
-        phase = add_phase(model, span.bounds[backward], latest, backward=backward)
-        add_ports(phase)
-        phases.append(phase)
-    ends = phases[0].end + phases[1].end
-    model.cp.add(ends <= max_ticks)
-    add_joint(model, phases, span.joint)
-    model.cp.minimize(ends)
+    add_both(model, span.bounds, max_ticks, add_ports)
     budget.left_s -= len(model.cp.proto.constraints) / CONSTRAINTS_PER_S
     share = max(0.0, 1 - until_s / budget.left_s) if budget.left_s > 0 else 0.0
     return call(model, budget, share, hinted=False)

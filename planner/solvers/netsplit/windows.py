@@ -29,7 +29,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from planner.artefacts.problem import Status
-from planner.solvers.netsplit.bounds import JointBounds, PhaseBounds, joint_bounds_of
+from planner.solvers.netsplit.bounds import PhaseBounds, SubproblemBounds
 from planner.solvers.netsplit.cpsat_call import (
     CONSTRAINTS_PER_S,
     SearchBudget,
@@ -74,35 +74,40 @@ RISE = 0.002
 """A window is first asked for a solution within this share of its bound, then twice as far."""
 
 
+BOTH = 2
+"""Row of both phases together."""
+
+Rows = list[list[int]]
+"""(3, N) ticks before each operator, or behind it, in the forwards' direction: in the forwards, in
+the backwards, and J or K of both."""
+
+
 def windowed(
-    instance: NetSplitInstance, bounds: Sequence[PhaseBounds], budget: SearchBudget, share: float
-) -> tuple[list[PhaseBounds], JointBounds]:
-    """Better bounds of forwards and of backwards, and of both together.
+    instance: NetSplitInstance, bounds: SubproblemBounds, budget: SearchBudget, share: float
+) -> SubproblemBounds:
+    """Better bounds.
 
     Args:
-        bounds: those of forwards and of backwards before.
+        bounds: those before.
         share: largest share of the budget's rest.
     """
-    limit = share * budget.left_s * WINDOWS_PER_S
-    each = limit / instance.problem.num_operators
+    each = share * budget.left_s * WINDOWS_PER_S / instance.problem.num_operators
     sizes = LINKED_SIZES if instance.problem.shared else SIZES
-    size, work = next(((size, work) for size, work in sizes if work <= each), (0, 0.0))
-    if not size:
-        return list(bounds), joint_bounds_of(bounds)
-    return windows_of_size(instance, bounds, budget, share, (size, work))
+    size = next((one for one in sizes if one[1] <= each), None)
+    return windows_of_size(instance, bounds, budget, share, size) if size else bounds
 
 
 def windows_of_size(
     instance: NetSplitInstance,
-    bounds: Sequence[PhaseBounds],
+    bounds: SubproblemBounds,
     budget: SearchBudget,
     share: float,
     size: tuple[int, float],
-) -> tuple[list[PhaseBounds], JointBounds]:
+) -> SubproblemBounds:
     """`windowed` with windows of a given size.
 
     Args:
-        bounds: those of forwards and of backwards before.
+        bounds: those before.
         share: largest share of the budget's rest.
         size: operators of a window, units of deterministic work for an operator's three windows.
     """
@@ -111,7 +116,7 @@ def windows_of_size(
     # Three windows of each operator, whose models together are as many times that of all.
     constraints = 3 * operators * num_constraints(instance, (False, True), channels=False)
     if constraints / CONSTRAINTS_PER_S > MAX_BUILD * share * budget.left_s:
-        return list(bounds), joint_bounds_of(bounds)
+        return bounds
     settings = _WindowSettings(
         instance, bounds, operators, EACH * work, limit, budget.seed, budget.over
     )
@@ -119,7 +124,7 @@ def windows_of_size(
         sweeps = [beside.submit(_swept, settings, behind) for behind in (False, True)]
         before, after = budget.watch.run(lambda: [sweep.result() for sweep in sweeps], lambda: None)
     budget.left_s -= max(before.worked, after.worked) / WINDOWS_PER_S
-    return bounds_of_sides(instance, bounds, before, after)
+    return bounds_of_rows(instance, bounds, before.rows, after.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +132,7 @@ class _WindowSettings:
     """How windows are solved.
 
     Attributes:
-        bounds: of forwards and of backwards, before the windows.
+        bounds: those before the windows.
         size: operators of a window.
         each: units of work for one window at most; limit: for a sweep.
         seed: seed of the engine.
@@ -135,7 +140,7 @@ class _WindowSettings:
     """
 
     instance: NetSplitInstance
-    bounds: Sequence[PhaseBounds]
+    bounds: SubproblemBounds
     size: int
     each: float
     limit: float
@@ -143,50 +148,32 @@ class _WindowSettings:
     over: Callable[[], bool]
 
 
-@dataclass(slots=True)
-class Side:
-    """The bounds of what lies before each operator, or behind it, in the forwards' direction.
-
-    Attributes:
-        behind: whether behind.
-        times: (2, N) ticks by phase: h and h', or tails of forwards and heads of backwards.
-        both: (N,) J or K.
-        worked: units of deterministic work so far.
-    """
-
-    behind: bool
-    times: list[list[int]]
-    both: list[int]
-    worked: float = 0.0
+def rows_of(bounds: SubproblemBounds, *, behind: bool) -> Rows:
+    """The bounds of a side, to be raised."""
+    forward, backward = bounds.phases
+    before = (forward.head, backward.tail, bounds.before)
+    after = (forward.tail, backward.head, bounds.behind)
+    return [list(row) for row in (after if behind else before)]
 
 
-def side_of(bounds: Sequence[PhaseBounds], *, behind: bool) -> Side:
-    """The bounds of a side that follow from those of each phase."""
-    forward, backward = bounds
-    times = (forward.tail, backward.head) if behind else (forward.head, backward.tail)
-    both = [there + back for there, back in zip(*times, strict=True)]
-    return Side(behind, [list(phase) for phase in times], both)
-
-
-def bounds_of_sides(
-    instance: NetSplitInstance, bounds: Sequence[PhaseBounds], before: Side, behind: Side
-) -> tuple[list[PhaseBounds], JointBounds]:
+def bounds_of_rows(
+    instance: NetSplitInstance, known: SubproblemBounds, before: Rows, behind: Rows
+) -> SubproblemBounds:
     """The bounds that both sides give together.
 
     Args:
-        bounds: of forwards and of backwards, known before.
+        known: bounds of the lengths before.
     """
     ticks = _least_ticks(instance)
     phases = []
-    for backward, known in enumerate(bounds):
-        through = zip(before.times[backward], ticks[backward], behind.times[backward], strict=True)
-        least = max(known.least, *map(sum, through))
+    for backward, one in enumerate(known.phases):
+        through = zip(before[backward], ticks[backward], behind[backward], strict=True)
         first, last = (behind, before) if backward else (before, behind)
-        head, tail = tuple(first.times[backward]), tuple(last.times[backward])
-        phases.append(replace(known, head=head, tail=tail, least=least))
-    whole = zip(before.both, *ticks, behind.both, strict=True)
+        head, tail = tuple(first[backward]), tuple(last[backward])
+        phases.append(replace(one, head=head, tail=tail, least=max(one.least, *map(sum, through))))
+    whole = zip(before[BOTH], *ticks, behind[BOTH], strict=True)
     least = max(sum(phase.least for phase in phases), *map(sum, whole))
-    return phases, JointBounds(tuple(before.both), tuple(behind.both), least)
+    return SubproblemBounds(tuple(phases), tuple(before[BOTH]), tuple(behind[BOTH]), least)
 
 
 def _least_ticks(instance: NetSplitInstance) -> tuple[list[int], list[int]]:
@@ -194,39 +181,53 @@ def _least_ticks(instance: NetSplitInstance) -> tuple[list[int], list[int]]:
     return instance.forward.min(axis=1).tolist(), instance.backward.min(axis=1).tolist()
 
 
-def _swept(settings: _WindowSettings, behind: bool) -> Side:
+@dataclass(slots=True)
+class _Sweep:
+    """The sweep of a side.
+
+    Attributes:
+        behind: whether it is of what lies behind each operator.
+        rows: the bounds so far; worked: units of deterministic work so far.
+    """
+
+    behind: bool
+    rows: Rows
+    worked: float = 0.0
+
+
+def _swept(settings: _WindowSettings, behind: bool) -> _Sweep:
     """The bounds of a side, over all operators in topological order or its reverse: when an
     operator's window is solved, the bounds of those in it are final.
     """
-    instance, side = settings.instance, side_of(settings.bounds, behind=behind)
-    num, near, times = instance.problem.num_operators, _near(instance, behind), side.times
+    instance, sweep = settings.instance, _Sweep(behind, rows_of(settings.bounds, behind=behind))
+    num, near, rows = instance.problem.num_operators, _near(instance, behind), sweep.rows
     ticks = _least_ticks(instance)
     all_before: list[set[int]] = [set() for _ in range(num)]
     for j in reversed(range(num)) if behind else range(num):
         for i in near[j]:
             all_before[j] |= all_before[i] | {i}
-        _pass_on(side, near[j], ticks, j)
+        _pass_on(rows, near[j], ticks, j)
         # Any window gives a bound. The operators with the largest times are ready last.
-        ranked = sorted(all_before[j], key=lambda i: (-times[False][i] - times[True][i], i))
+        ranked = sorted(all_before[j], key=lambda i: (-rows[False][i] - rows[True][i], i))
         for phases in ((False,), (True,), (False, True)):
-            if ranked and side.worked < settings.limit and not settings.over():
+            if ranked and sweep.worked < settings.limit and not settings.over():
                 window = _window(instance, j, ranked[: settings.size], phases)
-                best = side.both if len(phases) == 2 else times[phases[0]]
-                best[j] = max(best[j], _least(settings, side, window))
-        side.both[j] = max(side.both[j], times[False][j] + times[True][j])
-    return side
+                best = rows[BOTH if len(phases) == 2 else phases[0]]
+                best[j] = max(best[j], _least(settings, sweep, window))
+        rows[BOTH][j] = max(rows[BOTH][j], rows[False][j] + rows[True][j])
+    return sweep
 
 
-def pass_on(instance: NetSplitInstance, side: Side) -> None:
+def pass_on(instance: NetSplitInstance, rows: Rows, *, behind: bool) -> None:
     """Raises the bounds of a side by those of the operators before each one, or behind it."""
-    near, ticks = _near(instance, side.behind), _least_ticks(instance)
-    for j in sorted(range(instance.problem.num_operators), reverse=side.behind):
-        _pass_on(side, near[j], ticks, j)
-        side.both[j] = max(side.both[j], side.times[False][j] + side.times[True][j])
+    near, ticks = _near(instance, behind), _least_ticks(instance)
+    for j in sorted(range(instance.problem.num_operators), reverse=behind):
+        _pass_on(rows, near[j], ticks, j)
+        rows[BOTH][j] = max(rows[BOTH][j], rows[False][j] + rows[True][j])
 
 
 def _pass_on(
-    side: Side, near: Mapping[int, bool], ticks: tuple[list[int], list[int]], j: int
+    rows: Rows, near: Mapping[int, bool], ticks: tuple[list[int], list[int]], j: int
 ) -> None:
     """The same for operator j.
 
@@ -236,12 +237,12 @@ def _pass_on(
     for i, gradient in near.items():
         # Without a gradient, the backward of i does not wait for that of j.
         for backward in (False, True) if gradient else (False,):
-            own = side.times[backward]
+            own = rows[backward]
             own[j] = max(own[j], own[i] + ticks[backward][i])
         # The forward of j comes after that of i, its backward before that of i: the sum grows by
         # both durations of i, wherever the two are placed.
         if gradient:
-            side.both[j] = max(side.both[j], side.both[i] + ticks[0][i] + ticks[1][i])
+            rows[BOTH][j] = max(rows[BOTH][j], rows[BOTH][i] + ticks[0][i] + ticks[1][i])
 
 
 def _near(instance: NetSplitInstance, behind: bool) -> list[dict[int, bool]]:
@@ -278,20 +279,20 @@ def _window(
     return _Window(j, operators, part(instance, operators), phases)
 
 
-def _least(settings: _WindowSettings, side: Side, window: _Window) -> int:
+def _least(settings: _WindowSettings, sweep: _Sweep, window: _Window) -> int:
     """(w1) or, with both phases, (w2): the least ticks on a side of j that its window allows.
 
     Mostly that is the bound known before, so solutions near it are asked for first. When the work
     ends, every limit that had no solution is proved.
     """
-    least = sum(side.times[backward][window.j] for backward in window.phases)
+    least = sum(sweep.rows[backward][window.j] for backward in window.phases)
     if len(window.phases) == 2:
-        least = max(least, side.both[window.j])
+        least = max(least, sweep.rows[BOTH][window.j])
     work, rise = settings.each, RISE
     while work > 0:
         max_ticks = int((1 + rise) * least)
-        bound, worked = _within(settings, side, window, max_ticks, work)
-        side.worked += worked
+        bound, worked = _within(settings, sweep, window, max_ticks, work)
+        sweep.worked += worked
         work -= worked
         if bound is not None:
             return max(least, bound)
@@ -301,7 +302,7 @@ def _least(settings: _WindowSettings, side: Side, window: _Window) -> int:
 
 
 def _within(
-    settings: _WindowSettings, side: Side, window: _Window, max_ticks: int, work: float
+    settings: _WindowSettings, sweep: _Sweep, window: _Window, max_ticks: int, work: float
 ) -> tuple[int | None, float]:
     """A lower bound of the window, None if all its solutions take more than `max_ticks`; and the
     units of work that it took.
@@ -317,20 +318,20 @@ def _within(
         len(tensor.consumers) * ticks for tensor, ticks in zip(tensors, slowest, strict=True)
     )
     for backward in window.phases:
-        times = tuple(side.times[backward][i] for i in window.operators)
+        times = tuple(sweep.rows[backward][i] for i in window.operators)
         ticks = window.part.backward if backward else window.part.forward
         # An operator of the window that sends j no gradient may run after j; then the phase ends up
         # to all work and all transfers later.
         latest = max(max_ticks, *times) + int(ticks.max(axis=1).sum()) + transfers
         # What runs behind j in its phase is counted from the end of the phase: forwards of later
         # operators, backwards of earlier ones.
-        bounds, mirrored = PhaseBounds(times, nothing, 0, False), backward != side.behind
+        bounds, mirrored = PhaseBounds(times, nothing, 0, False), backward != sweep.behind
         phase = add_phase(model, bounds, latest, backward=backward, mirrored=mirrored)
         add_ports(phase)
         starts.append([phase.start[OPERATOR, k] for k in range(len(nothing))])
     if len(window.phases) == 2:
         for there, back, i in zip(*starts, window.operators, strict=True):
-            model.cp.add(there + back >= side.both[i])
+            model.cp.add(there + back >= sweep.rows[BOTH][i])
     least = sum(start[last] for start in starts)
     model.cp.add(least <= max_ticks)
     model.cp.minimize(least)

@@ -36,11 +36,11 @@ from planner.artefacts.formats.piper import (
 from planner.artefacts.options import Recompute
 from planner.artefacts.problem import Status
 from planner.solvers.clock import clock
-from planner.solvers.graphs.downsets import Downsets, csr, members
+from planner.solvers.graphs.downsets import Downsets, members
 from planner.solvers.graphs.windows import enumerated
 from planner.solvers.piper import costs, kernels
 from planner.solvers.piper.kernels import Degrees, Layers, Stages
-from planner.support.arrays import Floats, Ints
+from planner.support.arrays import Floats, Ints, csr
 
 # More would be some millions of stages.
 DEFAULT_MAX_DOWNSETS = 2_000

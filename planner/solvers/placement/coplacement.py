@@ -77,19 +77,12 @@ def coplaced(
         for i in operators:
             entries[i].add(operators)
     leader = list(range(problem.num_operators))
-
-    def find(i: int) -> int:
-        while leader[i] != i:
-            leader[i] = leader[leader[i]]
-            i = leader[i]
-        return i
-
     left, size = problem.num_operators, [1] * problem.num_operators
     heaviest_first = sorted(edge_bytes(problem).items(), key=lambda edge: (-edge[1], edge[0]))
     for (i, j), _ in heaviest_first:
         if left < min_groups:
             break
-        a, b = sorted((find(i), find(j)))
+        a, b = sorted((leader_of(leader, i), leader_of(leader, j)))
         if a == b or (most is not None and size[a] + size[b] > most):
             continue
         # Entries that both groups need are held once, so it is the union of keys that is summed.
@@ -99,5 +92,13 @@ def coplaced(
             size[a] += size[b]
     groups: dict[int, list[int]] = {}
     for i in range(problem.num_operators):
-        groups.setdefault(find(i), []).append(i)
+        groups.setdefault(leader_of(leader, i), []).append(i)
     return tuple(tuple(group) for group in groups.values())
+
+
+def leader_of(leader: list[int], v: int) -> int:
+    """The element that stands for the set of v in a union-find; shortens the way to it."""
+    while leader[v] != v:
+        leader[v] = leader[leader[v]]
+        v = leader[v]
+    return v

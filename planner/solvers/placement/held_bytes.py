@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planner.support.arrays import Csr, Floats, Ints, csr
+from planner.support.arrays import Csr, Floats, Ints, csr, transposed
 from planner.support.jit import inlined, njit
 
 
@@ -49,13 +49,10 @@ def held_bytes(
         whole: whether all bytes are whole numbers.
     """
     kept = list(kept)
-    entries: list[list[int]] = [[] for _ in range(num_items)]
-    for e, (items, _) in enumerate(kept):
-        for v in items:
-            entries[v].append(e)
+    rows = [items for items, _ in kept]
     sizes = [size for _, size in kept]
     as_bytes: Ints | Floats = np.array(sizes, np.int64) if whole else np.array(sizes, np.float64)
-    return HeldBytes(csr(items for items, _ in kept), csr(entries), as_bytes)
+    return HeldBytes(csr(rows), csr(transposed(rows, num_items)), as_bytes)
 
 
 def nothing_held(held: HeldBytes, num_devices: int) -> HeldState:
@@ -84,7 +81,7 @@ def hold(held: HeldBytes, state: HeldState, where: Ints) -> None:
 
 
 @inlined
-def move(held: HeldBytes, state: HeldState, item: int, p: int, q: int) -> None:
+def move_item(held: HeldBytes, state: HeldState, item: int, p: int, q: int) -> None:
     """Moves an item from p to q; applied in reverse, it undoes itself."""
     for x in range(held.entries.start[item], held.entries.start[item + 1]):
         e = held.entries.values[x]

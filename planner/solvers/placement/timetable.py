@@ -110,25 +110,36 @@ def _phase(
     begin_s: float,
 ) -> tuple[TaskTimes, _Transfers]:
     """All forwards, or all backwards, of a microbatch: N operators, then the transfers."""
-    times, tasks, sent = problem.backward_s if backward else problem.forward_s, TaskList(), []
+    times, tasks = problem.backward_s if backward else problem.forward_s, TaskList()
+    sent: _Transfers = []
     for i, p in enumerate(device_of):
         tasks.add(float(times[i, p]), (p, p))
     for t, tensor in enumerate(problem.tensors):
-        home, readers = device_of[tensor.producer], dict[int, list[int]]()
-        for j in tensor.consumers if tensor.gradient or not backward else ():
-            readers.setdefault(device_of[j], []).append(j)
-        for q, there in readers.items():
-            first, last = (there, [tensor.producer]) if backward else ([tensor.producer], there)
-            if q != home:
-                way = (q, home) if backward else (home, q)
-                transfer = _transfer(problem, tasks, t, way)
-                sent.append((t, *way))
-                for i in first:
-                    tasks.chain(i, transfer)
-                first = [transfer]
-            for i, j in product(first, last):
-                tasks.chain(i, j)
+        if tensor.gradient or not backward:
+            sent += _connect(problem, tasks, device_of, t, backward=backward)
     return tasks.times(_urgency(tasks, order).__getitem__, begin_s), sent
+
+
+def _connect(
+    problem: PlacementProblem, tasks: TaskList, device_of: Sequence[int], t: int, *, backward: bool
+) -> _Transfers:
+    """Lets the readers of a tensor wait for it, or its producer for its gradients: (2)."""
+    tensor, readers, sent = problem.tensors[t], dict[int, list[int]](), []
+    home = device_of[tensor.producer]
+    for j in tensor.consumers:
+        readers.setdefault(device_of[j], []).append(j)
+    for q, there in readers.items():
+        first, last = (there, [tensor.producer]) if backward else ([tensor.producer], there)
+        if q != home:
+            way = (q, home) if backward else (home, q)
+            transfer = _transfer(problem, tasks, t, way)
+            sent.append((t, *way))
+            for i in first:
+                tasks.chain(i, transfer)
+            first = [transfer]
+        for i, j in product(first, last):
+            tasks.chain(i, j)
+    return sent
 
 
 def _transfer(problem: PlacementProblem, tasks: TaskList, t: int, way: Pair) -> int:

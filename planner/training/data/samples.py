@@ -298,13 +298,13 @@ def described(value: object) -> str:
 # ------------------------------------------------------------------------------ rows of batches
 
 
-def tensors_in(batch: object) -> Iterator[Tensor]:
+def _tensors_in(batch: object) -> Iterator[Tensor]:
     """All tensors of a sample or batch, in its order."""
     if isinstance(batch, Tensor):
         yield batch
     elif isinstance(batch, Iterable) and not isinstance(batch, str):
         for one in batch.values() if isinstance(batch, Mapping) else batch:
-            yield from tensors_in(one)
+            yield from _tensors_in(one)
 
 
 def samples_of(data: object, where: str) -> object:
@@ -317,7 +317,7 @@ def samples_of(data: object, where: str) -> object:
         return data
     batches = list(data)
     for b, batch in enumerate(batches):
-        counts = {one.shape[0] if one.dim() else None for one in tensors_in(batch)}
+        counts = {one.shape[0] if one.dim() else None for one in _tensors_in(batch)}
         if len(counts) != 1 or None in counts:
             found = " and ".join(sorted(map(str, counts))) or "no"
             raise LaunchError(
