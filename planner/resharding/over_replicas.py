@@ -25,7 +25,7 @@ from planner.artefacts.strategy import Stage, Strategy, indices_of, shared_level
 from planner.support.memo import remembered
 
 
-def level_of(stage: Stage, parameter: Parameter, graph: Graph) -> int:
+def _level_of(stage: Stage, parameter: Parameter, graph: Graph) -> int:
     """The level of a parameter of a stage."""
     inside = set(stage.operators)
     tied = any(graph.operators[v].name not in inside for v in holders(graph)[parameter.name])
@@ -65,7 +65,7 @@ def _sharding(stage: Stage, graph: Graph) -> Sharding:
     read = {name for one in operators for name in one.inputs} - made
     held = {name for one in operators for name in one.parameters}
     known = parameters_by_name(graph)
-    level = {name: level_of(stage, known[name], graph) for name in sorted(held)}
+    level = {name: _level_of(stage, known[name], graph) for name in sorted(held)}
     whole = ("R",) * len(stage.mesh)
 
     def tensors(names: Iterable[str], specs: Mapping[str, Spec]) -> dict[str, Spec]:

@@ -423,7 +423,7 @@ def grow(stage: Floats, i: int, behind: int, j: int, block: int, masks: Masks, s
 
 
 @inlined
-def tied_bytes(masks: Masks, i: int, j: int, sets: Sets) -> tuple[float, float]:
+def _tied_bytes(masks: Masks, i: int, j: int, sets: Sets) -> tuple[float, float]:
     """Bytes of the trained parameters of the stage D_j minus D_i that other stages use as well, and
     of those among them that no earlier stage uses.
 
@@ -534,7 +534,7 @@ def _front_stage(sweep: Sweep, i: int, j: int) -> FrontStage:
     stage = sweep.scratch.stage
     trained = stage[TRAINED, i]
     static = stage[HELD, i] + (1 + sweep.options.moments) * trained
-    tied, first = tied_bytes(sweep.subsets.masks, i, j, sweep.sets)
+    tied, first = _tied_bytes(sweep.subsets.masks, i, j, sweep.sets)
     return FrontStage(i, j, static, trained, tied, first)
 
 

@@ -118,7 +118,7 @@ class StageWalk(NamedTuple):
 
 
 @inner
-def touched_before(subsets: Downsets, loads: Loads, i: int, count: Ints) -> None:
+def _touched_before(subsets: Downsets, loads: Loads, i: int, count: Ints) -> None:
     """Writes, per output, how many blocks of downset i touch it."""
     count[:] = 0
     for v in range(loads.time.shape[0]):
@@ -133,7 +133,7 @@ def open_cost(subsets: Downsets, loads: Loads) -> Floats:
     count = np.zeros(loads.cost.shape[0], np.int64)
     total = np.zeros(subsets.masks.shape[0])
     for i in range(total.shape[0]):
-        touched_before(subsets, loads, i, count)
+        _touched_before(subsets, loads, i, count)
         for e in range(count.shape[0]):
             if 0 < count[e] < loads.degree[e]:
                 total[i] += loads.cost[e]
@@ -172,7 +172,7 @@ def walk(
     while i < n - 1 and budget > 0:
         live, known = _live_states(rest, limits, splits, path.states, i, known)
         if live > 0:
-            touched_before(subsets, loads, i, path.before)
+            _touched_before(subsets, loads, i, path.before)
             budget -= _stages_from(subsets, loads, rest, limits, splits, path, live, i, known)
         budget -= 1
         i += 1

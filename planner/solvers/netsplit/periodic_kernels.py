@@ -137,7 +137,7 @@ def scratch_of(model: PeriodicModel) -> Scratch:
 
 
 @inner
-def tasks_of(model: PeriodicModel, work: Scratch, where: Ints) -> TaskGraph:
+def _tasks_of(model: PeriodicModel, work: Scratch, where: Ints) -> TaskGraph:
     """The tasks of a placement, in the arrays of `work`."""
     units, all_tasks, rounds = len(where), work.tasks, model.num_microbatches
     size = _number_transfers(model, work, where)
@@ -267,7 +267,7 @@ def _add_transfer(model: PeriodicModel, work: Scratch, j: int, t: int, p: int, q
 @njit
 def most_in_flight(model: PeriodicModel, work: Scratch, where: Ints) -> Ints:
     """(U,) most microbatches of each unit that are between their forward and their backward."""
-    tasks, units, rounds = tasks_of(model, work, where), len(where), model.num_microbatches
+    tasks, units, rounds = _tasks_of(model, work, where), len(where), model.num_microbatches
     simulate(tasks, work.run, 0.0, np.inf)
     end_s = work.run.end_s[: len(tasks.lasts_s) * rounds].reshape((rounds, -1))
     most = np.zeros(units, np.int64)
@@ -305,7 +305,7 @@ def price_s(model: PeriodicModel, work: Scratch, where: Ints, limit_s: float) ->
     is longer. Microbatches that are not in the schedule take a period each: what one takes in the
     second half of the schedule.
     """
-    tasks, time_s = tasks_of(model, work, where), _sums_s(model, where)
+    tasks, time_s = _tasks_of(model, work, where), _sums_s(model, where)
     time_s += simulate(tasks, work.run, 0.0, limit_s - time_s)
     if model.more == 0 or time_s > limit_s:
         return time_s
