@@ -424,15 +424,18 @@ def _sources(model: Model) -> _Sources:
     samples = {name for name in model.graph.inputs if _has_samples(model, _shape(model, name))}
     for node in model.nodes:
         given = [name for name in node.inputs if name]
-        if node.domain or node.type not in _KNOWN or not given:
-            continue
-        for some in (fixed, constant):
-            if some.issuperset(given):
+        if not node.domain and node.type in _KNOWN and given:
+            found = [some for some in (fixed, constant) if some.issuperset(given)]
+            found += [samples] if _are_samples(model, node, samples, constant) else []
+            for some in found:
                 some.update(node.outputs)
-        varying = [name for name in given if name not in constant]
-        if varying and samples.issuperset(varying) and _keeps_samples(model, node, varying):
-            samples.update(node.outputs)
     return _Sources(frozenset(fixed), frozenset(constant), frozenset(samples))
+
+
+def _are_samples(model: Model, node: Node, samples: set[str], constant: set[str]) -> bool:
+    """Whether what an operator makes has the samples that it reads."""
+    varying = [name for name in node.inputs if name and name not in constant]
+    return bool(varying) and samples.issuperset(varying) and _keeps_samples(model, node, varying)
 
 
 def _has_samples(model: Model, shape: tuple[int, ...]) -> bool:

@@ -20,7 +20,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from planner.artefacts.graph import Graph, Operator, Parameter, holders, parameters_by_name
-from planner.artefacts.sharding import CHUNKS, OWN, AxisRule, Rule, Sharding, Spec, reads, rule_by
+from planner.artefacts.sharding import (
+    AT_REST,
+    CHUNKS,
+    OWN,
+    AxisRule,
+    Rule,
+    Sharding,
+    Spec,
+    reads,
+    rule_by,
+)
 from planner.artefacts.strategy import Stage, Strategy, indices_of, shared_level
 from planner.support.memo import remembered
 
@@ -59,38 +69,36 @@ def with_axes(strategy: Strategy, graph: Graph) -> Strategy:
 
 
 def _sharding(stage: Stage, graph: Graph) -> Sharding:
-    own = stage.sharding
+    own, whole = stage.sharding, ("R",) * len(stage.mesh)
     operators = [graph.operators[v] for v in indices_of(stage, graph)]
     made = {name for one in operators for name in one.outputs}
     read = {name for one in operators for name in one.inputs} - made
-    held = {name for one in operators for name in one.parameters}
+    held = sorted({name for one in operators for name in one.parameters})
     known = parameters_by_name(graph)
-    level = {name: _level_of(stage, known[name], graph) for name in sorted(held)}
-    whole = ("R",) * len(stage.mesh)
+    level = {name: _level_of(stage, known[name], graph) for name in held}
 
     def tensors(names: Iterable[str], specs: Mapping[str, Spec]) -> dict[str, Spec]:
         return {name: (*specs.get(name, whole), OWN) for name in sorted(names)}
 
-    def cut(least: int, specs: Mapping[str, Spec]) -> dict[str, Spec]:
+    def cut(least: int, specs: Mapping[str, Spec], names: Iterable[str]) -> dict[str, Spec]:
         """How parameters lie that are cut from a level on, and those that lie so already."""
         return {
-            name: (*specs.get(name, whole), CHUNKS if one >= least else "R")
-            for name, one in level.items()
-            if one >= least or name in specs
+            name: (*specs.get(name, whole), CHUNKS if level[name] >= least else "R")
+            for name in names
+            if level[name] >= least or name in specs
         }
 
-    parameters = {} if own is None else own.parameters
-    gradients = {**parameters, **({} if own is None else own.gradients)}
-    states = {**gradients, **({} if own is None else own.states)}
-    trained = {name for name in held if known[name].trainable}
+    at_rest = {kind: getattr(own, kind, {}) for kind in AT_REST}
+    gradients = {**at_rest["parameters"], **at_rest["gradients"]}
+    trained = [name for name in held if known[name].trainable]
     return Sharding(
         mesh=(*stage.mesh, stage.over),
         rules={one.name: _rule(stage, one, known) for one in operators},
-        parameters=cut(3, parameters),
-        inputs=tensors(read, {} if own is None else own.inputs),
-        outputs=tensors(made, {} if own is None else own.outputs),
-        gradients={n: spec for n, spec in cut(2, gradients).items() if n in trained},
-        states={n: spec for n, spec in cut(1, states).items() if n in trained},
+        parameters=cut(3, at_rest["parameters"], held),
+        inputs=tensors(read, at_rest["inputs"]),
+        outputs=tensors(made, at_rest["outputs"]),
+        gradients=cut(2, gradients, trained),
+        states=cut(1, {**gradients, **at_rest["states"]}, trained),
     )
 
 
