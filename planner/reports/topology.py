@@ -305,7 +305,7 @@ def class_table(probed: "Probed") -> Table:
 def _pairs_text(pairs: "Sequence[Pair]", names: Sequence[str], most: int = 4) -> str:
     """The first pairs, in words; two directions of one pair are one.
 
-    >>> pairs_text([(0, 1), (1, 0), (1, 2)], ["a", "b", "c"])
+    >>> _pairs_text([(0, 1), (1, 0), (1, 2)], ["a", "b", "c"])
     'a - b, b -> c'
     """
     known, shown = set(pairs), []

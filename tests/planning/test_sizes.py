@@ -8,6 +8,7 @@ import pytest
 from planner.artefacts.options import Optimizer
 from planner.planning.portfolio import portfolio
 from planner.planning.sizes import _sizes_between, best_over_sizes
+from planner.solvers.registry import SOLVERS
 from planner.solvers.sharded.layout import NOTHING_TO_SPLIT
 from tests.costs.test_split_bounds import with_rules
 from tests.support.builders import cluster, problem_of, unit_type
@@ -50,13 +51,13 @@ def test_zero_splits_samples_where_there_are_enough():
     assert (stage.sharding.mesh, stage.num_replicas) == ((3,), 2)
     assert stage.sharding.inputs == {"x": ("S0",)}
     assert found[6].plan.strategy.num_microbatches == 8
-    # Of a single row only the features of GELU are, on as many devices as divide its 64.
+    # Microbatches of a single row are dealt to replicas that share.
     (stage,) = found[1].plan.strategy.stages
-    assert (stage.sharding.mesh, set(stage.sharding.rules)) == ((2,), {"gelu"})
+    assert (stage.sharding, stage.over, stage.num_replicas) == (None, 6, 6)
 
 
 def test_nothing_can_be_split_where_no_number_of_devices_divides_a_dimension():
-    comparison, _ = compared([1], 5, 5, ("zero",))
+    comparison, _ = compared([1], 1, 5, ("zero",))
     (row,) = (row for row in comparison.rows if row.microbatch_size == 1)
     assert row.plan is None
     assert row.reason == NOTHING_TO_SPLIT
@@ -65,13 +66,11 @@ def test_nothing_can_be_split_where_no_number_of_devices_divides_a_dimension():
 def test_where_no_mesh_divides_the_samples_zero_takes_one_on_which_anything_can_be_cut():
     """Eight rows of one sample on 6 devices: meshes of 6 and 3 cut nothing, one of 2 does."""
     profile = replace(profile_at(8), microbatch_size=1)
-    comparison = best_over_sizes(
-        [problem_of(profile, cluster([FAST] * 6, 1e4, 1e-7), 6, measured_on=FAST,
-                    optimizer=Optimizer.ADAM, reserve=0)],
-        [profile], ("zero",), 60.0,
-    ).comparison  # fmt: skip
-    (row,) = comparison.rows
-    (stage,) = row.plan.strategy.stages
+    problem = problem_of(profile, cluster([FAST] * 6, 1e4, 1e-7), 6, measured_on=FAST,
+                         optimizer=Optimizer.ADAM, reserve=0)  # fmt: skip
+    result = SOLVERS["zero"](problem, 60.0)
+    found = [one.stages[0] for one in (result.strategy, *result.others)]
+    (stage,) = [one for one in found if one.sharding is not None]
     assert (stage.sharding.mesh, stage.num_replicas) == ((2,), 3)
 
 

@@ -31,8 +31,7 @@ OWN = {"loss": f"{HERE}:counted"}
 PLANS = {  # kind and microbatch of each plan of two devices
     "pipeline": ("pipeline", 3), "larger": ("pipeline", 6), "again": ("pipeline", 3),
     "replicas": ("replicas", 3), "classes": ("classes", 3), "samples": ("samples", 6),
-    "zero": ("zero", 12), "shared 1": ("shared 1", 3), "shared 2": ("shared 2", 3),
-    "shared 3": ("shared 3", 3),
+    "zero": ("zero", 12),
 }  # fmt: skip
 RUNS = {
     **{name: (name, LAUNCH) for name in PLANS},

@@ -259,8 +259,8 @@ def test_the_data_of_a_microbatch_goes_behind_its_last_stage(made, monkeypatch):
     path = write_strategy(folder / "parts.json", profile, (1, 1), devices=(0, 0))
     alive, most, microbatches = [], [], EvalData.microbatches
 
-    def remembering(self, num_samples):
-        coming = microbatches(self, num_samples)
+    def remembering(self, num_samples, *, filled):
+        coming = microbatches(self, num_samples, filled=filled)
 
         def fetched():
             most.append(sum(one() is not None for one in alive))

@@ -207,7 +207,7 @@ def test_evaluations_draw_the_same_each_time():
             return item[0]
 
     one = EvalData(data, "--eval-data", LAYOUT, range(4), Reader())
-    first, second = (torch.cat([*one.microbatches(43)]) for _ in "12")
+    first, second = (torch.cat([*one.microbatches(43, filled=True)]) for _ in "12")
     assert torch.equal(first, second)
     x = data.x[:4]
     assert not torch.equal(first[:4], x), "it draws"

@@ -83,7 +83,7 @@ def _target_spec(loss: Loss, spec: Spec) -> Spec:
 
     >>> from planner.artefacts.graph import Tensor
     >>> loss = Loss("cross-entropy", Tensor("y", (2, 9, 4), "float32", True), "MatMul", 1, True)
-    >>> target_spec(loss, ("S0", "S2"))
+    >>> _target_spec(loss, ("S0", "S2"))
     ('S0', 'S1')
     """
     if loss.class_dim is None:

@@ -153,8 +153,8 @@ class OptimizerShards:
         some: list[Tensor] = [self.shards[name].detach() for name in names]
         *before, last = zip(*(self._steps[name].gather for name in names), strict=True)
         for steps in before:
-            every = zip(self._gathered(some, steps), steps, strict=True)
-            some = [_whole(parts, step) for parts, step in every]
+            # Nothing else may hold the parts: a zip with a name would hold its last ones.
+            some = [*map(_whole, self._gathered(some, steps), steps)]
         for name, parts, step in zip(names, self._gathered(some, last), last, strict=True):
             whole = self._values[name]
             if step.source == CHUNKS:

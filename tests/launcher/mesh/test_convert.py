@@ -12,6 +12,7 @@ from planner.launcher.mesh.convert import Conversion, converted
 from planner.launcher.mesh.lines import all_lines, line_of
 from planner.resharding import conversion
 from tests.support.meshes import put, taken
+from tests.support.programs import chain
 from tests.support.split_plans import fits
 from tests.support.threads import meshes, on_all
 
@@ -80,7 +81,7 @@ def test_lines_are_those_of_all_axes_and_replicas():
     assert line_of((2, 3), 4, 0) == (1, 4)
     lies = Sharding((2, 2), {}, {}, {}, {})
     stage = Stage(("v",), ((7, 1, 2, 3), (4, 5, 6, 0)), 1, False, lies)
-    found = all_lines(Strategy((stage,), ScheduleName.GPIPE, 2))
+    found = all_lines(Strategy((stage,), ScheduleName.GPIPE, 2), chain(1))
     assert found == (
         (7, 2), (1, 3), (7, 1), (2, 3), (4, 6), (5, 0), (4, 5), (6, 0)
     )  # fmt: skip
