@@ -194,7 +194,7 @@ def predict(
         bottleneck_s=bottleneck_s(evaluation.stages, strategy.schedule),
         latency_s=latency_s(problem, strategy, evaluation, iteration.times),
         throughput=num_microbatches * problem.profile.microbatch_size / times.iteration_s,
-        bubble_fraction=1.0 - sum(computing) / (len(used) * times.iteration_s),
+        bubble_fraction=max(0.0, 1.0 - sum(computing) / (len(used) * times.iteration_s)),
         closed_form_s=iteration_s(evaluation.stages, num_microbatches, strategy.schedule),
         stages=evaluation.times,
         devices=tuple(
