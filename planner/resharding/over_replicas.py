@@ -37,12 +37,15 @@ from planner.support.memo import remembered
 
 def _level_of(stage: Stage, parameter: Parameter, graph: Graph) -> int:
     """The level of a parameter of a stage."""
-    inside = set(stage.operators)
-    tied = any(graph.operators[v].name not in inside for v in holders(graph)[parameter.name])
-    if not parameter.shape or parameter.state or tied:
+    readers = [graph.operators[v] for v in holders(graph)[parameter.name]]
+    if not parameter.shape or any(one.name not in stage.operators for one in readers):
         return 0
     level = stage.zero_of.get(parameter.name, stage.zero)
-    return level if parameter.trainable or level == 3 else 0
+    if parameter.trainable:
+        return level
+    # Each replica has running statistics, and other state, of its own microbatches.
+    is_state = parameter.state or any(one.type == "BatchNormalization" for one in readers)
+    return 0 if is_state or level < 3 else level
 
 
 @remembered

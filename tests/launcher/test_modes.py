@@ -65,6 +65,7 @@ def together(made):
     folder, profile = made
     cases = {
         "pipeline": ((1, 1), {}), "again": ((1, 1), {"recompute": True}), "replicas": ((2,), {}),
+        "shared": ((2,), {"zero": 3}),
     }  # fmt: skip
     for name, (widths, options) in cases.items():
         write_strategy(folder / f"{name}.strategy.json", profile, widths, **options)
@@ -93,6 +94,13 @@ def test_replicas_draw_as_one_and_keep_statistics_of_their_own(together, by_hand
         # At a learning rate of 0, statistics are those of the microbatches that a replica gets.
         assert not torch.equal(held["bn1.running_var"], state["bn1.running_var"]), rank
     assert not torch.equal(ranks[0][1]["bn1.running_mean"], ranks[1][1]["bn1.running_mean"])
+
+
+def test_replicas_that_keep_parts_have_statistics_of_their_own(together, by_hand):
+    assert together["shared"][0][0] == pytest.approx(by_hand[0], rel=1e-7)
+    for shared, whole in zip(together["shared"], together["replicas"], strict=True):
+        assert_state({name: shared[1][name] for name in RUNNING}, whole[1])
+        assert {len(one) for one in shared[1].values()} & {2, 3, 4}, "parts of what has 3 to 8 rows"
 
 
 def test_frozen_strategies_and_old_ones_keep_running_statistics(made):

@@ -126,7 +126,7 @@ def profile_of(path, **options):
 
 def write_strategy(path, profile, widths, *, recompute=False, num_microbatches=MICROBATCHES,
                    devices=None, optimizer="sgd", schedule=ScheduleName.ONE_F_ONE_B,
-                   vertical_sync=False):  # fmt: skip
+                   vertical_sync=False, zero=0):  # fmt: skip
     """A strategy with a stage per width, cut into equally many operators; gives its path."""
     names = [operator.name for operator in profile.graph.operators]
     bounds = [len(names) * s // len(widths) for s in range(len(widths) + 1)]
@@ -135,7 +135,8 @@ def write_strategy(path, profile, widths, *, recompute=False, num_microbatches=M
     for s, width in enumerate(widths):
         own = tuple(range(first, first + width)) if devices is None else (devices[s],)
         inside = tuple(names[bounds[s] : bounds[s + 1]])
-        stages.append(Stage.whole(inside, own, warmups[s], recompute))
+        whole = Stage.whole(inside, own, warmups[s], recompute)
+        stages.append(replace(whole, over=width if zero else 1, zero=zero))
         first += width
     options = asked(num_microbatches, optimizer=OptimizerName(optimizer), seed=SEED)
     count = first if devices is None else max(devices) + 1
