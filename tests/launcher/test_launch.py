@@ -69,7 +69,9 @@ except PlannerError as error:
     with ranks.current_rank().reporter_lock(of_an_end=is_end) as is_reporter:
         if is_reporter:
             say(f"Error: {{error}}")
-    sys.exit(ranks.LEFT if is_end else 1)
+    sys.stderr.flush()
+    # As the command line does: while Python ended, gloo's threads would abort it.
+    ranks.current_rank().leave(ranks.LEFT if is_end else 1)
 if found:
     print(json.dumps({{
         "loss": found.loss, "steps": found.steps, "peak": found.peak_bytes,
