@@ -73,6 +73,13 @@ class CpSatModel:
     phases: list["CpSatPhase"] = field(default_factory=list)
     hints: list[tuple[Any, int]] = field(default_factory=list)
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all groups are free. Then the known schedule hints at every variable; of a
+        neighbourhood, which has to do better, that made answers up to 0.6 % worse.
+        """
+        return len(self.x) == len(self.instance.groups)
+
     def free(self, i: int) -> bool:
         """Whether operator i may move."""
         return self.instance.group_of[i] in self.x
@@ -256,7 +263,8 @@ def _add_sent(model: CpSatModel, i: int, readers: Sequence[int], p: int, q: int)
     """
     cp, known, y = model.cp, model.known.device_of, model.cp.new_bool_var("")
     home, read = model.on(i, p), [model.on(j, q) for j in readers]
-    model.hints.append((y, int(known[i] == p and any(known[j] == q for j in readers))))
+    if model.is_whole:
+        model.hints.append((y, int(known[i] == p and any(known[j] == q for j in readers))))
     away = [] if home is True else [~home]
     if home is not True:
         cp.add_implication(y, home)
@@ -462,7 +470,8 @@ def add_transfers(phase: CpSatPhase) -> None:
     for job, sent in model.sent.items():
         if phase.backward and not tensors[job[0]].gradient:
             continue
-        in_time = _add_start(phase, job, 0, None if known is None else times.get(job, 0))
+        hinted = known is not None and model.is_whole
+        in_time = _add_start(phase, job, 0, times.get(job, 0 if hinted else None))
         # One start for all paths to a device, and an interval for each: the producer is on one
         # device, so one of them is there at most, with the ticks of its path.
         for p, literal in sent.items():
