@@ -26,10 +26,14 @@ def converted(tensor: Tensor, steps: Sequence[Step], mesh: Mesh) -> Tensor:
 
 
 def _all_gather(tensor: Tensor, step: Step, line: ConversionGroup) -> Tensor:
-    if step.source == CHUNKS:
-        every = line.all_gather(padded(tensor.contiguous(), chunk_rows(step.rows, line.size)))
-        return every.flatten(0, 1)[: step.rows]
-    return joined(line.all_gather(tensor.contiguous()), step.source)
+    # Nothing here may hold the copy that is sent while the result is joined.
+    return joined(line.all_gather(_sent(tensor, step, line)), step.source, step.rows)
+
+
+def _sent(tensor: Tensor, step: Step, line: ConversionGroup) -> Tensor:
+    """What a device sends in an all-gather."""
+    own = tensor.contiguous()
+    return padded(own, chunk_rows(step.rows, line.size)) if step.source == CHUNKS else own
 
 
 def _all_to_all(tensor: Tensor, step: Step, line: ConversionGroup) -> Tensor:
@@ -41,12 +45,10 @@ def _all_reduce(tensor: Tensor, _: Step, line: ConversionGroup) -> Tensor:
 
 
 def _reduce_scatter(tensor: Tensor, step: Step, line: ConversionGroup) -> Tensor:
+    total = line.reduce_scatter(parts(tensor, line.size, step.target))
     if step.target == CHUNKS:
-        rows = chunk_rows(step.rows, line.size)
-        every = padded(tensor.contiguous(), rows * line.size)
-        every = every.view(line.size, rows, *tensor.shape[1:])
-        return line.reduce_scatter(every)[: part_of(tensor, line.size, CHUNKS, line.rank).shape[0]]
-    return line.reduce_scatter(parts(tensor, line.size, step.target))
+        return total[: len(_slice(tensor, step, line))]
+    return total
 
 
 def _slice(tensor: Tensor, step: Step, line: ConversionGroup) -> Tensor:

@@ -18,7 +18,7 @@ from planner.artefacts.sharding import CHUNKS, Spec
 from planner.artefacts.strategy import Stage
 from planner.launcher.mesh.lines import ConversionGroup, Mesh
 from planner.launcher.mesh.module import conversions_of
-from planner.operators.parts.slices import chunk_rows, joined, padded, part_of, views_of_parts
+from planner.operators.parts.slices import chunk_rows, joined, part_of, views_of_parts
 from planner.resharding.conversion import Collective, Step
 from planner.resharding.sums import gathered_together, lies_in, state_steps, steps_key
 
@@ -117,8 +117,9 @@ class OptimizerShards:
         widths = [chunk_rows(len(one), line.size) * one[0].numel() for one in some]
         flat = some[0].new_zeros((line.size, sum(widths)))
         for one, column in zip(some, torch.split(flat, widths, 1), strict=True):
+            # There may be fewer chunks than devices.
             for row, part in zip(
-                column, one.tensor_split(_bounds(len(one), line.size)), strict=True
+                column, torch.split(one, chunk_rows(len(one), line.size)), strict=False
             ):
                 row[: part.numel()] = part.flatten()
         columns = torch.split(line.reduce_scatter(flat), widths)
@@ -154,11 +155,16 @@ class OptimizerShards:
         *before, last = zip(*(self._steps[name].gather for name in names), strict=True)
         for steps in before:
             # Nothing else may hold the parts: a zip with a name would hold its last ones.
-            some = [*map(_whole, self._gathered(some, steps), steps)]
+            some = [
+                joined(parts, step.source, step.rows)
+                for parts, step in zip(self._gathered(some, steps), steps, strict=True)
+            ]
         for name, parts, step in zip(names, self._gathered(some, last), last, strict=True):
             whole = self._values[name]
             if step.source == CHUNKS:
-                whole.copy_(_whole(parts, step))
+                places = torch.split(whole, chunk_rows(step.rows, len(parts)))
+                for place, part in zip(places, parts, strict=False):
+                    place.copy_(part[: len(place)])
             else:
                 views = views_of_parts(whole, len(parts), step.source)
                 views.copy_(parts.view(views.shape))
@@ -171,14 +177,14 @@ class OptimizerShards:
             steps: of each, alike but for numbers of rows.
         """
         line = self._mesh.lines[steps[0].axis]
+        shapes = [one.shape for one in some]
         if steps[0].source == CHUNKS:
-            both = zip(some, steps, strict=True)
-            some = [padded(one, chunk_rows(step.rows, line.size)) for one, step in both]
-        flat = line.all_gather(torch.cat([one.reshape(-1) for one in some]))
-        columns = torch.split(flat, [one.numel() for one in some], 1)
-        return [
-            column.view(line.size, *one.shape) for column, one in zip(columns, some, strict=True)
-        ]
+            rows = [chunk_rows(step.rows, line.size) for step in steps]
+            shapes = [torch.Size((n, *one.shape[1:])) for n, one in zip(rows, some, strict=True)]
+        widths = [shape.numel() for shape in shapes]
+        columns = torch.split(line.all_gather(_in_a_row(some, widths)), widths, 1)
+        both = zip(columns, shapes, strict=True)
+        return [column.view(line.size, *shape) for column, shape in both]
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -187,20 +193,12 @@ class OptimizerShards:
             shard.copy_(self._mesh.local_part(self._values[name], self._further[name]))
 
 
-def _whole(parts: Tensor, step: Step) -> Tensor:
-    """The tensor that the devices of a line have these parts of."""
-    if step.source == CHUNKS:
-        return parts.flatten(0, 1)[: step.rows]
-    return joined(parts, step.source)
-
-
-def _bounds(rows: int, n: int) -> list[int]:
-    """Where the chunks behind the first of n begin.
-
-    >>> _bounds(5, 4)
-    [2, 4, 5]
-    """
-    return [min(k * chunk_rows(rows, n), rows) for k in range(1, n)]
+def _in_a_row(some: Sequence[Tensor], widths: Sequence[int]) -> Tensor:
+    """The elements of some tensors behind each other, with zeros up to the width of each."""
+    flat = some[0].new_zeros(sum(widths))
+    for one, place in zip(some, torch.split(flat, list(widths)), strict=True):
+        place[: one.numel()] = one.flatten()
+    return flat
 
 
 def _accumulate(shard: Tensor, gradient: Tensor) -> None:

@@ -9,7 +9,7 @@ from planner.artefacts.sharding import CHUNKS, Spec, blocks_of, dim_of
 
 
 def parts(tensor: Tensor, n: int, cut: str) -> Tensor:
-    """(n, *shape) the equal parts of a tensor, contiguous.
+    """(n, *shape) the equal parts of a tensor, contiguous; chunks with zeros behind the shorter.
 
     Args:
         cut: along which dimension, and in how many blocks, such as "S1/3".
@@ -17,7 +17,12 @@ def parts(tensor: Tensor, n: int, cut: str) -> Tensor:
     >>> import torch
     >>> parts(torch.arange(6), 2, "S0/3").tolist()
     [[0, 2, 4], [1, 3, 5]]
+    >>> parts(torch.arange(1, 6), 4, "C").tolist()
+    [[1, 2], [3, 4], [5, 0], [0, 0]]
     """
+    if cut == CHUNKS:
+        rows = chunk_rows(tensor.shape[0], n)
+        return padded(tensor.contiguous(), n * rows).view(n, rows, *tensor.shape[1:])
     dim = _dim_of(cut)
     return views_of_parts(tensor, n, cut).flatten(dim + 1, dim + 2).contiguous()
 
@@ -35,17 +40,22 @@ def views_of_parts(tensor: Tensor, n: int, cut: str) -> Tensor:
     return _apart(tensor, dim, (blocks, n, width)).movedim(dim + 1, 0)
 
 
-def joined(some: Tensor, cut: str) -> Tensor:
+def joined(some: Tensor, cut: str, rows: int = 0) -> Tensor:
     """The tensor with these parts.
 
     Args:
         some: (n, *shape) as `parts` gives them.
         cut: as of `parts`.
+        rows: of the tensor, where these are chunks.
 
     >>> import torch
     >>> joined(torch.tensor([[0, 2, 4], [1, 3, 5]]), "S0/3").tolist()
     [0, 1, 2, 3, 4, 5]
+    >>> joined(torch.tensor([[1, 2], [3, 4], [5, 0], [0, 0]]), "C", 5).tolist()
+    [1, 2, 3, 4, 5]
     """
+    if cut == CHUNKS:
+        return some.flatten(0, 1)[:rows]
     dim, blocks = _dim_of(cut), blocks_of(cut)
     if blocks == 1:
         return some.movedim(0, dim).flatten(dim, dim + 1)

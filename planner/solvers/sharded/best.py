@@ -191,13 +191,13 @@ def _that_fits(problem: Problem, layout: Layout) -> tuple[Strategy, str | None, 
 
 def _distributed_optimizer(problem: Problem, layout: Layout) -> tuple[int, int]:
     """The layout's sharing, or that of Megatron-LM's distributed optimizer: each replica of a stage
-    keeps and steps a part of the optimizer's state.
+    keeps and steps a part of the optimizer's state, if that has one.
     """
-    replicas = {len(groups) for groups in layout.groups}
     asynchronous = problem.training.schedule.is_asynchronous
-    if len(replicas) > 1 or asynchronous or layout.sharing != (1, 0) or max(replicas) == 1:
+    replicas = {len(groups) for groups in layout.groups}
+    if asynchronous or layout.sharing != (1, 0) or len(replicas) > 1 or replicas == {1}:
         return layout.sharing
-    return max(replicas), 1
+    return (max(replicas), 1) if problem.training.optimizer.num_moments else layout.sharing
 
 
 def _short(problem: Problem, strategy: Strategy, evaluation: Evaluation) -> set[int]:

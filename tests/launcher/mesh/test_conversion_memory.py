@@ -98,6 +98,8 @@ STATES = {
     "one gather after the other": ((2,), {"up": ["S0,R->S0"]}, [("S0",), ("S1",)]),
     "two axes": ((2, 2), {"up": ["S0,R->S0", "S0,R->S0"]}, [("S0", "S1")]),
     "the same on an axis": ((2, 2), {"up": ["S0,R->S0", "R,R->R"]}, [("S0", "S1")]),
+    "chunks": ((2,), {"up": ["S0,R->S0"]}, [("C",)]),
+    "uneven chunks": ((5,), {"up": ["R,R->R"]}, [("C",)]),
 }
 
 
