@@ -87,6 +87,21 @@ def test_what_does_not_divide_is_padded_in_buffers_and_counted(models):
     assert held.state == sum(each.values())
 
 
+@pytest.mark.parametrize(("level", "lies"), [(2, "R"), (3, "C")])
+def test_what_is_not_trained_lies_in_parts_as_parameters_do(models, level, lies):
+    graph = models[0].graph
+    frozen = replace(
+        graph,
+        parameters=tuple(
+            replace(one, trainable=one.trainable and one.name != "w1") for one in graph.parameters
+        ),
+    )
+    devices = tuple((d,) for d in range(4))
+    stage = Stage(names_of(models[0]), devices, 1, recompute=False, over=4, zero=level)
+    found = lies_in(stage, frozen)["w1"]
+    assert (found.parameter, found.gradient, found.state) == ((lies,),) * 3
+
+
 def test_groups_of_replicas_sum_their_parts_with_the_others(models):
     """HSDP: parts over two replicas, and sums of each part over both groups."""
     model, _ = models

@@ -396,6 +396,23 @@ def test_zero_keeps_parts_over_replicas_with_microbatches_of_their_own(block, le
     assert (memory.parameter_bytes < plain.parameter_bytes) == (level == 3)
 
 
+@pytest.mark.parametrize("optimizer", [Optimizer.ADAM, Optimizer.SGD])
+def test_megatron_keeps_optimizer_state_over_replicas_where_it_does_not_fit_otherwise(
+    block, optimizer
+):
+    degrees = Megatron(tensor_degree=1, data_degree=2, pipeline_degree=1)
+    how = {"num_microbatches": 2, "switches": (degrees,), "optimizer": optimizer}
+    whole = SOLVERS["megatron"](problem(block, 2, **how), 1.0).strategy
+    assert only_stage(whole).over == 1
+    need = evaluate(problem(block, 2, **how), whole).memory[0].total_bytes
+    given = problem(block, 2, device_memory=need - 1, recompute=Recompute.NONE, **how)
+    found = SOLVERS["megatron"](given, 1.0).strategy
+    if optimizer is Optimizer.SGD:  # it has no state
+        assert found is None
+    else:
+        assert (only_stage(found).over, only_stage(found).zero) == (2, 1)
+
+
 def test_zero_keeps_parts_over_all_devices_or_over_those_of_a_host(block):
     hosts = islands((2, 2), 1e9, 1e8, FAST, 1e-7)
     given = replace(problem(block, 4, num_microbatches=6), topology=hosts)
