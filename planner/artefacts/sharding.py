@@ -36,7 +36,7 @@ _PART = re.compile(r"R|P|M|C|S(?P<dim>0|[1-9][0-9]*)(/(?P<blocks>[2-9]|[1-9][0-9
 _LINE = re.compile(r"(?P<inputs>[A-Z0-9/,]*)->(?P<outputs>[A-Z0-9/,]+)(?P<local>( [^ ]+)*)")
 _MEAN = "A"
 CHUNKS, OWN = "C", "M"
-HALO, ROWS = "@halo", "@rows"
+HALO, MOMENTS, ROWS = "@halo", "@moments", "@rows"
 """Words of rules that name functions of `operators/parts`, which ask the other devices."""
 CACHED = 2**14
 """Specs, rules and local shapes that are remembered: layers repeat, so a model has few of them."""

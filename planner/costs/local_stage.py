@@ -37,6 +37,7 @@ from planner.resharding.conversion import Collective, Step
 from planner.resharding.cut_losses import vocabulary_parallel_steps
 from planner.resharding.over_replicas import over_replicas
 from planner.resharding.reshardings import has_gradient, homes, leaving, reads_back
+from planner.resharding.statistics import Sides, statistics_steps
 from planner.support.memo import remembered
 
 _SHORT_FLOATS = ("float16", "bfloat16")
@@ -56,6 +57,8 @@ class LocalStage:
         conversions: by index, the reshardings.
         regathered: by the index of an operator, the reshardings that its backward runs again.
         losses: by index of what makes an output whose classes are cut, the all-reduces of its loss.
+        statistics: by index of an operator whose statistics are of a cut dimension, the all-reduces
+            of its forward and of its backward.
         share: per operator, of the work of the whole one.
         loss_share: per operator, of the losses of what it makes.
     """
@@ -66,6 +69,7 @@ class LocalStage:
     conversions: Mapping[int, Resharding]
     regathered: Mapping[int, tuple[int, ...]]
     losses: Mapping[int, tuple[Step, ...]]
+    statistics: Mapping[int, Sides]
     share: tuple[float, ...]
     loss_share: tuple[float, ...]
 
@@ -209,6 +213,7 @@ class _Builder:
             conversions=self.conversions,
             regathered={i: row.regathered for i, row in enumerate(self.rows) if row.regathered},
             losses=self._compared(),
+            statistics=self._statistics(),
             share=tuple(row.share for row in self.rows),
             loss_share=tuple(self._loss_share(row.graph_index) for row in self.rows),
         )
@@ -428,6 +433,20 @@ class _Builder:
         steps = vocabulary_parallel_steps(self.graph, self.stage)
         named = {self._leaves_as(name): some for name, some in steps.items()}
         return {made_by[name]: some for name, some in named.items() if name in made_by}
+
+    def _statistics(self) -> dict[int, Sides]:
+        """The all-reduces inside operators, by their rows."""
+        shapes, found = {name: one.shape for name, one in self.whole.items()}, {}
+        for i, row in enumerate(self.rows):
+            if row.graph_index >= 0:
+                own = self.graph.operators[row.graph_index]
+                rule = rule_by(self.sharding, own)
+                forward, backward = statistics_steps(own, rule, shapes, self.sharding.mesh)
+                if row.graph_index not in differentiated(self.graph):
+                    backward = ()
+                if forward:
+                    found[i] = forward, backward
+        return found
 
     def _loss_share(self, v: int) -> float:
         """The local part of the outputs with losses that an operator makes."""

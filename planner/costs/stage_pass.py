@@ -59,8 +59,9 @@ class StagePass:
     Attributes:
         operators: (n,) index in the graph; -1 of a resharding.
         compute_s: (2, n) forward and backward of each.
-        collective_s: (2, n) the collectives in front of each: of reshardings, of operators that
-            gather parameters again before their backward, and of losses over cut classes.
+        collective_s: (2, n) the collectives of each: of reshardings, of operators that gather
+            parameters again before their backward or add up statistics, and of losses over cut
+            classes.
     """
 
     operators: Ints
@@ -255,13 +256,17 @@ def collective_steps(
     profile: Profile, stage: Stage
 ) -> tuple[dict[int, tuple[Step, ...]], dict[int, tuple[Step, ...]]]:
     """The steps of the reshardings of `local_stage`, of operators that gather parameters again
-    before their backward, and of losses over cut classes, by index, forward and backward.
+    before their backward, of statistics of cut dimensions, and of losses over cut classes, by
+    index, forward and backward.
     """
     local = local_stage(profile, stage)
     forward = {i: copy.forward for i, copy in local.conversions.items()}
     backward = {i: copy.backward for i, copy in local.conversions.items()}
     for i, copies in local.regathered.items():
         backward[i] = tuple(step for copy in copies for step in local.conversions[copy].forward)
+    for i, both in local.statistics.items():
+        for side, own in zip((forward, backward), both, strict=True):
+            side[i] = (*side.get(i, ()), *own)
     for i, steps in local.losses.items():
         forward[i] = (*forward.get(i, ()), *steps)
     return forward, backward

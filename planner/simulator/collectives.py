@@ -95,6 +95,11 @@ def _parts(
             name = f"all-reduce of the loss of {local.profile.graph.operators[i].outputs[0]}"
             yield (end_s - lost_s) / total_s, end_s / total_s, name
             end_s -= lost_s
+        if i in local.statistics:
+            steps = local.statistics[i][is_back]
+            summed_s = stage_collectives_s(problem, group, stage.sharding.mesh, steps)
+            name = f"all-reduce in {'d/' * is_back}{local.profile.graph.operators[i].name}"
+            yield begun_s / total_s, (begun_s + summed_s) / total_s, name
         if i in local.conversions and end_s > begun_s:
             name = _name(local.conversions[i], is_back=bool(is_back))
             if name:

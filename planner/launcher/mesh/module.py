@@ -25,7 +25,6 @@ from planner.launcher.mesh.lines import Mesh
 from planner.model.load import Model
 from planner.operators.convert import detach_inputs, to_torch
 from planner.operators.losses import StepDivision
-from planner.operators.normalization import batch_normalization
 from planner.operators.parts.calls import (
     NoCommunication,
     divide,
@@ -201,10 +200,10 @@ def _refuse_lost_statistics(module: fx.GraphModule, stage: Stage, graph: Graph) 
                 f"operator {node.meta['onnx_name']}: expected the state that forward changes whole"
                 " on every device"
             )
+        operator = operators.get(node.meta.get("onnx_name", ""))
         trains = node.kwargs.get("training_mode") and not node.kwargs.get("always")
-        if node.target is not batch_normalization or not trains:
+        if operator is None or operator.type != "BatchNormalization" or not trains:
             continue
-        operator = operators[node.meta["onnx_name"]]
         rule = rule_by(stage.sharding, operator)
         specs = dict(zip(reads(operator), rule.inputs, strict=True))
         channels = tuple("S0" if part == "S1" else "R" for part in rule.outputs[0])

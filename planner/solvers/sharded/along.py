@@ -22,8 +22,9 @@ from typing import NamedTuple
 
 from planner.artefacts.graph import Graph, consumers
 from planner.artefacts.profile import SplitRule
-from planner.artefacts.sharding import AxisRule, blocks_of, reads
+from planner.artefacts.sharding import AxisRule, Rule, blocks_of, reads
 from planner.resharding.gradients import gradient_part
+from planner.resharding.statistics import statistics_steps
 from planner.solvers.sharded.rules import Named, divides, holds
 
 BEAM = 24
@@ -275,12 +276,18 @@ def _made(rule: AxisRule) -> list[Home]:
 
 
 def _own_s(search: Search, v: int, one: SplitRule) -> float:
-    """Time of an operator on its part."""
+    """Time of an operator on its part, with the all-reduces of its statistics."""
     whole_s = search.times_s[v]
     if not one.rule.shares_work:
         return whole_s
     linear_s = max(min(whole_s, search.floor_s), whole_s / search.axis.size)
-    return search.measured_s.get((v, one.line), linear_s)
+    own_s = search.measured_s.get((v, one.line), linear_s)
+    if not one.rule.marks:
+        return own_s
+    operator, sizes = search.graph.operators[v], (search.axis.size,)
+    shapes = {name: search.about[name].shape for name in reads(operator)}
+    both = statistics_steps(operator, Rule((one.rule,)), shapes, sizes)
+    return own_s + sum(2 * search.axis.gathered_s(step.bytes) for side in both for step in side)
 
 
 def _made_bytes(search: Search, outputs: Sequence[str], rule: AxisRule) -> float:

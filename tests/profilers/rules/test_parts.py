@@ -8,7 +8,9 @@ from torch.nn import functional
 
 from planner.artefacts.operator_types import function_of
 from planner.operators.binding import Call, Read
-from planner.operators.parts import HALO, MARKED, Cut, cross_entropy
+from planner.operators.normalization import batch_normalization
+from planner.operators.parts import HALO, MARKED, MOMENTS, Cut, cross_entropy
+from planner.operators.running import evaluating, updating
 from tests.support.splits import check, on_threads, shares, together
 
 
@@ -135,3 +137,116 @@ def test_the_cross_entropy_of_a_cut_vocabulary(n, scale):
     for made, _ in done:
         torch.testing.assert_close(made, loss.detach(), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(together([d[1] for d in done], "S1"), slope, rtol=1e-12, atol=1e-12)
+
+
+# ---- statistics of a dimension that is cut
+
+IMAGE = normal(4, 3, 8, 8) * 3 + 5
+OF_CHANNELS = [normal(3, seed=seed) for seed in (1, 2, 3)] + [normal(3, seed=4).abs()]
+
+
+def batch_norm():
+    return call(
+        "BatchNormalization", "x", "scale", "b", "mean", "var", epsilon=1e-5, momentum=0.9,
+        training_mode=1, num_outputs=1, read_outputs=(True,),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize("dim", [0, 2, 3])
+def test_a_batch_normalization_by_the_statistics_of_all(dim, n):
+    line = f"S{dim},R,R,R,R->S{dim} @moments"
+    tensors = [IMAGE, *OF_CHANNELS]
+    assert check("BatchNormalization", batch_norm(), [0], tensors, line, n, still=(3, 4)) == 3
+
+
+def test_running_statistics_are_updated_as_by_pytorch_and_not_by_those_of_a_part():
+    expected = torch.nn.BatchNorm2d(3, dtype=torch.float64)
+    expected(IMAGE)
+
+    def after(function):
+        def work(line):
+            x = shares(IMAGE, "S0", 4, None)[line.rank]
+            mean, var = torch.zeros(3).double(), torch.ones(3).double()
+            ones, zeros = torch.ones(3).double(), torch.zeros(3).double()
+            with updating([mean, var]):
+                function(x, ones, zeros, mean, var, 1e-5, line)
+            return mean, var
+
+        return on_threads(4, work)
+
+    def synchronised(*args):
+        *given, line = args
+        MARKED[MOMENTS, "BatchNormalization"](
+            *given, training_mode=1, num_outputs=1, read_outputs=(True,), cuts=(Cut(line, 0),)
+        )
+
+    def apart(*args):
+        *given, _ = args
+        batch_normalization(*given, training_mode=1, num_outputs=1, read_outputs=(True,))
+
+    due = expected.running_mean, expected.running_var
+    for found in after(synchronised):
+        torch.testing.assert_close(found, due, rtol=1e-12, atol=1e-12)
+    assert any(not torch.allclose(found[0], due[0], rtol=1e-3) for found in after(apart))
+
+
+def test_in_evaluation_a_part_asks_nobody():
+    x = shares(IMAGE, "S0", 2, None)[0]
+    with evaluating():
+        found = MARKED[MOMENTS, "BatchNormalization"](
+            x, *OF_CHANNELS, 1e-5, training_mode=1, num_outputs=1, read_outputs=(True,),
+            cuts=(Cut(None, 0),),
+        )  # fmt: skip
+    scale, b, mean, var = OF_CHANNELS
+    due = functional.batch_norm(x, mean, var, scale, b)
+    torch.testing.assert_close(found, due, rtol=1e-12, atol=1e-12)
+
+
+def test_statistics_far_from_zero_lose_no_digits():
+    """float32 numbers around 1,000 with deviation 1: sums of squares in float32 would have two."""
+    x = (normal(8, 2, 16, 16) + 1000).float()
+    ones, zeros = torch.ones(2), torch.zeros(2)
+    given = dict(epsilon=1e-5, training_mode=1, num_outputs=1, read_outputs=(True,))
+
+    def work(line):
+        own = shares(x, "S0", 4, None)[line.rank]
+        return MARKED[MOMENTS, "BatchNormalization"](
+            own, ones, zeros, zeros.clone(), ones.clone(), cuts=(Cut(line, 0),), **given
+        )
+
+    due = functional.batch_norm(x.double(), None, None, training=True)
+    found = together([*on_threads(4, work)], "S0").double()
+    torch.testing.assert_close(found, due, rtol=2e-3, atol=2e-3)
+
+
+NORMS = {
+    "LayerNormalization": ("S2,S0,S0->S2", {"scale": 8, "b": 8}, {"axis": -1, "num_outputs": 1}),
+    "LayerNormalization of two dimensions": (
+        "S1,S0->S1", {"scale": (4, 8)}, {"axis": 1, "num_outputs": 1}
+    ),
+    "RMSNormalization": ("S2,S0->S2", {"scale": 8}, {"axis": -1}),
+    "GroupNormalization": (
+        "S2,R,R->S2", {"scale": 4, "bias": 4}, {"num_groups": 2, "version": 21}
+    ),
+    "InstanceNormalization": ("S2,R,R->S2", {"scale": 4, "b": 4}, {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize("name", NORMS)
+def test_a_normalization_along_a_dimension_that_is_cut(name, n):
+    kind, (line, shapes, options) = name.split()[0], NORMS[name]
+    x = "input" if kind == "InstanceNormalization" else "x"
+    own = call(kind, x, *shapes, epsilon=1e-5, **options)
+    sizes = [one if isinstance(one, tuple) else (one,) for one in shapes.values()]
+    tensors = [normal(2, 4, 8) + 2, *(normal(*size, seed=i) for i, size in enumerate(sizes, 1))]
+    assert check(kind, own, [0], tensors, f"{line} @moments", n) == len(tensors)
+
+
+@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize("scale", [1.0, 1e3])
+@pytest.mark.parametrize("kind", ["Softmax", "LogSoftmax"])
+def test_shares_of_a_sum_over_a_dimension_that_is_cut(kind, scale, n):
+    own = call(kind, "input", axis=-1, version=13)
+    assert check(kind, own, [0], [normal(2, 3, 8) * scale], "S2->S2 @moments", n) == 1

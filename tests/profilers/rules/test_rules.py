@@ -52,11 +52,21 @@ CASES = {
         {},
         "S0->S0 S1->S1",
     ),
-    "softmax": (("Softmax", (8, 6, 10)), {"axis": 1}, "S0->S0 S2->S2"),
+    "softmax": (("Softmax", (8, 6, 10)), {"axis": 1}, "S0->S0|S2->S2|S1->S1 @moments"),
+    "softmax of an old version": (
+        ("Softmax", (8, 6, 10)),
+        {"axis": 1, "version": 11},
+        "S0->S0",
+    ),
     "LayerNormalization": (
         ("LayerNormalization", (8, 10, 6), (6,), (6,)),
         {"outputs": 2},
         "S0,R,R->S0,S0 S1,R,R->S1,S1 R,P,P->P,R",
+    ),
+    "LayerNormalization of which nothing else is read": (
+        ("LayerNormalization", (8, 10, 6), (10, 6)),
+        {"axis": 1},
+        "S0,R->S0|R,P->P|S1,S0->S1 @moments|S2,S1->S2 @moments",
     ),
     "BatchNormalization by running statistics": (
         ("BatchNormalization", (8, 6, 10), (6,), (6,), (6,), (6,)),
@@ -71,7 +81,7 @@ CASES = {
     "groups of channels": (
         ("GroupNormalization", (8, 12, 10), (12,), (12,)),
         {"num_groups": 4, "version": 21},
-        "S0,R,R->S0|S1,S0,S0->S1 num_groups at 2,4|R,P,P->P",
+        "S0,R,R->S0|S1,S0,S0->S1 num_groups at 2,4|R,P,P->P|S2,R,R->S2 @moments",
     ),
     "a table": (
         ("Gather", (100, 12), ("i", (8, 10))),
@@ -256,4 +266,6 @@ def test_running_statistics_are_cut_as_the_channels_also_where_nobody_reads_new_
     )  # fmt: skip
     onnx.save(onnx.helper.make_model(graph), tmp_path / "one.onnx")
     (rules,) = split_rules(load(tmp_path / "one.onnx"), cached=False)
-    assert {rule.line for rule in rules} == {"S1,S0,S0,S0,S0->S1", "R,P,P,R,R->P"}
+    assert {rule.line for rule in rules} == {
+        "S1,S0,S0,S0,S0->S1", "R,P,P,R,R->P", "S0,R,R,R,R->S0 @moments", "S2,R,R,R,R->S2 @moments"
+    }  # fmt: skip
