@@ -13,6 +13,7 @@ from planner.artefacts.graph import Graph, tensors_by_name, unread_tensors
 from planner.launcher.mesh.gather_again import function_of
 from planner.operators.losses import Criterion, LossValue
 from planner.operators.normalization import batch_normalization
+from planner.operators.parts import moments
 from planner.operators.running import (
     dividing,
     evaluating,
@@ -217,6 +218,9 @@ def _sum(losses: Sequence[Tensor]) -> Tensor | None:
     return sum(losses[1:], losses[0]) if losses else None
 
 
+_NORMALIZING = (batch_normalization, moments.batch_normalization)
+
+
 def _running_statistics(module: GraphModule) -> dict[str, Tensor]:
     """The buffers with the running statistics of batch normalizations in training, by target.
 
@@ -225,7 +229,7 @@ def _running_statistics(module: GraphModule) -> dict[str, Tensor]:
     found = {}
     for node in module.graph.nodes:
         trains = node.kwargs.get("training_mode") and not node.kwargs.get("always")
-        if trains and function_of(module, node) is batch_normalization:
+        if trains and function_of(module, node) in _NORMALIZING:
             for name in ("mean", "var"):
                 held = cast(Node, node.kwargs[name])
                 if held.op == "get_attr" and (str(held.target) in dict(module.named_buffers())):

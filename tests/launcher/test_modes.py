@@ -1,5 +1,6 @@
 """BatchNormalization in training, Dropout and drawn numbers in a launch, against PyTorch's loop."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,15 @@ from planner.artefacts.files import read_plan
 from planner.artefacts.profile import BatchNorm
 from planner.reports.launch import launch_json
 from tests.support.memory_runs import peaks_of
-from tests.support.mode_runs import launched, loop, net, profile_of, run_all, write_strategy
+from tests.support.mode_runs import (
+    launched,
+    loop,
+    net,
+    profile_of,
+    run_all,
+    write_along_samples,
+    write_strategy,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 10
@@ -71,6 +80,24 @@ def together(made):
         write_strategy(folder / f"{name}.strategy.json", profile, widths, **options)
     run_all(folder, 2, STEPS)
     return {name: [torch.load(folder / f"{name}.{rank}.pt") for rank in (0, 1)] for name in cases}
+
+
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
+def along_samples(made, request, tmp_path_factory):
+    """Losses, and state by rank, where two or four ranks cut the samples of each microbatch."""
+    folder, size = tmp_path_factory.mktemp("samples"), request.param
+    shutil.copy(made[0] / "net.onnx", folder)
+    write_along_samples(folder / "samples.strategy.json", made[1], size)
+    run_all(folder, size, STEPS)
+    return [torch.load(folder / f"samples.{rank}.pt") for rank in range(size)]
+
+
+def test_samples_of_a_microbatch_are_normalized_together(along_samples, by_hand):
+    losses, state = by_hand
+    assert along_samples[0][0] == pytest.approx(losses, rel=1e-7)
+    for _, held, running in along_samples:
+        assert {*running} == RUNNING
+        assert_state(held, state)
 
 
 @pytest.mark.parametrize("name", ["pipeline", "again"])

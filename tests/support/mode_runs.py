@@ -28,6 +28,7 @@ from planner.artefacts.files import write_plan
 from planner.artefacts.losses import losses as model_losses
 from planner.artefacts.options import Optimizer as OptimizerName
 from planner.artefacts.problem import Problem
+from planner.artefacts.sharding import Sharding, rule_of
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy
 from planner.commands.errors import ranks_leave_at_once
 from planner.launcher.updates import make_optimizer
@@ -144,6 +145,25 @@ def write_strategy(path, profile, widths, *, recompute=False, num_microbatches=M
     strategy = Strategy(tuple(stages), schedule, num_microbatches, vertical_sync)
     write_plan(planned(problem, strategy), path)
     return path
+
+
+CUT = {
+    "Conv": "S0,R->S0", "BatchNormalization": "S0,R,R,R,R->S0 @moments", "Relu": "S0->S0",
+    "GlobalAveragePool": "S0->S0", "Flatten": "S0->S0", "Gemm": "S0,R,R->S0",
+}  # fmt: skip
+"""Rules along samples by type; what draws numbers is whole."""
+
+
+def write_along_samples(path, profile, size):
+    """The strategy of one stage on a mesh that cuts the samples of each microbatch."""
+    graph, devices = profile.graph, tuple(range(size))
+    rules = {one.name: rule_of([CUT[one.type]]) for one in graph.operators if one.type in CUT}
+    sharding = Sharding((size,), rules, {}, {"x": ("S0",)}, {"logits": ("S0",)})
+    stage = Stage(tuple(one.name for one in graph.operators), (devices,), 1, False, sharding)
+    problem = Problem(profile, cluster([unit_type("cpu")] * size, bandwidth=1e9),
+                      **asked(MICROBATCHES, optimizer=OptimizerName.SGD, seed=SEED))  # fmt: skip
+    strategy = Strategy((stage,), ScheduleName.ONE_F_ONE_B, MICROBATCHES)
+    write_plan(planned(problem, strategy), path)
 
 
 def launched(path, steps, learning_rate=0.1, **how):

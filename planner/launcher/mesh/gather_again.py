@@ -14,6 +14,7 @@ from torch import Tensor, fx, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from planner.launcher.mesh.convert import Conversion, converted
+from planner.operators.parts.calls import Parts
 
 
 class RegatheredOperator(nn.Module):
@@ -65,11 +66,15 @@ class RegatheredOperator(nn.Module):
 
 
 def function_of(module: fx.GraphModule, node: fx.Node) -> object:
-    """What a node of a module calls: for those that gather again, the operator's function."""
+    """What a node of a module calls: for those that gather again, or that ask the devices with
+    other parts, the operator's function.
+    """
     if node.op != "call_module":
         return node.target
-    called = module.get_submodule(str(node.target))
-    return called.function if isinstance(called, RegatheredOperator) else called
+    called: object = module.get_submodule(str(node.target))
+    while isinstance(called, Parts | RegatheredOperator):
+        called = called.function
+    return called
 
 
 class _RegatheredTensor:
