@@ -154,15 +154,20 @@ CUT = {
 """Rules along samples by type; what draws numbers is whole."""
 
 
-def write_along_samples(path, profile, size):
-    """The strategy of one stage on a mesh that cuts the samples of each microbatch."""
+def along_samples(profile, size):
+    """One stage on a mesh that cuts the samples of each microbatch."""
     graph, devices = profile.graph, tuple(range(size))
     rules = {one.name: rule_of([CUT[one.type]]) for one in graph.operators if one.type in CUT}
     sharding = Sharding((size,), rules, {}, {"x": ("S0",)}, {"logits": ("S0",)})
-    stage = Stage(tuple(one.name for one in graph.operators), (devices,), 1, False, sharding)
+    return Stage(tuple(one.name for one in graph.operators), (devices,), 1, False, sharding)
+
+
+def write_along_samples(path, profile, size):
+    """The strategy of that stage."""
     problem = Problem(profile, cluster([unit_type("cpu")] * size, bandwidth=1e9),
                       **asked(MICROBATCHES, optimizer=OptimizerName.SGD, seed=SEED))  # fmt: skip
-    strategy = Strategy((stage,), ScheduleName.ONE_F_ONE_B, MICROBATCHES)
+    stages = (along_samples(profile, size),)
+    strategy = Strategy(stages, ScheduleName.ONE_F_ONE_B, MICROBATCHES)
     write_plan(planned(problem, strategy), path)
 
 

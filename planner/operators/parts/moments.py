@@ -104,7 +104,7 @@ def group_normalization(
     if version < 21:
         width = x.shape[1] // num_groups
         scale, bias = scale.repeat_interleave(width), bias.repeat_interleave(width)
-    grouped = x.unflatten(1, (num_groups, -1))
+    grouped = x.reshape(x.shape[0], num_groups, -1, *x.shape[2:])
     own = (1, num_groups, -1, *(1,) * (x.dim() - 2))
     how = _How(tuple(range(2, grouped.dim())), epsilon, _lines(cuts))
     return _normalized(grouped, scale.view(own), bias.view(own), how)[0].flatten(1, 2)

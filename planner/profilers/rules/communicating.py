@@ -17,7 +17,6 @@ from planner.operators.parts import MARKED
 from planner.operators.parts.halo import fits, window
 from planner.profilers.rules.template import Shape
 
-
 _OF_INPUT = ("InstanceNormalization", "LogSoftmax", "Softmax")
 """Operators that call what they normalise `input`."""
 
@@ -67,8 +66,8 @@ def with_statistics(kind: str, call: Call, rules: Iterable[SplitRule]) -> Iterat
 
 
 def _moments(kind: str, call: Call, shapes: Mapping[str, Shape]) -> Iterator[SplitRule]:
-    """The rules along the dimensions that statistics are of. What belongs to a number of these, such
-    as the scale of a layer normalization, is cut with them.
+    """The rules along the dimensions that statistics are of. What has a number for each place along
+    them, such as the scale of a layer normalization, is cut, too.
     """
     x = call.kwargs["input" if kind in _OF_INPUT else "x"]
     assert isinstance(x, Read)

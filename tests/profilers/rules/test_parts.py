@@ -207,12 +207,12 @@ def test_statistics_far_from_zero_lose_no_digits():
     """float32 numbers around 1,000 with deviation 1: sums of squares in float32 would have two."""
     x = (normal(8, 2, 16, 16) + 1000).float()
     ones, zeros = torch.ones(2), torch.zeros(2)
-    given = dict(epsilon=1e-5, training_mode=1, num_outputs=1, read_outputs=(True,))
+    given = {"training_mode": 1, "num_outputs": 1, "read_outputs": (True,)}
 
     def work(line):
         own = shares(x, "S0", 4, None)[line.rank]
         return MARKED[MOMENTS, "BatchNormalization"](
-            own, ones, zeros, zeros.clone(), ones.clone(), cuts=(Cut(line, 0),), **given
+            own, ones, zeros, zeros.clone(), ones.clone(), 1e-5, cuts=(Cut(line, 0),), **given
         )
 
     due = functional.batch_norm(x.double(), None, None, training=True)
