@@ -13,10 +13,10 @@ from planner.artefacts.strategy import (
     shared_level,
     used_devices,
 )
-from planner.artefacts.topology import device_type
+from planner.artefacts.topology import Topology, device_type
 from planner.costs.operators import hosts_with_contention, launch_s, slowdown, slowdowns, step_s
 from planner.costs.stage_pass import backward_left_s, gather_s, stage_pass
-from planner.costs.transfers import gradient_sum_s
+from planner.costs.transfers import crowding, gradient_sum_s
 from planner.resharding.over_replicas import over_replicas
 
 
@@ -114,9 +114,9 @@ def action_costs(
         backward_s=backward,
         tensor_bytes={one.tensor: one.bytes for one in crossing},
         sum_s=tuple(
-            of_sums * gradient_sum_s(topology, one.devices, one.bytes, one.shards)
+            of_sums * gradient_sum_s(topology, one.devices, one.bytes, one.shards, crowd)
             + max(launch_s(problem, device) for device in one.devices)
-            for one in sums
+            for one, crowd in zip(sums, crowds(topology, sums), strict=True)
         ),
         backward_left_s={
             (index, device): slow[device] * time_s
@@ -132,6 +132,16 @@ def action_costs(
         contention=contention,
         item_bytes={one.tensor: ITEM_BYTES[one.dtype] for one in crossing},
     )
+
+
+def crowds(topology: Topology, sums: Sequence[GradientSum]) -> list[float]:
+    """How many times as long as alone the bytes of each sum take: sums of the same parameters, on
+    devices that hold other parts of them, run at once.
+    """
+    groups: dict[tuple[str, ...], dict[tuple[int, ...], None]] = {}
+    for one in sums:
+        groups.setdefault(one.parameters, {})[one.devices] = None
+    return [crowding(topology, tuple(groups[one.parameters])) for one in sums]
 
 
 def _replica_pass_s(

@@ -28,7 +28,7 @@ from planner.artefacts.strategy import (
     stages_by_device,
     used_devices,
 )
-from planner.costs.actions import ActionCosts, sum_factor, with_full_contention
+from planner.costs.actions import ActionCosts, crowds, sum_factor, with_full_contention
 from planner.costs.closed_form import StageCost, exposed_sum_s
 from planner.costs.operators import launch_s
 from planner.costs.stage_pass import sums_overlap_compute
@@ -290,7 +290,9 @@ def _own_sum_s(
     devices, tied_s = strategy.stages[s].devices, 0.0
     there = frozenset(devices)
     sizes, counts = (Counter[tuple[_Devices, tuple[_Devices, ...]]]() for _ in range(2))
-    for one, sum_s in zip(sums, costs.sum_s, strict=True):
+    crowd: dict[_Devices, float] = {}
+    every = zip(sums, costs.sum_s, crowds(problem.topology, sums), strict=True)
+    for one, sum_s, crowd[one.devices] in every:
         # It has all devices of a stage or none; of a split one, those of some lines of its mesh.
         if there.issuperset(one.devices):
             sizes[one.devices, one.shards] += one.bytes
@@ -302,7 +304,7 @@ def _own_sum_s(
     used = used_devices(strategy)
     factor = sum_factor(problem, used)
     whole_s = {
-        (some, shards): factor * gradient_sum_s(problem.topology, some, size, shards)
+        (some, shards): factor * gradient_sum_s(problem.topology, some, size, shards, crowd[some])
         + counts[some, shards] * max(launch_s(problem, d) for d in some)
         for (some, shards), size in sizes.items()
     }

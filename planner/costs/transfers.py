@@ -1,4 +1,7 @@
-"""Time of transfers and collectives on a topology."""
+"""Time of transfers and collectives on a topology: as measured, where its tables have the group;
+else inside hosts and over them (`over_hosts.py`), or on one ring through all devices, whichever
+moves large buffers faster.
+"""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -10,11 +13,15 @@ import numpy as np
 
 from planner.artefacts.topology import CollectiveKind, CollectiveTable, Topology, table_of
 from planner.clusters.routes import chain, pair_widths
+from planner.costs.over_hosts import Rings, at_once, rings_over_hosts, rows_by_host
 from planner.resharding.conversion import LOCAL, Collective, Step
 from planner.support.arrays import Floats
 from planner.support.memo import remembered
 
 Bytes = TypeVar("Bytes", float, Floats)
+
+_LARGE = 2**28
+"""Bytes of a large buffer."""
 
 
 def transfer_s(
@@ -57,15 +64,19 @@ def ring_links(topology: Topology, devices: tuple[int, ...]) -> tuple[float, flo
     all-reduce over a group of at least 2 devices. Searches use it.
 
     Without measured times these are the largest latency and the smallest bandwidth between
-    neighbours of the best ring through the devices (see `routes.chain`), and the form is exact.
-    With measured times (`Topology.tables`) they stand for a straight line below these (see
-    `line_below`), so that the time in a search is a bound on that of `allreduce_s`. With one or two
-    measured times, the line runs through them.
+    neighbours of the best ring through the devices (see `routes.chain`), or stand for the time
+    inside hosts and over them, and the form is exact. With measured times (`Topology.tables`) they
+    stand for a straight line below these (see `line_below`), so that the time in a search is a
+    bound on that of `allreduce_s`. With one or two measured times, the line runs through them.
     """
     table = table_of(topology, devices)
-    if table is None:
+    if table is not None:
+        points = _measured(topology, devices, table)
+    elif rows := _rows(topology, devices):
+        points = _points_over_hosts(topology, rows)
+    else:
         return _ring(topology, devices)
-    start_s, s_per_byte = line_below(_measured(topology, devices, table))
+    start_s, s_per_byte = line_below(points)
     messages = 2 * (len(devices) - 1)
     rate = messages / len(devices) / s_per_byte if s_per_byte > 0 else math.inf
     return start_s / messages, rate
@@ -100,9 +111,73 @@ def ring_allreduce_s(size_bytes: float, num_ranks: int, latency: float, bandwidt
     return 2 * (num_ranks - 1) * (latency + size_bytes / num_ranks / bandwidth)
 
 
-def allreduce_s(topology: Topology, devices: tuple[int, ...], size_bytes: int) -> float:
+# ---- groups over hosts
+
+
+@remembered(kept=65536)
+def _rows(topology: Topology, devices: tuple[int, ...]) -> Rings:
+    """The devices of a group on each host, where its collectives run inside hosts and over them;
+    none where one ring through all devices moves a large buffer as fast.
+    """
+    rows = rows_by_host(topology, devices)
+    if not rows:
+        return ()
+    ring_s = ring_allreduce_s(_LARGE, len(devices), *_ring(topology, devices))
+    return rows if _over_hosts_s(topology, rows, _LARGE) < ring_s else ()
+
+
+def _over_hosts_s(topology: Topology, rows: Rings, size_bytes: float, crowd: float = 1.0) -> float:
+    """Time of an all-reduce inside hosts and over them, in s."""
+    inside_s = max(
+        sum(_half_s(topology, row, kind, size_bytes) for kind in _HALVES) for row in rows
+    )  # fmt: skip
+    return inside_s + _parts_over_hosts_s(topology, rows, size_bytes, crowd)
+
+
+def _parts_over_hosts_s(topology: Topology, rows: Rings, size_bytes: float, crowd: float) -> float:
+    """Time of the all-reduces over hosts of the part of each device of a host, in s."""
+    latency, rate = rings_over_hosts(topology, rows)
+    return ring_allreduce_s(size_bytes / len(rows[0]), len(rows), latency, rate / crowd)
+
+
+def _points_over_hosts(topology: Topology, rows: Rings) -> "_Points":
+    """Times of all-reduces at the sizes between which they lie on straight lines, and beyond."""
+    tables = [table_of(topology, row, kind) for row in rows for kind in CollectiveKind]
+    sizes = {size for table in tables if table is not None for size, _ in table.times}
+    most = max(sizes, default=_LARGE)
+    every = sorted({0, *sizes, 2 * most, 4 * most})
+    return tuple((float(size), _over_hosts_s(topology, rows, size)) for size in every)
+
+
+@remembered(kept=65536)
+def crowding(topology: Topology, groups: tuple[tuple[int, ...], ...]) -> float:
+    """How many times as long as alone the bytes of a collective take where it runs over several
+    groups at once: their rings share the links that they have in common, such as the card of a
+    host. 1 where a table has the time of a group.
+
+    Args:
+        groups: of equally many devices, each ascending.
+    """
+    first = groups[0]
+    if len(groups) < 2 or len(first) < 2 or table_of(topology, first) is not None:
+        return 1.0
+    every = [_rings(topology, group) for group in groups]
+    alone = min(at_once(topology, rings)[1] for rings in every)
+    together = at_once(topology, [ring for rings in every for ring in rings])[1]
+    return max(1.0, alone / together)
+
+
+def _rings(topology: Topology, group: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """The rings on which collectives of a group run at once: those over hosts, or one."""
+    rows = _rows(topology, group)
+    return list(zip(*rows, strict=True)) if rows else [chain(topology, group, closed=True)]
+
+
+def allreduce_s(
+    topology: Topology, devices: tuple[int, ...], size_bytes: float, crowd: float = 1.0
+) -> float:
     """Time of an all-reduce over a group of devices, in s: as measured where the topology's
-    tables have the group, else a ring over its slowest link.
+    tables have the group, else inside hosts and over them, or on a ring over its slowest link.
 
     Measured times are joined by straight lines. No size is faster than a smaller one. Before the
     smallest size they start at the latencies of the ring's 2 (n - 1) messages, unless the table
@@ -112,17 +187,21 @@ def allreduce_s(topology: Topology, devices: tuple[int, ...], size_bytes: int) -
     Args:
         devices: ascending indices; one alone costs nothing.
         size_bytes: the buffer on each device.
+        crowd: as `crowding` gives it.
     """
     if len(devices) < 2:
         return 0.0
     measured_s = _measured_s(topology, devices, CollectiveKind.ALL_REDUCE, size_bytes)
     if measured_s is not None:
         return measured_s
-    return ring_allreduce_s(size_bytes, len(devices), *ring_links(topology, devices))
+    if rows := _rows(topology, devices):
+        return _over_hosts_s(topology, rows, size_bytes, crowd)
+    latency, rate = _ring(topology, devices)
+    return ring_allreduce_s(size_bytes, len(devices), latency, rate / crowd)
 
 
 def _measured_s(
-    topology: Topology, devices: tuple[int, ...], kind: CollectiveKind, size_bytes: int
+    topology: Topology, devices: tuple[int, ...], kind: CollectiveKind, size_bytes: float
 ) -> float | None:
     """Time of a collective as measured, in s; None if it was not."""
     table = table_of(topology, devices, kind)
@@ -194,35 +273,52 @@ def line_below(points: _Points) -> tuple[float, float]:
     return min(lines, key=distance)
 
 
-def allgather_s(topology: Topology, devices: tuple[int, ...], size_bytes: int) -> float:
+_HALVES = (CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_GATHER)
+"""The two halves of an all-reduce."""
+
+
+def allgather_s(
+    topology: Topology, devices: tuple[int, ...], size_bytes: float, crowd: float = 1.0
+) -> float:
     """Time of an all-gather over a group of devices, in s: as measured, else half of `allreduce_s`.
     On a ring it is n - 1 messages of size_bytes / n, half as many as of an all-reduce.
 
     Args:
         devices: ascending indices; one alone costs nothing.
         size_bytes: what each device has afterwards.
+        crowd: as `crowding` gives it.
     """
-    return _half_s(topology, devices, CollectiveKind.ALL_GATHER, size_bytes)
+    return _half_s(topology, devices, CollectiveKind.ALL_GATHER, size_bytes, crowd)
 
 
-def reducescatter_s(topology: Topology, devices: tuple[int, ...], size_bytes: int) -> float:
+def reducescatter_s(
+    topology: Topology, devices: tuple[int, ...], size_bytes: float, crowd: float = 1.0
+) -> float:
     """Time of a reduce-scatter over a group of devices, in s: as measured, else half of
     `allreduce_s`, as for an all-gather.
 
     Args:
         devices: ascending indices; one alone costs nothing.
         size_bytes: what each device has before.
+        crowd: as `crowding` gives it.
     """
-    return _half_s(topology, devices, CollectiveKind.REDUCE_SCATTER, size_bytes)
+    return _half_s(topology, devices, CollectiveKind.REDUCE_SCATTER, size_bytes, crowd)
 
 
 def _half_s(
-    topology: Topology, devices: tuple[int, ...], kind: CollectiveKind, size_bytes: int
-) -> float:
+    topology: Topology, devices: tuple[int, ...], kind: CollectiveKind, size_bytes: float,
+    crowd: float = 1.0,
+) -> float:  # fmt: skip
     if len(devices) < 2:
         return 0.0
     measured_s = _measured_s(topology, devices, kind, size_bytes)
-    return allreduce_s(topology, devices, size_bytes) / 2 if measured_s is None else measured_s
+    if measured_s is not None:
+        return measured_s
+    rows = () if table_of(topology, devices) is not None else _rows(topology, devices)
+    if not rows:
+        return allreduce_s(topology, devices, size_bytes, crowd) / 2
+    inside_s = max(_half_s(topology, row, kind, size_bytes) for row in rows)
+    return inside_s + _parts_over_hosts_s(topology, rows, size_bytes, crowd) / 2
 
 
 def gradient_sum_s(
@@ -230,6 +326,7 @@ def gradient_sum_s(
     devices: tuple[int, ...],
     size_bytes: int,
     shards: tuple[tuple[int, ...], ...] = (),
+    crowd: float = 1.0,
 ) -> float:
     """Time of a sum of gradients, in s: an all-reduce or, where each device keeps one of n parts,
     a reduce-scatter over devices with different parts, and an all-reduce over those that keep the
@@ -239,16 +336,20 @@ def gradient_sum_s(
         devices: all, ascending.
         size_bytes: of the gradients, on each device.
         shards: the devices of each part.
+        crowd: as `crowding` gives it.
     """
     if not shards:
-        return allreduce_s(topology, devices, size_bytes)
-    rows = {tuple(sorted(row)) for row in zip(*shards, strict=True)}
-    scattered_s = max(reducescatter_s(topology, row, size_bytes) for row in rows)
+        return allreduce_s(topology, devices, size_bytes, crowd)
+    rows = tuple(dict.fromkeys(tuple(sorted(row)) for row in zip(*shards, strict=True)))
+    both = crowd * crowding(topology, rows), crowd * crowding(topology, shards)
+    scattered_s = max(reducescatter_s(topology, row, size_bytes, both[0]) for row in rows)
     part = size_bytes // len(shards)
-    return scattered_s + max(allreduce_s(topology, some, part) for some in shards)
+    return scattered_s + max(allreduce_s(topology, some, part, both[1]) for some in shards)
 
 
-def alltoall_s(topology: Topology, devices: tuple[int, ...], size_bytes: int) -> float:
+def alltoall_s(
+    topology: Topology, devices: tuple[int, ...], size_bytes: float, crowd: float = 1.0
+) -> float:
     """Time of an all-to-all over a group of devices, in s: each of the n sends a part to every
     other one. As measured, else in n - 1 rounds over the slowest pair:
 
@@ -257,6 +358,7 @@ def alltoall_s(topology: Topology, devices: tuple[int, ...], size_bytes: int) ->
     Args:
         devices: one alone costs nothing.
         size_bytes: the buffer on each device.
+        crowd: as `crowding` gives it.
     """
     count = len(devices)
     if count < 2:
@@ -264,17 +366,19 @@ def alltoall_s(topology: Topology, devices: tuple[int, ...], size_bytes: int) ->
     measured_s = _measured_s(topology, devices, CollectiveKind.ALL_TO_ALL, size_bytes)
     if measured_s is not None:
         return measured_s
-    return (count - 1) * transfer_s(topology, devices, devices, size_bytes / count)
+    return (count - 1) * transfer_s(topology, devices, devices, crowd * size_bytes / count)
 
 
 def collective_s(
-    topology: Topology, devices: tuple[int, ...], kind: CollectiveKind, size_bytes: int
-) -> float:
+    topology: Topology, devices: tuple[int, ...], kind: CollectiveKind, size_bytes: float,
+    crowd: float = 1.0,
+) -> float:  # fmt: skip
     """Time of a collective of any kind over a group of devices, in s.
 
     Args:
         devices: ascending indices; one alone costs nothing.
         size_bytes: of the largest buffer on each device.
+        crowd: as `crowding` gives it.
     """
     times = {
         CollectiveKind.ALL_REDUCE: allreduce_s,
@@ -282,7 +386,7 @@ def collective_s(
         CollectiveKind.REDUCE_SCATTER: reducescatter_s,
         CollectiveKind.ALL_TO_ALL: alltoall_s,
     }
-    return times[kind](topology, devices, size_bytes)
+    return times[kind](topology, devices, size_bytes, crowd)
 
 
 def lines(group: Sequence[int], mesh: Sequence[int], axis: int) -> tuple[tuple[int, ...], ...]:
@@ -305,8 +409,8 @@ def lines(group: Sequence[int], mesh: Sequence[int], axis: int) -> tuple[tuple[i
 def conversion_s(
     topology: Topology, group: tuple[int, ...], mesh: tuple[int, ...], steps: Iterable[Step]
 ) -> float:
-    """Time of the steps of a conversion, in s; each as long as on the slowest line of its axis.
-    Local steps take none.
+    """Time of the steps of a conversion, in s; each as long as on the slowest line of its axis,
+    where all lines run it at once. Local steps take none.
 
     Args:
         group: the devices of the mesh, row-major.
@@ -326,7 +430,8 @@ def _step_s(
 ) -> float:
     if kind in LOCAL:
         return 0.0
-    some = {tuple(sorted(line)) for line in lines(group, mesh, axis)}
+    some = tuple(sorted({tuple(sorted(line)) for line in lines(group, mesh, axis)}))
+    crowd = crowding(topology, some)
     return max(
-        collective_s(topology, line, CollectiveKind(kind.value), size_bytes) for line in some
+        collective_s(topology, line, CollectiveKind(kind.value), size_bytes, crowd) for line in some
     )

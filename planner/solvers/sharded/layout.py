@@ -18,7 +18,7 @@ from planner.artefacts.topology import device_type
 from planner.clusters.routes import host_order
 from planner.costs.operators import operator_times
 from planner.costs.stage_pass import shortest_part_s
-from planner.costs.transfers import lines, ring_links
+from planner.costs.transfers import crowding, lines, ring_links
 from planner.solvers.fit import fastest_first
 from planner.solvers.sharded.along import BEAM, Axis, Policy, Search, along
 from planner.solvers.sharded.rules import Named, rules_of, share_work
@@ -87,17 +87,15 @@ def axis_of(
         groups: the devices of each mesh.
         rounds: microbatches of a replica in an iteration.
     """
-    links = [
-        ring_links(problem.topology, tuple(sorted(line)))
-        for group in groups
-        for line in lines(group, mesh, axis)
-    ]
+    every = [tuple(tuple(sorted(one)) for one in lines(group, mesh, axis)) for group in groups]
+    links = [ring_links(problem.topology, line) for some in every for line in some]
+    crowd = max(crowding(problem.topology, some) for some in every)
     kind = device_type(problem.topology, groups[0][0])
     passes = 4 + 2 * problem.training.optimizer.num_moments
     return Axis(
         size=mesh[axis],
         latency_s=max(latency for latency, _ in links),
-        bytes_per_s=min(rate for _, rate in links),
+        bytes_per_s=min(rate for _, rate in links) / crowd,
         step_s_per_byte=passes / kind.memory_bandwidth_bytes_per_s,
         num_microbatches=max(1.0, rounds),
     )
