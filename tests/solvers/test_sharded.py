@@ -346,6 +346,19 @@ def test_degrees_that_make_up_no_cluster(block, degrees, message):
     assert str(error.value).startswith(message)
 
 
+def test_a_tensor_degree_may_be_of_whole_hosts(block):
+    given = problem(block, 4, switches=(Megatron(tensor_degree=4),))
+    hosts = replace(given, topology=islands([2, 2], 1e9, 1e8))
+    stage = only_stage(SOLVERS["megatron"](hosts, 1.0).strategy)
+    assert (stage.sharding.mesh, stage.groups) == ((4,), ((0, 1, 2, 3),))
+    uneven = replace(given, topology=islands([1, 3], 1e9, 1e8))
+    with pytest.raises(OptionError, match="--tensor-degree 4: expected a divisor of the 1 device"):
+        SOLVERS["megatron"](uneven, 1.0)
+    three = replace(hosts, search=replace(hosts.search, switches=(Megatron(tensor_degree=3),)))
+    with pytest.raises(OptionError, match="1 or 2; or of whole hosts, 4$"):
+        SOLVERS["megatron"](three, 1.0)
+
+
 def test_options_out_of_range():
     with pytest.raises(OptionError, match="--tensor-degree: expected a whole number of at least 1"):
         Megatron(tensor_degree=0)

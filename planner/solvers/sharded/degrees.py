@@ -14,7 +14,8 @@ MAX_STAGES = 64
 
 def grid(problem: Problem, own: Megatron) -> tuple[tuple[int, int, int], ...]:
     """All points with the degrees that are given. A tensor degree divides the devices of the
-    smallest host. Where all three degrees are given, they may leave devices over.
+    smallest host; one that is given may be of whole hosts. Where all three degrees are given, they
+    may leave devices over.
 
     Raises:
         OptionError: if there is none.
@@ -22,14 +23,17 @@ def grid(problem: Problem, own: Megatron) -> tuple[tuple[int, int, int], ...]:
     count, host = len(problem.topology.devices), smallest_host(problem)
     most = min(MAX_STAGES, len(problem.profile.operators))
     tensor, data, pipeline = own.tensor_degree, own.data_degree, own.pipeline_degree
-    if tensor and host % tensor:
+    of_hosts = _of_hosts(problem)
+    if tensor and host % tensor and tensor not in of_hosts:
+        or_hosts = f"; or of whole hosts, {_listed(of_hosts)}" if of_hosts else ""
         raise OptionError(
             f"--tensor-degree {tensor}: expected a divisor of the {_devices(host)} of a host,"
-            f" {_listed(divisors(host))}"
+            f" {_listed(divisors(host))}{or_hosts}"
         )
     if pipeline and pipeline > most:
         raise OptionError(f"--pipeline-degree {pipeline}: expected at most {most} stages")
-    points = tuple(_points(count, host, most, (tensor, data, pipeline)))
+    tensors = (*divisors(host), *(n for n in of_hosts if n == tensor))
+    points = tuple(_points(count, tensors, most, (tensor, data, pipeline)))
     if not points:
         named = {"tensor": tensor, "data": data, "pipeline": pipeline}
         given = " ".join(f"--{name}-degree {n}" for name, n in named.items() if n)
@@ -41,19 +45,29 @@ def grid(problem: Problem, own: Megatron) -> tuple[tuple[int, int, int], ...]:
 
 
 def _points(
-    count: int, host: int, most: int, given: tuple[int | None, int | None, int | None]
+    count: int,
+    tensors: Sequence[int],
+    most: int,
+    given: tuple[int | None, int | None, int | None],
 ) -> Iterator[tuple[int, int, int]]:
     t, d, p = given
     if t and d and p:
         if t * d * p <= count:
             yield t, d, p
         return
-    for t in divisors(host):
+    for t in tensors:
         for p in divisors(count):
             point = t, count // (t * p), p
             fits = all(one in (None, degree) for one, degree in zip(given, point, strict=True))
             if count % (t * p) == 0 and p <= most and fits:
                 yield point
+
+
+def _of_hosts(problem: Problem) -> list[int]:
+    """The tensor degrees of several whole hosts, where all hosts have as many devices."""
+    count, host = len(problem.topology.devices), smallest_host(problem)
+    even = count == host * len({device.host for device in problem.topology.devices})
+    return [n for n in divisors(count) if n > host and n % host == 0] if even else []
 
 
 def _devices(count: int) -> str:
