@@ -20,8 +20,8 @@ from planner.support.memo import remembered
 
 Bytes = TypeVar("Bytes", float, Floats)
 
-_LARGE = 2**28
-"""Bytes of a large buffer."""
+_LARGE, _FASTER = 2**36, 0.99
+"""Bytes of a buffer so large that only bandwidths matter, and a gain that is none of rounding."""
 
 
 def transfer_s(
@@ -72,7 +72,7 @@ def ring_links(topology: Topology, devices: tuple[int, ...]) -> tuple[float, flo
     table = table_of(topology, devices)
     if table is not None:
         points = _measured(topology, devices, table)
-    elif rows := _rows(topology, devices):
+    elif rows := host_rows(topology, devices):
         points = _points_over_hosts(topology, rows)
     else:
         return _ring(topology, devices)
@@ -115,15 +115,18 @@ def ring_allreduce_s(size_bytes: float, num_ranks: int, latency: float, bandwidt
 
 
 @remembered(kept=65536)
-def _rows(topology: Topology, devices: tuple[int, ...]) -> Rings:
+def host_rows(topology: Topology, devices: tuple[int, ...]) -> Rings:
     """The devices of a group on each host, where its collectives run inside hosts and over them;
-    none where one ring through all devices moves a large buffer as fast.
+    none where one ring through all devices moves a large buffer as fast, or a table has the time.
+
+    Args:
+        devices: ascending.
     """
     rows = rows_by_host(topology, devices)
-    if not rows:
+    if not rows or table_of(topology, devices) is not None:
         return ()
     ring_s = ring_allreduce_s(_LARGE, len(devices), *_ring(topology, devices))
-    return rows if _over_hosts_s(topology, rows, _LARGE) < ring_s else ()
+    return rows if _over_hosts_s(topology, rows, _LARGE) < _FASTER * ring_s else ()
 
 
 def _over_hosts_s(topology: Topology, rows: Rings, size_bytes: float, crowd: float = 1.0) -> float:
@@ -169,7 +172,7 @@ def crowding(topology: Topology, groups: tuple[tuple[int, ...], ...]) -> float:
 
 def _rings(topology: Topology, group: tuple[int, ...]) -> list[tuple[int, ...]]:
     """The rings on which collectives of a group run at once: those over hosts, or one."""
-    rows = _rows(topology, group)
+    rows = host_rows(topology, group)
     return list(zip(*rows, strict=True)) if rows else [chain(topology, group, closed=True)]
 
 
@@ -194,7 +197,7 @@ def allreduce_s(
     measured_s = _measured_s(topology, devices, CollectiveKind.ALL_REDUCE, size_bytes)
     if measured_s is not None:
         return measured_s
-    if rows := _rows(topology, devices):
+    if rows := host_rows(topology, devices):
         return _over_hosts_s(topology, rows, size_bytes, crowd)
     latency, rate = _ring(topology, devices)
     return ring_allreduce_s(size_bytes, len(devices), latency, rate / crowd)
@@ -314,7 +317,7 @@ def _half_s(
     measured_s = _measured_s(topology, devices, kind, size_bytes)
     if measured_s is not None:
         return measured_s
-    rows = () if table_of(topology, devices) is not None else _rows(topology, devices)
+    rows = host_rows(topology, devices)
     if not rows:
         return allreduce_s(topology, devices, size_bytes, crowd) / 2
     inside_s = max(_half_s(topology, row, kind, size_bytes) for row in rows)

@@ -14,7 +14,7 @@ import numpy as np
 from planner.artefacts.topology import CollectiveKind, DeviceType, Topology, device_type, table_of
 from planner.clusters.presets import Preset, presets
 from planner.clusters.routes import bandwidth_bytes_per_s, chain, pair_widths, routes
-from planner.costs.transfers import allreduce_s, collective_s
+from planner.costs.transfers import allreduce_s, collective_s, host_rows
 from planner.reports.tables import (
     Column,
     Table,
@@ -173,6 +173,7 @@ class Collective:
         bandwidth_bytes_per_s: of that link.
         time_s: of the whole.
         measured: whether a table of the topology says it, and not the ring.
+        over_hosts: whether it runs inside hosts and over them, and not on the ring.
     """
 
     group: str
@@ -181,6 +182,14 @@ class Collective:
     bandwidth_bytes_per_s: float
     time_s: float
     measured: bool
+    over_hosts: bool
+
+    @property
+    def source(self) -> str:
+        """Where the time is from."""
+        if self.measured:
+            return "measured"
+        return "inside and over hosts" if self.over_hosts else "ring"
 
 
 def collectives(topology: Topology) -> tuple[Collective, ...]:
@@ -214,6 +223,7 @@ def _collective(topology: Topology, group: str, devices: tuple[int, ...]) -> Col
         slow.bandwidth_bytes_per_s,
         allreduce_s(topology, devices, SHOWN_BYTES),
         table_of(topology, devices) is not None,
+        bool(host_rows(topology, devices)),
     )
 
 
@@ -221,8 +231,9 @@ COLLECTIVE_COLUMNS: tuple[Column[Collective], ...] = (
     Column("group", lambda one: one.group),
     Column("", lambda one: len(one.devices), "devices"),
     Column("time_s", lambda one: one.time_s, "time for 100 MB", format_seconds),
-    Column("measured", lambda one: one.measured, "source",
-           lambda measured: "measured" if measured else "ring", left=True),
+    Column("measured", lambda one: one.measured),
+    Column("over_hosts", lambda one: one.over_hosts),
+    Column("", lambda one: one.source, "source", left=True),
     Column("bandwidth_bytes_per_s", lambda one: one.bandwidth_bytes_per_s, "slowest link",
            format_rate),
     Column("slowest_link", lambda one: one.slowest_link, "from -> to", left=True, gives_way=2),
@@ -246,13 +257,13 @@ def collectives_table(collectives: Sequence[Collective]) -> Table:
 def _alike(one: Collective) -> tuple[object, ...]:
     """Equal for all-reduces that are shown as one."""
     times = format_seconds(one.time_s), format_rate(one.bandwidth_bytes_per_s)
-    return one.group.startswith("all"), len(one.devices), times, one.measured
+    return one.group.startswith("all"), len(one.devices), times, one.source
 
 
 def topology_json(topology: Topology) -> dict[str, object]:
     """The object that `topology show --json` prints: bytes, bytes/s and seconds."""
     latency, width = pair_widths(topology)
-    keys = "group ring slowest_link bandwidth_bytes_per_s bytes time_s measured"
+    keys = "group ring slowest_link bandwidth_bytes_per_s bytes time_s measured over_hosts"
     off = np.where(np.isfinite(width), width, 0.0)
     return {
         "name": topology.name,

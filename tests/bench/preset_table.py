@@ -7,7 +7,7 @@ from pathlib import Path
 
 from planner.artefacts.topology import table_of
 from planner.clusters.yaml.read import find_topology, preset_names, read_topology
-from planner.costs.transfers import allreduce_s, ring_links
+from planner.costs.transfers import allreduce_s, host_rows, ring_links
 from planner.support.units import format_seconds
 from tests.bench.solvers import put
 
@@ -46,7 +46,8 @@ def row(name):
     if len(everything) > 1:
         time_s = format_seconds(allreduce_s(topology, everything, SIZE_BYTES))
         measured = table_of(topology, everything) is not None
-        by = "table" if measured else f"ring, {rate(ring_links(topology, everything)[1])}"
+        way = "over hosts" if host_rows(topology, everything) else "ring"
+        by = "table" if measured else f"{way}, {rate(ring_links(topology, everything)[1])}"
     cells = (
         f"`{name}`",
         str(len(topology.hosts)),

@@ -355,7 +355,7 @@ def test_a_tensor_degree_may_be_of_whole_hosts(block):
     with pytest.raises(OptionError, match="--tensor-degree 4: expected a divisor of the 1 device"):
         SOLVERS["megatron"](uneven, 1.0)
     three = replace(hosts, search=replace(hosts.search, switches=(Megatron(tensor_degree=3),)))
-    with pytest.raises(OptionError, match="1 or 2; or of whole hosts, 4$"):
+    with pytest.raises(OptionError, match=r"1 or 2; or of whole hosts, 4$"):
         SOLVERS["megatron"](three, 1.0)
 
 

@@ -282,7 +282,9 @@ def _stages_on(
             decided["factor"][row, c] = speed[where].max(where=there, initial=0.0)
             slowed = speed[where] * launch[where]
             decided["type_launch"][row, c] = slowed.max(where=there, initial=0.0)
-        if k > r and not topology.tables:  # a table may beat the best link
+        # A table may beat the best link, and so may a sum inside hosts and over them.
+        one_ring = not topology.tables and len({topology.devices[d].host for d in order}) == 1
+        if k > r and one_ring:
             pairs = np.ix_(order[where], order[len(order) - k + r :])
             decided["tie_latency"][c], decided["tie_rate"][c] = (
                 of_sums * latency[pairs].min(),
