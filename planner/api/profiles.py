@@ -89,7 +89,9 @@ def profile_sizes(
         OptionError: if the options contradict each other, or the device is not there.
         TypeError: if there is no option of that name.
     """
-    from planner.model.load import takes_any_batch
+    from planner.model.binding import batch_is_open
+    from planner.model.load import read_proto
+    from planner.model.protos import true_inputs
     from planner.profilers.engines import engine_for, profile_with
     from planner.profilers.options import Measuring, ProfileEngine
     from planner.profilers.sizes import profiles_at, profiles_at_usual_sizes
@@ -111,9 +113,10 @@ def profile_sizes(
         return profile_with(engine, one, place, measuring, progress=tick, effort=effort)
 
     named = sorted({*sizes}) or [options.batch]
-    is_open = named == [None] and takes_any_batch(Path(model), options.dims or {})
-    if is_open and engine is not ProfileEngine.ANALYTIC:
-        return profiles_at_usual_sizes(read, measure, measuring.device)
+    if named == [None] and engine is not ProfileEngine.ANALYTIC:
+        inputs = true_inputs(read_proto(Path(model)).graph)
+        if batch_is_open(inputs, options.dims or {}):
+            return profiles_at_usual_sizes(read, measure, measuring.device)
     return profiles_at(named, read, measure)
 
 

@@ -21,7 +21,7 @@ from planner.artefacts.graph import Graph, LossChoice
 from planner.artefacts.options import LossOptions
 from planner.artefacts.profile import BatchNorm
 from planner.model import trainable
-from planner.model.binding import batch_is_open, bind
+from planner.model.binding import bind
 from planner.model.canonical import content_hash
 from planner.model.dataflow import Dataflow, Node, live_nodes, nodes_of
 from planner.model.expansion.expand import fold
@@ -39,7 +39,7 @@ from planner.support.errors import ModelError
 
 __all__ = [
     "Model", "Node", "ReadOptions", "content_hash", "first_consumers", "hash_of", "load",
-    "read_proto", "takes_any_batch",
+    "read_proto",
 ]  # fmt: skip
 
 
@@ -135,20 +135,6 @@ def load(
         OperatorError: if it uses operators that ONNX does not define.
     """
     return model_of(open_source(path), options, known_hash=known_hash)
-
-
-def takes_any_batch(path: Path, sizes: Mapping[str, int]) -> bool:
-    """Whether the batch of the model in a file is symbolic, and has no size.
-
-    Args:
-        path: of an ONNX file.
-        sizes: of symbolic dimensions, by name.
-
-    Raises:
-        FileError: if the file is missing or no ONNX model.
-        ModelError: if it holds fields that stand for nothing.
-    """
-    return batch_is_open(true_inputs(read_proto(path).graph), sizes)
 
 
 def load_trained(
