@@ -15,7 +15,7 @@ from planner.costs.evaluate import evaluate
 from planner.model.binding import batch_is_open
 from planner.model.load import ReadOptions, load
 from planner.profilers.measured import measure
-from planner.profilers.reliability import training_bytes
+from planner.profilers.reliability import free_bytes, training_bytes
 from planner.profilers.sizes import FREE_SHARE, LONGEST_STEP_S, profiles_at_usual_sizes, step_bytes
 from planner.solvers.baselines import single
 from planner.support.errors import ModelError, OperatorError, OptionError
@@ -125,6 +125,13 @@ def test_memory_grows_with_what_operators_keep_for_themselves_but_not_with_weigh
     assert counted(8, workspace_bytes=10) - tensors == 8 * 10
     weights = quickly(read(1)).operators[0].parameter_bytes
     assert counted(8, workspace_bytes=weights + 10) - tensors == weights + 8 * 10
+
+
+def test_memory_that_torch_keeps_of_the_smaller_sizes_is_free_for_larger_ones(monkeypatch):
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (1000, 9000))
+    monkeypatch.setattr("torch.cuda.memory_reserved", lambda device: 500)
+    monkeypatch.setattr("torch.cuda.memory_allocated", lambda device: 200)
+    assert free_bytes("cuda") == 1300
 
 
 def test_a_model_that_needs_two_samples_begins_with_two(folder):
