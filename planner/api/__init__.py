@@ -10,7 +10,8 @@ names begin with `write`, by `export`, by `convert`, by `launch` for its trace, 
 its cache.
 
     export, call_factory                        a PyTorch module as an ONNX file
-    profile, rescale, compare_engines           the costs of operators
+    profile, profile_sizes, rescale             the costs of operators
+    compare_engines                             measured and computed costs beside each other
     solve, compare, solve_under, sensitivity    a plan, and its bottlenecks
     simulate, simulate_stages                   one iteration of a plan
     launch, start_launch, read_config, trainer  training, by the planner's loop or by yours
@@ -75,6 +76,7 @@ from planner.api.profiles import calibrate as calibrate
 from planner.api.profiles import compare_engines as compare_engines
 from planner.api.profiles import profile as profile
 from planner.api.profiles import profile_path as profile_path
+from planner.api.profiles import profile_sizes as profile_sizes
 from planner.api.profiles import rescale as rescale
 from planner.api.topologies import import_topology as import_topology
 from planner.api.topologies import probe as probe
@@ -135,6 +137,7 @@ if TYPE_CHECKING:
     from planner.profilers.analytic import RooflineFit as RooflineFit
     from planner.profilers.compare import EngineComparison as EngineComparison
     from planner.profilers.measured import Effort as Effort
+    from planner.profilers.sizes import SizedProfiles as SizedProfiles
     from planner.simulator.account import Account as Account
     from planner.simulator.traces.calibrate import CheckedCalibration as CheckedCalibration
     from planner.simulator.traces.comparison import TraceComparison as TraceComparison
@@ -152,12 +155,13 @@ __all__ = [
     "compare_engines", "compare_traces", "convert", "export", "find_checkpoint", "find_model",
     "find_profile", "find_topology", "import_topology", "inspect", "is_compiled", "launch",
     "load_operators", "measure", "newest_profile", "other_question", "overwrite_note",
-    "own_options", "pipedream_report", "probe", "profile", "profile_path", "read_calibration",
-    "read_config", "read_inputs", "read_model", "read_plan_inputs", "read_profile", "read_profiles",
-    "read_strategy", "read_topology", "read_trace", "rescale", "sensitivity", "simulate",
-    "simulate_stages", "solve", "solve_under", "start_launch", "start_probe", "trainer",
-    "write_calibration", "write_overlay", "write_profile", "write_profiles", "write_strategy",
-    "write_svg", "write_text", "write_topology", "write_trace", "write_weights",
+    "own_options", "pipedream_report", "probe", "profile", "profile_path", "profile_sizes",
+    "read_calibration", "read_config", "read_inputs", "read_model", "read_plan_inputs",
+    "read_profile", "read_profiles", "read_strategy", "read_topology", "read_trace", "rescale",
+    "sensitivity", "simulate", "simulate_stages", "solve", "solve_under", "start_launch",
+    "start_probe", "trainer", "write_calibration", "write_overlay", "write_profile",
+    "write_profiles", "write_strategy", "write_svg", "write_text", "write_topology", "write_trace",
+    "write_weights",
 ]  # fmt: skip
 
 # Parameters of functions that are options of commands, too.

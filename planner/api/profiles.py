@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from planner.profilers.analytic import RooflineFit
     from planner.profilers.compare import EngineComparison
     from planner.profilers.measured import Effort
+    from planner.profilers.sizes import SizedProfiles
     from planner.simulator.traces.calibrate import CheckedCalibration
 
 
@@ -58,6 +60,64 @@ def profile(
         raise ValueError(f"{', '.join(ignored)}: expected a file, as this model is read already")
     place = relative(model.path, Path())
     return profile_with(engine, model, place, measuring, progress=progress, effort=effort)
+
+
+def profile_sizes(
+    model: File,
+    *,
+    sizes: Sequence[int] = (),
+    progress: Callable[[int, int, int], None] = lambda done, total, size: None,
+    effort: "Callable[[Effort], None]" = lambda effort: None,
+    **how: Any,
+) -> "SizedProfiles":
+    """The profiles of a model for microbatches of several sizes, among which `solve` chooses.
+
+    Without sizes, a model whose batch is symbolic is measured at one sample, at the largest number
+    that fits, and at their geometric middle (`planner.profilers.sizes` says what fits). A model of
+    a fixed batch, and one whose profile is computed, has one profile.
+
+    Args:
+        model: an ONNX file.
+        sizes: samples in a microbatch.
+        progress: called with the number of operators done, that of all, and the size.
+        effort: called for each size, as by `profile`.
+        how: see `profile`.
+
+    Raises:
+        FileError: if the file is missing or no ONNX model.
+        ModelError: if the model cannot be bound or planned.
+        OptionError: if the options contradict each other, or the device is not there.
+        TypeError: if there is no option of that name.
+    """
+    from planner.model.binding import batch_is_open
+    from planner.model.load import read_proto
+    from planner.model.protos import true_inputs
+    from planner.profilers.engines import engine_for, profile_with
+    from planner.profilers.options import Measuring, ProfileEngine
+    from planner.profilers.sizes import profiles_at, profiles_at_usual_sizes
+    from planner.support.reading import relative
+
+    measuring, options, losses = options_from(
+        "profile_sizes", how, Measuring, ModelOptions, LossOptions
+    )
+    engine = engine_for(measuring.device, measuring.engine)
+
+    def read(size: int | None) -> "Model":
+        return read_with(model, replace(options, batch=size), losses)
+
+    def measure(one: "Model") -> "Profile":
+        def tick(done: int, total: int) -> None:
+            progress(done, total, one.batch)
+
+        place = relative(one.path, Path())
+        return profile_with(engine, one, place, measuring, progress=tick, effort=effort)
+
+    named = sorted({*sizes}) or [options.batch]
+    if named == [None] and engine is not ProfileEngine.ANALYTIC:
+        inputs = true_inputs(read_proto(Path(model)).graph)
+        if batch_is_open(inputs, options.dims or {}):
+            return profiles_at_usual_sizes(read, measure, measuring.device)
+    return profiles_at(named, read, measure)
 
 
 def profile_path(

@@ -1,9 +1,8 @@
 """`planner profile`."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ from planner.support.errors import OptionError
 from planner.support.options import Options, given, option
 
 if TYPE_CHECKING:
-    from planner.api import Effort, EngineComparison, Model, Profile, RooflineFit
+    from planner.api import Effort, EngineComparison, Profile, RooflineFit, SizedProfiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +27,7 @@ class Sizes(Options):
         "Samples per microbatch. solve chooses among several sizes, such as 1,2,4, and sizes"
         " between them.",
         (), least=1, metavar="N[,N...]", separator=",",
+        shown="as in the file; if symbolic and measured: 1, the largest that fits, and one between",
     )  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -72,7 +72,7 @@ def profile(
     """Measures every operator of an ONNX MODEL: forward and backward time, and memory.
 
     \b
-    planner profile resnet50.onnx --batch 8
+    planner profile resnet50.onnx
     planner profile resnet50.onnx --batch 4,8,16
     planner profile gpt2.onnx --batch 4 --dim seq=128 --threads 1
 
@@ -87,26 +87,37 @@ def profile(
     path = path or api.profile_path(model, device=device, engine=engine, dtype=dtype)
     older = api.check_outputs({"profile": path}, {"model": model})
     efforts: list[Effort] = []
-    comparison, last = None, None
+    comparison, sized = None, None
     if model.suffix.lower() in (".json", ".txt"):
         _refuse_options_of_models()
         profiles: Sequence[Profile] = api.rescale(model, device)
     else:
-        read = partial(api.read_model, model, **given(options), **given(losses))
-        measure = partial(api.profile, **given(measuring), effort=efforts.append)
-        batches = sorted(sizes.batch) or (None,)
-        profiles, last = _measured_profiles(model.name, batches, read, measure)
-        _print_notes(last)
+        with bar(f"Profiling {model.name}") as tick:
+            sized = api.profile_sizes(
+                model,
+                sizes=sizes.batch,
+                progress=lambda done, total, size: tick(done, total, f", microbatch of {size}"),
+                effort=efforts.append,
+                **given(measuring),
+                **given(options),
+                **given(losses),
+            )
+        profiles = sized.profiles
+        _print_notes(sized)
         if comparing.compare:
             with bar("Comparing with ONNX Runtime") as tick:
-                seed = measuring.seed
-                comparison = api.compare_engines(last, profiles[-1], seed=seed, progress=tick)
+                comparison = api.compare_engines(
+                    sized.model, profiles[-1], seed=measuring.seed, progress=tick
+                )
     say_note(api.overwrite_note(path, older["profile"], profiles))
     api.write_profiles(profiles, path)
     if as_json:
-        print_json(profiles, efforts, comparison, path, last)
+        print_json(profiles, efforts, comparison, path, sized)
     else:
-        _print_profiles(profiles, efforts, comparison, path)
+        _print_profiles(profiles, efforts, comparison)
+        if sized is not None and sized.choice is not None:
+            say(sized.choice)
+        say(f"wrote {path}")
 
 
 def _refuse_options_of_models() -> None:
@@ -118,43 +129,26 @@ def _refuse_options_of_models() -> None:
         )
 
 
-def _measured_profiles(
-    name: str,
-    batches: Sequence[int | None],
-    read: "Callable[..., Model]",
-    measure: "Callable[..., Profile]",
-) -> "tuple[list[Profile], Model]":
-    """Profiles of a model at every size, and the model at the last.
-
-    Args:
-        name: the model's, for the progress bar.
-        read: the model at a size, `batch`.
-        measure: the profile of a model, which tells its `progress`.
-    """
-    profiles = []
-    for batch in batches:
-        model = read(batch=batch)
-        size = f", microbatch of {batch}" if len(batches) > 1 else ""
-        with bar(f"Profiling {name}{size}") as tick:
-            profiles.append(measure(model, progress=tick))
-    return profiles, model
-
-
 def print_json(
     profiles: "Sequence[Profile]",
     efforts: "Sequence[Effort]",
     comparison: "tuple[EngineComparison, RooflineFit] | None",
     path: Path,
-    model: "Model | None",
+    sized: "SizedProfiles | None",
 ) -> None:
-    """The profile of the largest microbatch as one object, with the others and the measuring."""
+    """The profile of the largest microbatch as one object, with the others and the measuring.
+
+    Args:
+        sized: the profiles with their model; None where they were rescaled.
+    """
     from planner.reports.profile import choices_json, compare_json, profile_json
 
     _print_warnings(profiles)
     *others, plain = (profile_json(one, str(path)) for one in profiles)
     more: dict[str, Any] = {"others": others} if others else {}
-    if model is not None:
-        more["parameters"] = choices_json(model.choices)
+    if sized is not None:
+        more["parameters"] = choices_json(sized.model.choices)
+        more["choice_of_sizes"] = sized.choice
     if efforts:
         more["effort"] = [asdict(effort) for effort in efforts]
     if comparison is not None:
@@ -166,7 +160,6 @@ def _print_profiles(
     profiles: "Sequence[Profile]",
     efforts: "Sequence[Effort]",
     comparison: "tuple[EngineComparison, RooflineFit] | None",
-    path: Path,
 ) -> None:
     """Every profile, the measuring and the comparison of engines, for people."""
     from planner.reports.profile import (
@@ -190,16 +183,15 @@ def _print_profiles(
         show(compare_table(comparison[0]))
         for line in (*compare_lines(comparison[0]), fit_line(comparison[1])):
             say(line)
-    say(f"wrote {path}")
 
 
-def _print_notes(model: "Model") -> None:
-    """Parameters that may be others than the module's, and what is left out where the model is
-    trained, on standard error.
+def _print_notes(sized: "SizedProfiles") -> None:
+    """Parameters that may be others than the module's, what is left out where the model is trained,
+    and sizes that there are no profiles of, on standard error.
     """
-    for warning in model.warnings:
+    for warning in sized.model.warnings:
         say(f"warning: {warning}", err=True)
-    for note in model.notes:
+    for note in (*sized.model.notes, *sized.warnings):
         say(f"note: {note}", err=True)
 
 

@@ -226,6 +226,7 @@ def _print_plan(plan: "Plan", comparison: "SolverComparison", judged: bool) -> N
         certificate_lines,
         parameter_table,
         reason_lines,
+        samples_lines,
         stage_table,
         times_line,
         winner_line,
@@ -238,7 +239,10 @@ def _print_plan(plan: "Plan", comparison: "SolverComparison", judged: bool) -> N
         for line in (winner_line(comparison), *certificate_lines(plan)):
             say(line)
     say(times_line(plan))
-    for note in (*plan.notes, *comparison.notes, *reason_lines(comparison)):
+    notes = (
+        *samples_lines(comparison), *plan.notes, *comparison.notes, *reason_lines(comparison),
+    )  # fmt: skip
+    for note in notes:
         say(f"note: {note}")
 
 

@@ -204,7 +204,8 @@ def show_chart(lines: "Callable[[int], Sequence[Sequence[Span]]]") -> None:
 @contextmanager
 def bar(title: str) -> Iterator[Callable[..., None]]:
     """A progress bar with the time left, on standard error; silent where that is no terminal. It
-    is told the work done, all work, and words to be shown behind the title.
+    is told the work done, all work, and words to be shown behind the title. It begins anew when
+    less is done than before.
     """
     if not sys.stderr.isatty():
         yield lambda done, total, text="": None
@@ -217,9 +218,13 @@ def bar(title: str) -> Iterator[Callable[..., None]]:
     )
     with Progress(*columns, console=console(stderr=True), transient=True) as progress:
         task = progress.add_task(printable(title), total=None)
-        yield lambda done, total, text="": progress.update(
-            task, completed=done, total=total, description=printable(title + text)
-        )
+
+        def tick(done: int, total: int, text: str = "") -> None:
+            if done < progress.tasks[0].completed:
+                progress.reset(task)
+            progress.update(task, completed=done, total=total, description=printable(title + text))
+
+        yield tick
 
 
 class SolverLog(logging.Handler):

@@ -7,6 +7,24 @@ from onnx import TensorProto, TypeProto, ValueInfoProto, helper
 from planner.support.errors import ModelError
 
 
+def batch_is_open(inputs: Sequence[ValueInfoProto], sizes: Mapping[str, int]) -> bool:
+    """Whether the batch of a model is symbolic and has no size: so the first dimension of its first
+    input is. A first dimension of another name that has no size either may be no batch, and then
+    the answer is no.
+
+    Args:
+        inputs: of the graph, without initializers.
+        sizes: by name of the dimension.
+    """
+    first = next((name for value in inputs[:1] for name, _ in _dims(value)), None)
+    unbound = {
+        name
+        for name, places in _uses(inputs).items()
+        if name not in sizes and any(axis == 0 for _, axis in places)
+    }
+    return first is not None and unbound == {first}
+
+
 def bind(
     inputs: Sequence[ValueInfoProto], batch: int | None, sizes: Mapping[str, int]
 ) -> tuple[dict[str, TypeProto], dict[str, int]]:

@@ -166,11 +166,12 @@ def training_bytes(graph: Graph) -> int:
 
 
 def free_bytes(device: str) -> int:
-    """Memory that is free on the device now."""
+    """Memory that is free on the device now, or that PyTorch holds there for later tensors."""
     if device != "cpu":
         import torch
 
-        return int(torch.cuda.mem_get_info(device)[0])
+        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + held
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:  # not on Linux

@@ -256,13 +256,14 @@ def _parameter_lines(parameters: dict[str, Any]) -> list[str]:
 
 
 def _bindings(exported: "Exported") -> str:
-    """The options of `planner profile` that bind the symbolic dimensions."""
+    """The options of `planner profile` that bind the symbolic dimensions but the batch, which takes
+    sizes that fit.
+    """
     names = dict.fromkeys(
         size for value in exported.inputs for size in value.shape if isinstance(size, str)
     )
     first = exported.inputs[0].shape[0] if exported.inputs and exported.inputs[0].shape else None
-    options = [" --batch N" if name == first else f" --dim {name}=N" for name in names]
-    return "".join(options)
+    return "".join(f" --dim {name}=N" for name in names if name != first)
 
 
 def export_json(exported: "Exported") -> dict[str, Any]:

@@ -13,6 +13,7 @@ from planner.artefacts.profile import Source
 from planner.artefacts.strategy import Stage, shared_level
 from planner.planning.judge import calibration_note, comparable_s, objective_s
 from planner.planning.portfolio import SolverComparison, SolverRow
+from planner.planning.problems import MICROBATCHES_PER_DEVICE
 from planner.reports.tables import (
     MAX_ROWS,
     Column,
@@ -334,6 +335,21 @@ def reason_lines(comparison: SolverComparison) -> tuple[str, ...]:
         if row.plan is None or row.reason is not None:
             solvers.setdefault(row.reason or row.status.value, {})[row.solver] = None
     return tuple(f"{', '.join(names)}: {reason}" for reason, names in solvers.items())
+
+
+def samples_lines(comparison: SolverComparison) -> tuple[str, ...]:
+    """The samples of an iteration, where the user did not say how many, and plans with microbatches
+    of several sizes were compared.
+    """
+    problems = [row.problem for row in comparison.rows]
+    training, sizes = problems[0].training, {one.profile.microbatch_size for one in problems}
+    if len(sizes) == 1 or training.global_batch or training.microbatches:
+        return ()
+    samples = problems[0].profile.microbatch_size * problems[0].num_microbatches
+    return (
+        f"no --global-batch is given: an iteration has {samples} samples,"
+        f" {MICROBATCHES_PER_DEVICE} microbatches of the largest profiled size per device",
+    )
 
 
 def calibration_lines(comparison: SolverComparison) -> tuple[str, ...]:

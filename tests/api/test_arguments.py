@@ -29,6 +29,7 @@ KEYWORDS = {
     "inspect": (ModelOptions,),
     "read_model": (ModelOptions, LossOptions),
     "profile": (Measuring, ModelOptions, LossOptions),
+    "profile_sizes": (Measuring, ModelOptions, LossOptions),
     "launch": (Loop, LossOptions, Launching, Checkpoints),
     "trainer": (Loop, LossOptions, Launching, Checkpoints),
     "probe": (Probing,),

@@ -301,11 +301,9 @@ def test_an_unknown_operator_is_named_with_version_and_nodes(folder, operator, d
 
 
 def test_an_unbound_dimension_says_what_to_give(folder):
-    model = onnx.load("model.onnx")
-    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "batch"
-    onnx.save(model, "model.onnx")
-    assert "--batch" in run("profile", "model.onnx", code=1).output
-    run("profile", "model.onnx", "--batch", "3")
+    mlp("model.onnx", batch="batch")
+    assert "--batch" in run("profile", "model.onnx", "--device", "T4", code=1).output
+    run("profile", "model.onnx", "--device", "T4", "--batch", "3")
 
 
 @pytest.mark.parametrize(

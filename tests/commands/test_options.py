@@ -7,6 +7,7 @@ from torch.distributed.run import get_args_parser
 
 import cli
 from planner.artefacts.options import LossOptions, Training
+from planner.artefacts.strategy import ScheduleName
 from planner.commands.options import default_text, takes
 from planner.support.options import Options, declared
 
@@ -125,7 +126,7 @@ def test_a_command_gets_one_value_of_the_type():
     assert "[default: the profile's]" in CliRunner().invoke(command, ["--help"]).output
     assert "--microbatches" not in CliRunner().invoke(command, ["--help"]).output
     for wrong, message in (
-        (["--schedule", "zigzag"], "expected one of gpipe, 1f1b, pipedream, got 'zigzag'"),
+        (["--schedule", "zigzag"], f"expected one of {', '.join(ScheduleName)}, got 'zigzag'"),
         (["--reserve", "2"], "expected a size such as '80 GiB', got '2'"),
         (["--class-dim", "a=x"], "a: expected a whole number, got 'x'"),
     ):

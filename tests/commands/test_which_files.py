@@ -1,5 +1,6 @@
 """Which files the commands take, write and overwrite."""
 
+import io
 import json
 import os
 import pty
@@ -266,6 +267,22 @@ def test_progress_is_shown_also_where_only_the_output_is_redirected(folder):
     shown = on_terminal("profile", "model.onnx", *options, columns=80, redirected=True)
     assert "Profiling model.onnx" in shown
     assert json.loads(Path("out.txt").read_text())["profile"] == "profiles/model.json"
+
+
+def test_a_bar_begins_anew_where_less_is_done_than_before(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    shown = Terminal()
+    monkeypatch.setattr("sys.stderr", shown)
+    monkeypatch.setenv("TERM", "xterm")
+    with printing.bar("Profiling") as tick:
+        tick(4, 4, " a")
+        tick(1, 4, " b")
+    last = re.findall(r"Profiling b .*", shown.getvalue())[-1]
+    assert "25%" in last
+    assert "-:--:--" in last  # not 0:00:00, which is that of what is finished
 
 
 def test_no_word_of_a_note_is_cut_on_a_narrow_terminal(folder):

@@ -585,7 +585,7 @@ def test_the_command_writes_a_file_that_the_planner_reads(factories):
     assert "Sequential in training mode: 3 operators of 3 types" in text
     assert "4 parameters of 28 elements, 112 B: 4 trained, 0 frozen, 0 unused" in text
     assert "input input: FLOAT [batch, 4]" in text
-    assert text.endswith("wrote net.onnx\nnext: planner profile net.onnx --batch N\n")
+    assert text.endswith("wrote net.onnx\nnext: planner profile net.onnx\n")
     assert len(onnx.load("net.onnx").graph.node) >= 3
 
 
