@@ -47,7 +47,10 @@ LEVELS: Mapping[str, int] = {
     "FSDP": 3,
     "HSDP": 3,
 }
-"""`Stage.zero` of the stages."""
+"""`Stage.zero`, by the words of the rows."""
+
+SHARING: Mapping[str, str] = {"nemo-launcher": "distributed optimizer"}
+"""Of rows that do not say it: NeMo's configurations have distributed_fused_adam (from memory)."""
 
 USUAL_RATE = "200 Gbps per GPU"
 RATES: Mapping[str, str] = {"bigscience-1.3B": "measured 10.6 GB/s over hosts"}
@@ -73,6 +76,11 @@ CARDS: Mapping[str, Card] = {
     "torchtitan": Card(96 * 10**9, 2.4e12),
     "sailor-gh200": Card(96 * 10**9),
 }
+
+
+def level(row: Row) -> int:
+    """What the copies of a row's stages keep in parts, as `Stage.zero`."""
+    return LEVELS[row.sharing or SHARING.get(row.source, "")]
 
 
 def optimizer(row: Row) -> Optimizer:

@@ -93,13 +93,12 @@ def _plan(row: Row, folder: Path) -> tuple[Plan, list[int]]:
     """
     topology, own = cluster(row), profile(row, folder)
     tensor, pipeline, data = row.degrees
-    level = assumptions.LEVELS[row.sharing]
     degrees = Megatron(
         tensor_degree=tensor,
         data_degree=data,
         pipeline_degree=pipeline,
         sequence_parallel=row.source in assumptions.SEQUENCE_PARALLEL,
-        over_replicas=level,
+        over_replicas=assumptions.level(row),
     )
     training = planner.api.Training(
         global_batch=row.batch,
