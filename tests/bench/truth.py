@@ -3,6 +3,7 @@
     python -m tests.bench.truth                       # a line for each source
     python -m tests.bench.truth --source bloom        # only some
     python -m tests.bench.truth --rows bloom          # a line for each row of a source
+    python -m tests.bench.truth --every 10            # a sample
 
 Every row is predicted that the planner can express, by the assumptions in
 `tests/support/measured/assumptions.py`. The tables lie beside the project
@@ -10,6 +11,7 @@ Every row is predicted that the planner can express, by the assumptions in
 """
 
 import argparse
+import sys
 from collections.abc import Sequence
 
 from planner.reports.tables import percent, signed
@@ -80,9 +82,14 @@ def main() -> None:
     known = sorted({row.source for row in rows()})
     parser.add_argument("--source", action="append", choices=known, help="may be repeated")
     parser.add_argument("--rows", choices=known, metavar="SOURCE", help="a line for each row")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="each Nth row alone")
     options = parser.parse_args()
     asked = [options.rows] if options.rows else options.source or known
-    answers = [predict(row) for row in rows() if row.source in asked]
+    chosen = [row for row in rows() if row.source in asked][:: options.every]
+    answers = []
+    for number, row in enumerate(chosen, 1):
+        print(f"row {number} of {len(chosen)}", end="\r", file=sys.stderr, flush=True)
+        answers.append(predict(row))
     made = [one for one in answers if isinstance(one, Predicted)]
     print(each(made) if options.rows else scores(made))
     left_out = [one for one in answers if isinstance(one, LeftOut)]

@@ -156,7 +156,7 @@ def _megatron(path: Path) -> Iterator[Row]:
             for name in ("heads", "hidden", "layers", "t", "p", "GPUs", "batch", "microbatch")
         )
         vocabulary = 51_200
-        flops = 96 * batch * SEQUENCE * layers * width**2
+        flops = 96.0 * batch * SEQUENCE * layers * width**2
         flops *= 1 + SEQUENCE / (6 * width) + vocabulary / (16 * layers * width)
         yield Row(
             source="megatron-lm",
