@@ -7,6 +7,7 @@ from math import prod
 import pytest
 
 from planner.costs.transfers import allreduce_s, transfer_s
+from tests.bench import truth
 from tests.support.measured.assumptions import LEVELS, RECOMPUTE, rate_bytes_per_s
 from tests.support.measured.clusters import cluster
 from tests.support.measured.networks import Kind, Network, model
@@ -155,6 +156,18 @@ def test_memory_that_was_allocated_is_compared_without_the_reserve():
     one = predicted(1.0, 1.0, memory=5.0)
     assert one.memory_ratio == pytest.approx(12 / 5)
     assert replace(one, row=replace(one.row, allocated=True)).memory_ratio == pytest.approx(10 / 5)
+
+
+def test_tables_have_a_line_for_each_source_and_for_each_row():
+    some = [predicted(1.0, 1.1, memory=10e9, fits=False), predicted(0.5, 0.5)]
+    some[1] = replace(some[1], row=replace(some[1].row, source="other", known=False))
+    lines = [line.split(" | ") for line in truth.scores(some).splitlines()[2:]]
+    assert [line[0] for line in lines] == ["| made", "| other", "| all", "| known"]
+    assert lines[2][1:4] == ["2", "5.0 %", "+5.0 %"]
+    assert lines[0] == ["| made", *lines[3][1:]]
+    (first, second) = truth.each(some).splitlines()[2:]
+    assert "| 2, 2, 2 | - | none | 1.1 | 1 | +10.0 % | 0.0 | 10.0 | no |" in first
+    assert second.endswith("| 0.5 | 0.5 | +0.0 % | 0.0 | - | yes |")
 
 
 @pytest.mark.reference
