@@ -11,7 +11,8 @@
   stashes no scores; selective recomputation by blocks or per operator is full.
 - ZeRO-1 and the distributed optimizer keep optimizer state in parts over all copies, FSDP
   parameters and gradients, too, HSDP those over the copies of a host.
-- The schedule is 1F1B with its usual depths, on stages of about the same time.
+- The schedule is 1F1B with its usual depths, on stages of about the same time. Each device of a
+  tensor degree sends a part of what crosses stages, where that is faster.
 - Hosts: NVLink and its all-reduces as in the shipped topologies (`clusters.HOSTS`). Between hosts
   each device has the bandwidth of the row, or of `RATES`, and 5 us; an all-reduce over whole
   hosts uses `WHOLE_HOSTS` of all cards.

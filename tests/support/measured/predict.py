@@ -5,7 +5,10 @@ from pathlib import Path
 
 import planner
 from planner.artefacts.plan import Plan
+from planner.artefacts.problem import Problem
+from planner.artefacts.strategy import Strategy
 from planner.artefacts.topology import device_type
+from planner.solvers.sharded.edges import with_local_all_gathers
 from planner.solvers.sharded.options import Megatron
 from planner.support.errors import PlannerError
 from tests.support.measured import assumptions
@@ -120,12 +123,23 @@ def _plan(row: Row, folder: Path) -> tuple[Plan, list[int]]:
     capacities = [device_type(topology, d).memory_bytes for d in range(row.num_devices)]
     if plans.plan is None:
         raise PlannerError(plans.comparison.rows[0].reason or "there is no plan")
-    if row.sharing != "HSDP":
+    strategy = _as_it_ran(row, plans.problems[-1], plans.plan.strategy)
+    if strategy == plans.plan.strategy:
         return plans.plan, capacities
-    stages = tuple(replace(one, over=row.per_host) for one in plans.plan.strategy.stages)
-    hybrid = replace(plans.plan, strategy=replace(plans.plan.strategy, stages=stages))
     simulated = planner.simulate(
-        hybrid, profile=own, topology=topology, device_memory=UNLIMITED, calibration=False
+        replace(plans.plan, strategy=strategy),
+        profile=own,
+        topology=topology,
+        device_memory=UNLIMITED,
+        calibration=False,
     )
     assert simulated.plan is not None
     return simulated.plan, capacities
+
+
+def _as_it_ran(row: Row, problem: Problem, strategy: Strategy) -> Strategy:
+    """A strategy with what no option says: HSDP, and parts of tensors that cross stages."""
+    if row.sharing == "HSDP":
+        stages = tuple(replace(stage, over=row.per_host) for stage in strategy.stages)
+        strategy = replace(strategy, stages=stages)
+    return with_local_all_gathers(problem, strategy)
