@@ -1,5 +1,6 @@
 """Tensors that are cut where they cross slow links, against times worked out by hand."""
 
+from dataclasses import replace
 from itertools import product
 from random import Random
 
@@ -89,6 +90,18 @@ def test_over_fast_links_all_is_sent_to_each():
 def test_stages_without_meshes_are_as_they_were():
     plain = two_stages(mlp(), 1, (None, [(0,)]), (None, [(1,)]))
     assert with_local_all_gathers(problem_on([1, 1]), plain) is plain
+
+
+@pytest.mark.parametrize("level", [1, 2, 3])
+def test_replicas_that_keep_parts_cut_as_whole_ones_do(level):
+    """What crosses is each replica's own."""
+    problem = problem_on([4, 4], microbatches=2)
+    ends = (sharding((2,), {}), [(0, 1), (2, 3)]), (rules(2, {}), [(4, 5), (6, 7)])
+    plain = two_stages(mlp(), 1, *ends, 2)
+    stages = tuple(replace(one, over=2, zero=level) for one in plain.stages)
+    cut = with_local_all_gathers(problem, replace(plain, stages=stages))
+    assert specs(cut) == specs(with_local_all_gathers(problem, plain)) == (("S0",), ("S0",))
+    assert all_violations(cut, problem.profile.graph, 8) == ()
 
 
 def test_a_cut_needs_a_dimension_that_can_be_cut():

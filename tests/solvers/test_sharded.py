@@ -426,6 +426,32 @@ def test_megatron_keeps_optimizer_state_over_replicas_where_it_does_not_fit_othe
         assert (only_stage(found).over, only_stage(found).zero) == (2, 1)
 
 
+@pytest.mark.parametrize("level", [0, 1, 2, 3])
+def test_megatron_keeps_over_replicas_what_it_is_told(block, level):
+    """Beside a tensor degree and stages, also where whole copies fit, and in the judge's plan."""
+    degrees = Megatron(tensor_degree=2, data_degree=2, pipeline_degree=2, over_replicas=level)
+    given = problem(block, 8, num_microbatches=4, switches=(degrees,))
+    result = SOLVERS["megatron"](given, 1.0)
+    over = 2 if level else 1
+    for one in (result.strategy, *result.others):
+        assert {(stage.over, stage.zero) for stage in one.stages} == {(over, level)}
+        assert violations(one, block.graph, 8) == ()
+    (row,) = compare(given, ["megatron"]).rows
+    assert {(stage.over, stage.zero) for stage in row.plan.strategy.stages} == {(over, level)}
+
+
+def test_megatron_that_is_told_to_keep_whole_copies_keeps_them_where_they_do_not_fit(block):
+    how = {"num_microbatches": 2, "recompute": Recompute.NONE, "optimizer": Optimizer.ADAM}
+    degrees = {"tensor_degree": 1, "data_degree": 2, "pipeline_degree": 1}
+    kept = [problem(block, 2, switches=(Megatron(**degrees, over_replicas=level),), **how)
+            for level in (0, 1)]  # fmt: skip
+    needs = [evaluate(one, SOLVERS["megatron"](one, 1.0).strategy).memory[0] for one in kept]
+    assert needs[1].optimizer_bytes < needs[0].optimizer_bytes
+    short = replace(kept[0].training, device_memory=needs[1].total_bytes)
+    found = [SOLVERS["megatron"](replace(one, training=short), 1.0).strategy for one in kept]
+    assert [one is None for one in found] == [True, False]
+
+
 def test_zero_keeps_parts_over_all_devices_or_over_those_of_a_host(block):
     hosts = islands((2, 2), 1e9, 1e8, FAST, 1e-7)
     given = replace(problem(block, 4, num_microbatches=6), topology=hosts)

@@ -258,6 +258,7 @@ def llama(
     inner: int = 11_008,
     vocabulary: int = 32_000,
     seed: int | None = None,
+    kv_heads: int | None = None,
 ) -> ModelProto:
     """A decoder as Llama's: RMS normalization, rotary embeddings, causal attention, SwiGLU, and a
     head of its own; batch and length symbolic. Sixteen operators in a layer, as ONNX has them since
@@ -270,25 +271,28 @@ def llama(
         inner: width of the feed-forward part.
         vocabulary: number of tokens.
         seed: of the weights; None names external data in `llama.data`, which nobody has to write.
+        kv_heads: heads of keys and values, each shared by as many heads of queries; None for all.
     """
     flow = Flow("llama", opset=24, seed=seed)
     hidden = flow.add("Gather", flow.weight("embedding", vocabulary, width), "tokens")
     angles = _angles(flow, width // heads)
+    kv_heads = kv_heads or heads
+    narrow = width // heads * kv_heads
 
-    def turned(name: str, normed: str) -> str:
-        product = flow.add("MatMul", normed, flow.weight(name, width, width))
-        return flow.add("RotaryEmbedding", product, *angles, num_heads=heads)
+    def turned(name: str, normed: str, out: int, count: int) -> str:
+        product = flow.add("MatMul", normed, flow.weight(name, width, out))
+        return flow.add("RotaryEmbedding", product, *angles, num_heads=count)
 
     for layer in range(layers):
         flow.scope = f"layers.{layer}."
         normed = flow.add("RMSNormalization", hidden, flow.weight("norm1", width), epsilon=1e-5)
         mixed = flow.add(
             "Attention",
-            turned("q", normed),
-            turned("k", normed),
-            flow.add("MatMul", normed, flow.weight("v", width, width)),
+            turned("q", normed, width, heads),
+            turned("k", normed, narrow, kv_heads),
+            flow.add("MatMul", normed, flow.weight("v", width, narrow)),
             q_num_heads=heads,
-            kv_num_heads=heads,
+            kv_num_heads=kv_heads,
             is_causal=1,
         )
         mixed = flow.add("MatMul", mixed, flow.weight("o", width, width))

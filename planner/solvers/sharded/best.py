@@ -19,7 +19,7 @@ from planner.costs.stage_memory import limit_bytes
 from planner.resharding.checks import all_violations
 from planner.schedules.orders import default_warmups
 from planner.solvers.fit import recompute_choices
-from planner.solvers.sharded.layout import Layout
+from planner.solvers.sharded.layout import WHOLE, Layout
 
 OTHERS = 9
 """Strategies besides the best that the judge may choose among: closed forms of layouts are some
@@ -136,7 +136,7 @@ def strategy_of(problem: Problem, layout: Layout, recompute: Sequence[bool]) -> 
     graph = problem.profile.graph
     widths = [len(groups) for groups in layout.groups]
     depths = default_warmups(widths, problem.num_microbatches, 0, problem.training.schedule)
-    over, zero = layout.sharing
+    over, zero = layout.sharing or WHOLE
     stages = tuple(
         Stage(
             operators=tuple(graph.operators[v].name for v in inside),
@@ -189,15 +189,15 @@ def _that_fits(problem: Problem, layout: Layout) -> tuple[Strategy, str | None, 
     return strategy, shortage, work_s
 
 
-def _distributed_optimizer(problem: Problem, layout: Layout) -> tuple[int, int]:
-    """The layout's sharing, or that of Megatron-LM's distributed optimizer: each replica of a stage
-    keeps and steps a part of the optimizer's state, if that has one.
+def _distributed_optimizer(problem: Problem, layout: Layout) -> tuple[int, int] | None:
+    """The layout's sharing, or where that is not given that of Megatron-LM's distributed optimizer:
+    each replica of a stage keeps and steps a part of the optimizer's state, if that has one.
     """
     asynchronous = problem.training.schedule.is_asynchronous
     replicas = {len(groups) for groups in layout.groups}
-    if asynchronous or layout.sharing != (1, 0) or len(replicas) > 1 or replicas == {1}:
+    if asynchronous or layout.sharing is not None or len(replicas) > 1 or replicas == {1}:
         return layout.sharing
-    return (max(replicas), 1) if problem.training.optimizer.num_moments else layout.sharing
+    return (max(replicas), 1) if problem.training.optimizer.num_moments else None
 
 
 def _short(problem: Problem, strategy: Strategy, evaluation: Evaluation) -> set[int]:

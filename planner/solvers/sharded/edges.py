@@ -127,11 +127,12 @@ class _End:
         if sharding is None:
             return 0.0
         name, item = self.crossing.tensor, ITEM_BYTES[self.crossing.dtype]
-        ways = (
-            [(homes(self.stage, graph)[name].spec, homes(self.stage, graph)[name].gradient)]
-            if self.leaves
-            else sorted(set(_wanted(self.stage, graph, name)))
-        )
+        if self.leaves:
+            # Replicas that keep parts are one more axis there, along which each has its own.
+            home, axes = homes(self.stage, graph)[name], len(sharding.mesh)
+            ways = [(home.spec[:axes], home.gradient[:axes])]
+        else:
+            ways = sorted(set(_wanted(self.stage, graph, name)))
         total_s = 0.0
         for own, gradient in ways:
             old, new = (own, spec) if self.leaves else (spec, own)

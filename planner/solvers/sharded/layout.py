@@ -26,6 +26,8 @@ from planner.solvers.sharded.rules import Named, rules_of, share_work
 NO_RULES = "the profile has no rules by which operators are split; planner profile makes them"
 NOTHING_TO_SPLIT = "no operator can be split over the devices"
 ONE_DEVICE = "there is one device"
+WHOLE = (1, 0)
+"""`Stage.over` and `Stage.zero` of replicas that share nothing."""
 
 
 def host_by_host(problem: Problem, size: int = 1) -> tuple[int, ...]:
@@ -195,7 +197,8 @@ class Layout:
         recut: the same with other cuts, for stages of which some recompute; None if the cuts stay.
         number: in the order in which equally good ones are taken.
         work_s: the work of making it, in seconds of an ordinary core.
-        sharing: `Stage.over` and `Stage.zero` of all stages.
+        sharing: `Stage.over` and `Stage.zero` of all stages; None for whole copies, or the
+            optimizer's state in parts where these do not fit.
     """
 
     operators: Sequence[Sequence[int]]
@@ -204,4 +207,4 @@ class Layout:
     recut: Callable[[Sequence[bool]], "Layout"] | None = None
     number: int = 0
     work_s: float = 0.0
-    sharing: tuple[int, int] = (1, 0)
+    sharing: tuple[int, int] | None = None

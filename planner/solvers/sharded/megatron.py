@@ -43,6 +43,7 @@ from planner.solvers.sharded.degrees import grid
 from planner.solvers.sharded.layout import (
     NO_RULES,
     NOTHING_TO_SPLIT,
+    WHOLE,
     Layout,
     axis_of,
     chosen,
@@ -98,8 +99,8 @@ def _layouts(problem: Problem, points: Sequence[tuple[int, int, int]]) -> Iterat
     """The layouts of the points, with sequence parallelism and without, unless that is given; the
     points in the order of promise.
     """
-    given = switches_of(problem.search, Megatron).sequence_parallel
-    sequences = (False, True) if given is None else (given,)
+    given = switches_of(problem.search, Megatron)
+    sequences = (False, True) if given.sequence_parallel is None else (given.sequence_parallel,)
     forced = all(t > 1 for t, *_ in points)
     known: dict[tuple[Axes, float, bool], Lines | None] = {}
     times: list[_Times] = []
@@ -119,10 +120,23 @@ def _layouts(problem: Problem, points: Sequence[tuple[int, int, int]]) -> Iterat
                 continue
             made.append(own)
             cut = _Cut(problem, axes, own, groups, times)
-            layout = cut.layout([False] * p)
-            own_s = work_s + size / _CUT_PER_S
-            yield replace(layout, number=_VARIANTS * number + len(made), work_s=own_s)
+            yield replace(
+                cut.layout([False] * p),
+                number=_VARIANTS * number + len(made),
+                work_s=work_s + size / _CUT_PER_S,
+                sharing=_sharing(groups, given.over_replicas),
+            )
             work_s = 0.0
+
+
+def _sharing(groups: Groups, level: int | None) -> tuple[int, int] | None:
+    """`Layout.sharing` where all replicas of a stage keep parts of a level; None where no level is
+    given.
+    """
+    if level is None:
+        return None
+    replicas = len(groups[0])
+    return (replicas, level) if level and replicas > 1 else WHOLE
 
 
 def _meshes(problem: Problem, point: tuple[int, int, int]) -> tuple[Axes, Groups, float]:

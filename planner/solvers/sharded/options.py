@@ -20,6 +20,11 @@ class Megatron(Options):
         "megatron: split the operators between products along the sequence, or do not.",
         shown="both are tried",
     )
+    over_replicas: int | None = option(
+        "megatron: split over the copies the optimizer's state (1), gradients too (2), parameters"
+        " too (3), or nothing (0).",
+        least=0, most=3, metavar="0|1|2|3", shown="0, or 1 where that does not fit",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

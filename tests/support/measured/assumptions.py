@@ -1,0 +1,106 @@
+"""What the rows do not say, or the planner cannot express: one list for all rows.
+
+- GPT has learned positions, also where a row had others. Products have no biases, and nothing is
+  dropped out. GPT and BERT have one table for tokens and logits, Llama has two. BERT's loss of the
+  next sentence is left out.
+- Float32 parameters; the computation in the row's type, by autocast.
+- Adam, also for LAMB; momentum for ResNet-50.
+- Operators are split along the sequence, too, between the products of a tensor degree, in the runs
+  of `SEQUENCE_PARALLEL`.
+- Recomputation is none or full: selective recomputation of attention is none, as fused attention
+  stashes no scores; selective recomputation by blocks or per operator is full.
+- ZeRO-1 and the distributed optimizer keep optimizer state in parts over all copies, FSDP
+  parameters and gradients, too, HSDP those over the copies of a host.
+- The schedule is 1F1B with its usual depths, on stages of about the same time. Each device of a
+  tensor degree sends a part of what crosses stages, where that is faster.
+- Hosts: NVLink and its all-reduces as in the shipped topologies (`clusters.HOSTS`). Between hosts
+  each device has the bandwidth of the row, or of `RATES`, and 5 us; an all-reduce over whole
+  hosts uses `WHOLE_HOSTS` of all cards.
+- Cards of `CARDS` have the memory of that type, and its bandwidth.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from planner.artefacts.options import Optimizer, Recompute
+from tests.support.measured.networks import Kind
+from tests.support.measured.rows import Row
+
+OPTIMIZERS: Mapping[Kind, Optimizer] = {Kind.RESNET50: Optimizer.MOMENTUM}
+"""All others are trained by Adam."""
+
+SEQUENCE_PARALLEL = frozenset({"nemo-launcher", "megatron-core-h100", "torchtitan", "simumax-b200"})
+"""Sources whose systems split along the sequence where they have a tensor degree."""
+
+RECOMPUTE: Mapping[str, Recompute] = {
+    "none": Recompute.NONE,
+    "full": Recompute.FULL,
+    "selective": Recompute.NONE,
+    "selective per operator": Recompute.FULL,
+    "selective blocks": Recompute.FULL,
+}
+
+LEVELS: Mapping[str, int] = {
+    "": 0,
+    "ZeRO-1": 1,
+    "distributed optimizer": 1,
+    "FSDP": 3,
+    "HSDP": 3,
+}
+"""`Stage.zero`, by the words of the rows."""
+
+SHARING: Mapping[str, str] = {"nemo-launcher": "distributed optimizer"}
+"""Of rows that do not say it: NeMo's configurations have distributed_fused_adam (from memory)."""
+
+USUAL_RATE = "200 Gbps per GPU"
+RATES: Mapping[str, str] = {"bigscience-1.3B": "measured 10.6 GB/s over hosts"}
+"""Of rows without a rate: the usual one, or that of the same cluster in another source."""
+WHOLE_HOSTS = 0.9
+LINK_LATENCY = "2.5 us"
+
+
+@dataclass(frozen=True)
+class Card:
+    """What cards of a source have that the device table does not.
+
+    Attributes:
+        memory_bytes: of a device.
+        bandwidth_bytes_per_s: of its memory; None as in the table.
+    """
+
+    memory_bytes: int
+    bandwidth_bytes_per_s: float | None = None
+
+
+CARDS: Mapping[str, Card] = {
+    "torchtitan": Card(96 * 10**9, 2.4e12),
+    "sailor-gh200": Card(96 * 10**9),
+}
+
+
+def level(row: Row) -> int:
+    """What the copies of a row's stages keep in parts, as `Stage.zero`."""
+    return LEVELS[row.sharing or SHARING.get(row.source, "")]
+
+
+def optimizer(row: Row) -> Optimizer:
+    """The optimizer that a row is predicted with."""
+    assert row.network is not None
+    return OPTIMIZERS.get(row.network.kind, Optimizer.ADAM)
+
+
+def rate_bytes_per_s(row: Row) -> float:
+    """The bandwidth of each device to other hosts.
+
+    Raises:
+        ValueError: if the words of the row are not known.
+    """
+    words = row.network_rate or RATES.get(row.source, USUAL_RATE)
+    if one := re.fullmatch(r"(\d+) Gbps per GPU", words):
+        return float(one[1]) * 1e9 / 8
+    if one := re.fullmatch(r"(\d+) x (\d+) Gbps per host", words):
+        return float(one[1]) * float(one[2]) * 1e9 / 8 / row.per_host
+    if one := re.fullmatch(r"measured ([\d.]+) GB/s over hosts", words):
+        return float(one[1]) * 1e9
+    raise ValueError(f"{row.name}: expected a rate per GPU or host, got {words!r}")

@@ -1,0 +1,97 @@
+"""The cluster of a row: hosts as in the shipped topologies, and the row's network between them."""
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import planner
+from planner.artefacts.topology import Topology
+from planner.clusters.yaml.read import shipped_device_type
+from tests.support.measured.assumptions import (
+    CARDS,
+    LINK_LATENCY,
+    WHOLE_HOSTS,
+    Card,
+    rate_bytes_per_s,
+)
+from tests.support.measured.rows import Row
+
+HOSTS: Mapping[tuple[str, int], str] = {
+    ("V100-SXM2-16GB", 4): "p3-8xlarge",
+    ("V100-SXM2-32GB", 4): "p3-8xlarge",
+    ("V100-SXM2-16GB", 8): "p3",
+    ("V100-SXM2-32GB", 8): "p3dn",
+    ("A100-SXM4-40GB", 8): "p4d",
+    ("A100-SXM4-80GB", 8): "dgx-a100",
+    ("H100-SXM", 4): "dgx-h100",
+    ("H100-SXM", 8): "dgx-h100",
+    ("B200", 8): "gb200-nvl72",
+}
+"""By type and number of the devices, a topology whose first devices make a host."""
+
+
+def cluster(row: Row) -> Topology:
+    """The topology of a row.
+
+    Raises:
+        KeyError: if `HOSTS` has no such host.
+        ValueError: if the row's network is not known.
+    """
+    host = _host(row.device, row.per_host, min(row.per_host, row.num_devices))
+    whole = host if row.num_devices <= row.per_host else _joined(host, row)
+    card = CARDS.get(row.source)
+    return whole if card is None else _with_card(whole, card)
+
+
+@cache
+def _host(device: str, per_host: int, count: int) -> Topology:
+    """The first devices of a host, all of the type."""
+    preset = planner.read_topology(HOSTS[device, per_host], count, pruned=True)
+    devices = tuple(replace(one, type=device) for one in preset.devices)
+    return replace(preset, devices=devices, device_types=(shipped_device_type(device),))
+
+
+def _joined(host: Topology, row: Row) -> Topology:
+    """As many hosts as the row has devices, with a card for each device."""
+    rate = rate_bytes_per_s(row)
+    wide = WHOLE_HOSTS * rate * row.per_host
+    groups = _whole_hosts(row)
+    tables = f"tables: [{{busbw: {{1 GB: {wide / 1e9} GB/s}}, groups: {groups}}}]" if groups else ""
+    with tempfile.TemporaryDirectory() as folder:
+        planner.write_topology(host, Path(folder) / "host.yaml")
+        path = Path(folder) / "cluster.yaml"
+        path.write_text(
+            "format: planner-topology/1\n"
+            f"name: {row.num_devices} x {row.device}\n"
+            f"hosts: [{{template: host.yaml, count: {row.num_devices // row.per_host}}}]\n"
+            "switches: [network]\n"
+            "links: [{name: nic, between: [gpu*, network],"
+            f" bandwidth: {rate / 1e9} GB/s, latency: {LINK_LATENCY}}}]\n"
+            f"{tables}\n"
+        )
+        return planner.read_topology(path)
+
+
+def _whole_hosts(row: Row) -> list[list[str]]:
+    """The hosts of each stage, where its copies are all devices of several hosts."""
+    tensor, pipeline, data = row.degrees
+    hosts = data // row.per_host
+    if tensor > 1 or hosts < 2 or data % row.per_host:
+        return []
+    return [[f"host{s * hosts + h}" for h in range(hosts)] for s in range(pipeline)]
+
+
+def _with_card(topology: Topology, card: Card) -> Topology:
+    """The same devices with the memory of a card."""
+    (kind,) = topology.device_types
+    bandwidth = card.bandwidth_bytes_per_s or kind.memory_bandwidth_bytes_per_s
+    own = replace(
+        kind,
+        name=f"{kind.name} of {card.memory_bytes / 1e9:.0f} GB",
+        memory_bytes=card.memory_bytes,
+        memory_bandwidth_bytes_per_s=bandwidth,
+    )
+    devices = tuple(replace(one, type=own.name) for one in topology.devices)
+    return replace(topology, devices=devices, device_types=(own,))

@@ -1,0 +1,155 @@
+"""The networks that were trained, as ONNX models without weights: GPT, Llama, BERT, ResNet-50."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from onnx import ModelProto, TensorProto, helper
+
+from tests.support.models import Flow, light, llama
+
+PREDICTED_SHARE = 0.15
+"""Tokens of a sequence that BERT predicts, by its paper: only for these are there logits."""
+
+
+class Kind(StrEnum):
+    """The families of networks."""
+
+    GPT = "gpt"
+    LLAMA = "llama"
+    BERT = "bert"
+    RESNET50 = "resnet50"
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network by its sizes; a ResNet-50 has none.
+
+    Attributes:
+        kind: its family.
+        layers: number of blocks.
+        width: of the hidden state.
+        heads: of the attention.
+        kv_heads: heads of keys and values.
+        inner: width of the feed-forward part.
+        vocabulary: number of tokens.
+        sequence: tokens in a sample.
+    """
+
+    kind: Kind
+    layers: int = 0
+    width: int = 0
+    heads: int = 0
+    kv_heads: int = 0
+    inner: int = 0
+    vocabulary: int = 0
+    sequence: int = 0
+
+    @property
+    def dims(self) -> dict[str, int]:
+        """The sizes of its symbolic dimensions, besides the batch."""
+        return {"seq": self.sequence} if self.kind is Kind.LLAMA else {}
+
+
+def model(network: Network) -> ModelProto:
+    """The network in training form; its batch is symbolic, its logits are its output."""
+    return _BUILDERS[network.kind](network)
+
+
+def _llama(network: Network) -> ModelProto:
+    return llama(
+        network.layers,
+        network.width,
+        network.heads,
+        network.inner,
+        network.vocabulary,
+        kv_heads=network.kv_heads,
+    )
+
+
+def _gpt(network: Network) -> ModelProto:
+    """A decoder with learned positions, normalization before each branch, and one table for tokens
+    and logits (Radford et al. 2019).
+    """
+    flow, width = Flow("gpt", opset=23), network.width
+    table = flow.weight("embedding", network.vocabulary, width)
+    hidden = flow.add("Gather", table, "tokens")
+    hidden = flow.add("Add", hidden, flow.weight("positions", network.sequence, width))
+    for layer in range(network.layers):
+        flow.scope = f"h.{layer}."
+        hidden = flow.add(
+            "Add", hidden, _attention(flow, _norm(flow, hidden, "ln1", width), network)
+        )
+        hidden = flow.add(
+            "Add", hidden, _feed_forward(flow, _norm(flow, hidden, "ln2", width), network)
+        )
+    flow.scope = ""
+    return _with_logits(flow, _norm(flow, hidden, "norm", width), table, network)
+
+
+def _bert(network: Network) -> ModelProto:
+    """An encoder with normalization behind each branch, and logits of the tokens that it predicts,
+    which are the first ones here (Devlin et al. 2018). The loss of the next sentence is left out.
+    """
+    flow, width = Flow("bert", opset=23), network.width
+    table = flow.weight("embedding", network.vocabulary, width)
+    hidden = flow.add("Gather", table, "tokens")
+    hidden = flow.add("Add", hidden, flow.weight("positions", network.sequence, width))
+    hidden = _norm(flow, hidden, "norm", width)
+    for layer in range(network.layers):
+        flow.scope = f"layer.{layer}."
+        hidden = flow.add("Add", hidden, _attention(flow, hidden, network, is_causal=0))
+        hidden = _norm(flow, hidden, "ln1", width)
+        hidden = flow.add("Add", hidden, _feed_forward(flow, hidden, network))
+        hidden = _norm(flow, hidden, "ln2", width)
+    flow.scope = ""
+    predicted = -(-int(100 * PREDICTED_SHARE) * network.sequence // 100)
+    ends = ("begin", 0), ("end", predicted), ("axis", 1)
+    bounds = [flow.constant(name, np.array([value])) for name, value in ends]
+    hidden = flow.add("Slice", hidden, *bounds)
+    hidden = flow.add("Gelu", _linear(flow, hidden, "transform", width, width))
+    return _with_logits(flow, _norm(flow, hidden, "head", width), table, network)
+
+
+def _resnet50(network: Network) -> ModelProto:
+    return light("resnet50", train=True)
+
+
+_BUILDERS: Mapping[Kind, Callable[[Network], ModelProto]] = {
+    Kind.GPT: _gpt,
+    Kind.LLAMA: _llama,
+    Kind.BERT: _bert,
+    Kind.RESNET50: _resnet50,
+}
+
+
+def _norm(flow: Flow, hidden: str, name: str, width: int) -> str:
+    weights = (flow.weight(f"{name}.{part}", width) for part in ("weight", "bias"))
+    return flow.add("LayerNormalization", hidden, *weights, axis=-1)
+
+
+def _linear(flow: Flow, hidden: str, name: str, width_in: int, width_out: int) -> str:
+    """Without a bias: torch adds that inside of the product, in the product's type."""
+    return flow.add("MatMul", hidden, flow.weight(name, width_in, width_out))
+
+
+def _attention(flow: Flow, hidden: str, network: Network, is_causal: int = 1) -> str:
+    width, heads = network.width, network.heads
+    three = (_linear(flow, hidden, name, width, width) for name in ("q", "k", "v"))
+    mixed = flow.add(
+        "Attention", *three, q_num_heads=heads, kv_num_heads=heads, is_causal=is_causal
+    )
+    return _linear(flow, mixed, "o", width, width)
+
+
+def _feed_forward(flow: Flow, hidden: str, network: Network) -> str:
+    inner = flow.add("Gelu", _linear(flow, hidden, "up", network.width, network.inner))
+    return _linear(flow, inner, "down", network.inner, network.width)
+
+
+def _with_logits(flow: Flow, hidden: str, table: str, network: Network) -> ModelProto:
+    logits = flow.add("MatMul", hidden, flow.add("Transpose", table, perm=[1, 0]))
+    tokens = helper.make_tensor_value_info("tokens", TensorProto.INT64, ["batch", network.sequence])
+    shape = ["batch", None, network.vocabulary]
+    return flow.model(tokens, helper.make_tensor_value_info(logits, TensorProto.FLOAT, shape))

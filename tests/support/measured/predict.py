@@ -1,0 +1,145 @@
+"""What the planner says of a row: the plan that ran, at the degrees of the row."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import planner
+from planner.artefacts.plan import Plan
+from planner.artefacts.problem import Problem
+from planner.artefacts.strategy import Strategy
+from planner.artefacts.topology import device_type
+from planner.solvers.sharded.edges import with_local_all_gathers
+from planner.solvers.sharded.options import Megatron
+from planner.support.errors import PlannerError
+from tests.support.measured import assumptions
+from tests.support.measured.clusters import cluster
+from tests.support.measured.profiles import FOLDER, profile
+from tests.support.measured.rows import Row
+
+UNLIMITED = 2**42
+"""Bytes of memory for the search: a run that is predicted not to fit has a time, too."""
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """A row beside its prediction.
+
+    Attributes:
+        row: that was measured.
+        iteration_s: predicted.
+        bound_s: the lower bound over all plans on these devices.
+        tensor_bytes: peak of what tensors take on the fullest device.
+        total_bytes: the same with the reserve for runtime and libraries.
+        fits: whether the total fits all devices.
+    """
+
+    row: Row
+    iteration_s: float
+    bound_s: float
+    tensor_bytes: int
+    total_bytes: int
+    fits: bool
+
+    @property
+    def error(self) -> float:
+        """Of the time, relatively: below 0 where the prediction is too fast."""
+        return self.iteration_s / self.row.iteration_s - 1
+
+    @property
+    def memory_ratio(self) -> float | None:
+        """Predicted memory over measured; None where that was not measured."""
+        if self.row.memory_bytes is None:
+            return None
+        own = self.tensor_bytes if self.row.allocated else self.total_bytes
+        return own / self.row.memory_bytes
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A row without a prediction, and the reason."""
+
+    row: Row
+    reason: str
+
+
+def predict(row: Row, folder: Path = FOLDER) -> Predicted | LeftOut:
+    """The prediction of a row, or why there is none.
+
+    Args:
+        folder: of computed profiles.
+    """
+    if row.lacks:
+        return LeftOut(row, row.lacks)
+    if row.network is None:
+        return LeftOut(row, "adapters of a rank that is not published")
+    try:
+        plan, capacities = _plan(row, folder)
+    except PlannerError as error:
+        return LeftOut(row, str(error))
+    memories = [one.memory for one in plan.prediction.devices]
+    fullest = max(memories, key=lambda memory: memory.total_bytes)
+    return Predicted(
+        row=row,
+        iteration_s=plan.prediction.iteration_s,
+        bound_s=plan.certificate.lower_bound_s,
+        tensor_bytes=fullest.total_bytes - fullest.reserve_bytes,
+        total_bytes=fullest.total_bytes,
+        fits=fullest.total_bytes <= min(capacities),
+    )
+
+
+def _plan(row: Row, folder: Path) -> tuple[Plan, list[int]]:
+    """The row's plan, and the memory of each device in bytes.
+
+    Raises:
+        PlannerError: if the planner has no such plan.
+    """
+    topology, own = cluster(row), profile(row, folder)
+    tensor, pipeline, data = row.degrees
+    degrees = Megatron(
+        tensor_degree=tensor,
+        data_degree=data,
+        pipeline_degree=pipeline,
+        sequence_parallel=row.source in assumptions.SEQUENCE_PARALLEL,
+        over_replicas=assumptions.level(row),
+    )
+    training = planner.api.Training(
+        global_batch=row.batch,
+        microbatch_size=row.microbatch,
+        optimizer=assumptions.optimizer(row),
+        recompute=assumptions.RECOMPUTE[row.recompute],
+        device_memory=UNLIMITED,
+    )
+    # Without work for variants the judge simulates the usual depths of 1F1B, which ran.
+    plans = planner.solve(
+        own,
+        topology=topology,
+        training=training,
+        search=planner.Search(switches=(degrees,)),
+        solvers=("megatron",),
+        calibration=False,
+        time_limit_s=0.0,
+    )
+    capacities = [device_type(topology, d).memory_bytes for d in range(row.num_devices)]
+    if plans.plan is None:
+        raise PlannerError(plans.comparison.rows[0].reason or "there is no plan")
+    strategy = _as_it_ran(row, plans.problems[-1], plans.plan.strategy)
+    if strategy == plans.plan.strategy:
+        return plans.plan, capacities
+    simulated = planner.simulate(
+        replace(plans.plan, strategy=strategy),
+        profile=own,
+        topology=topology,
+        device_memory=UNLIMITED,
+        calibration=False,
+    )
+    assert simulated.plan is not None
+    return simulated.plan, capacities
+
+
+def _as_it_ran(row: Row, problem: Problem, strategy: Strategy) -> Strategy:
+    """A strategy with what no option says: HSDP, and parts of tensors that cross stages."""
+    if row.sharing == "HSDP":
+        stages = tuple(replace(stage, over=row.per_host) for stage in strategy.stages)
+        strategy = replace(strategy, stages=stages)
+    return with_local_all_gathers(problem, strategy)

@@ -1,0 +1,50 @@
+"""Computed profiles of the networks, kept in a folder: those of large networks take seconds."""
+
+import hashlib
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import planner
+from planner.artefacts.profile import Profile
+from tests.support.measured import networks
+from tests.support.measured.rows import Row
+
+ROOT = Path(__file__).parents[3]
+FOLDER = ROOT / ".cache" / "truth"
+ROOMS = ("support", "artefacts", "model", "operators", "profilers")
+"""Of the package, those that a computed profile depends on."""
+
+
+def profile(row: Row, folder: Path = FOLDER) -> Profile:
+    """The profile of a row's microbatch on its type of device: that in the folder, if the code that
+    computed it was the same, or else one that is put there.
+
+    Args:
+        row: one with a network.
+        folder: made if it does not exist.
+    """
+    network = row.network
+    assert network is not None
+    key = repr((network, row.microbatch, row.dtype, row.device, _version()))
+    path = folder / f"{network.kind}-{hashlib.sha256(key.encode()).hexdigest()[:20]}.json"
+    if path.exists():
+        return planner.read_profile(path)
+    with tempfile.TemporaryDirectory() as place:
+        file = Path(place) / f"{network.kind}.onnx"
+        file.write_bytes(networks.model(network).SerializeToString())
+        own = planner.profile(
+            file, device=row.device, dtype=row.dtype, batch=row.microbatch, dims=network.dims
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    planner.write_profile(own, path)
+    return own
+
+
+@cache
+def _version() -> str:
+    """A hash of the code that profiles depend on."""
+    files = [Path(networks.__file__), ROOT / "tests/support/models.py"]
+    files += [path for room in ROOMS for path in sorted((ROOT / "planner" / room).rglob("*.py"))]
+    files += [ROOT / "topologies" / "devices.yaml"]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()

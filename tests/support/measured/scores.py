@@ -1,0 +1,81 @@
+"""How near predictions are to what was measured."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations, groupby
+from statistics import fmean, median
+
+from tests.support.measured.predict import Predicted
+
+CLEAR = 0.05
+"""Plans whose measured times differ by less than this share of the shorter one have no order."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """The errors of some predictions.
+
+    Attributes:
+        rows: number of predictions.
+        mape: mean of the errors of the time without their signs.
+        bias: mean of the errors of the time.
+        pairs: of plans for one question whose order was measured clearly.
+        in_order: pairs that are predicted in that order.
+        regret: by question with several plans, the mean of the relative loss of time of the plan
+            that is predicted to be the fastest; None without such questions.
+        memory: median of predicted over measured memory; None where none was measured.
+        unfit: predictions of runs that ran, by which they do not fit.
+        below_bound: runs that were faster than the lower bound.
+    """
+
+    rows: int
+    mape: float
+    bias: float
+    pairs: int
+    in_order: int
+    regret: float | None
+    memory: float | None
+    unfit: int
+    below_bound: int
+
+
+def score(some: Sequence[Predicted]) -> Score:
+    """The errors of some predictions.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    pairs = [pair for answers in _questions(some) for pair in _clear_pairs(answers)]
+    regrets = [_regret(answers) for answers in _questions(some) if len(answers) > 1]
+    ratios = [one.memory_ratio for one in some if one.memory_ratio is not None]
+    return Score(
+        rows=len(some),
+        mape=fmean(abs(one.error) for one in some),
+        bias=fmean(one.error for one in some),
+        pairs=len(pairs),
+        in_order=sum(fast.iteration_s < slow.iteration_s for fast, slow in pairs),
+        regret=fmean(regrets) if regrets else None,
+        memory=median(ratios) if ratios else None,
+        unfit=sum(not one.fits for one in some),
+        below_bound=sum(one.row.iteration_s < one.bound_s for one in some),
+    )
+
+
+def _questions(some: Sequence[Predicted]) -> Iterator[list[Predicted]]:
+    """The predictions by the question that their plans answer."""
+    ordered = sorted(some, key=lambda one: repr(one.row.question))
+    for _, answers in groupby(ordered, key=lambda one: one.row.question):
+        yield list(answers)
+
+
+def _clear_pairs(answers: Sequence[Predicted]) -> Iterator[tuple[Predicted, Predicted]]:
+    """Pairs of answers to a question, the one that was measured to be clearly faster first."""
+    ordered = sorted(answers, key=lambda one: one.row.iteration_s)
+    for fast, slow in combinations(ordered, 2):
+        if slow.row.iteration_s > (1 + CLEAR) * fast.row.iteration_s:
+            yield fast, slow
+
+
+def _regret(answers: Sequence[Predicted]) -> float:
+    chosen = min(answers, key=lambda one: one.iteration_s)
+    return chosen.row.iteration_s / min(one.row.iteration_s for one in answers) - 1
