@@ -85,14 +85,18 @@ def work_share(rule: Rule, mesh: Sequence[int]) -> float:
     return share
 
 
-@remembered(kept=256)
 def local_stage(profile: Profile, stage: Stage) -> LocalStage:
     """The profile of a split stage on each of its devices.
 
     Raises:
         ValueError: if a spec does not divide what it cuts.
     """
-    return _Builder(profile, over_replicas(stage, profile.graph)).built()
+    return _local_stage(profile, over_replicas(stage, profile.graph))
+
+
+@remembered(kept=256)
+def _local_stage(profile: Profile, stage: Stage) -> LocalStage:
+    return _Builder(profile, stage).built()
 
 
 @remembered
