@@ -53,7 +53,7 @@ def device_is_unknown(profile: Profile) -> bool:
     """Whether nothing is known of the device that the profile's times are for, so that they are
     taken as they are on every one: imported formats do not say it.
     """
-    sources = (Source.IMPORTED, Source.INTERPOLATED)
+    sources = (Source.IMPORTED, Source.INTERPOLATED, Source.SCALED)
     return profile.source in sources and profile.device_type == Source.IMPORTED.value
 
 

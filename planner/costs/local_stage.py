@@ -21,6 +21,7 @@ from planner.artefacts.graph import (
     Operator,
     Parameter,
     Tensor,
+    View,
     consumers,
     differentiated,
     losses_of,
@@ -28,7 +29,7 @@ from planner.artefacts.graph import (
     producers,
     tensors_by_name,
 )
-from planner.artefacts.profile import LossCost, OperatorCost, Profile, View, view_bases
+from planner.artefacts.profile import LossCost, OperatorCost, Profile, view_bases
 from planner.artefacts.sharding import Rule, blocks_of, local_shape, rule_by
 from planner.artefacts.strategy import Stage, indices_of
 from planner.costs.mesh_memory import conversion_bytes

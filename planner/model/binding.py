@@ -57,6 +57,18 @@ def bind(
     return types, bound
 
 
+def batch_dimensions(inputs: Sequence[ValueInfoProto]) -> frozenset[str]:
+    """The symbolic dimensions that `--batch` binds where nothing else does; none where the first
+    dimension of the first input is fixed, or not there.
+    """
+    first = next((name for value in inputs[:1] for name, _ in _dims(value)), None)
+    if first is None:
+        return frozenset()
+    return frozenset(
+        name for name, places in _uses(inputs).items() if any(axis == 0 for _, axis in places)
+    )
+
+
 def _dims(value: ValueInfoProto) -> Iterator[tuple[str | None, int]]:
     """Name (None if it is static) and size (if it is) of each dimension."""
     for axis, dim in enumerate(value.type.tensor_type.shape.dim):

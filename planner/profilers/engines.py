@@ -7,6 +7,7 @@ analytic     both computed from FLOPs and bytes, for any type in the device tabl
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from planner.artefacts.profile import Profile
@@ -100,11 +101,7 @@ def profile_with(
     from planner.profilers.rules import with_rules
 
     if engine is ProfileEngine.ANALYTIC:
-        from planner.profilers.analytic import analytic
-
-        kind = shipped_device_type(how.device)
-        profile = analytic(model, model_path=model_path, kind=kind, dtype=how.dtype)
-        return with_rules(profile, model, cached=how.cache)
+        return _computed(model, model_path, how)
     profile = _measured(engine, model, model_path, how, progress=progress, effort=effort)
     profile = with_rules(profile, model, cached=how.cache)
     if how.device != "cpu" or not how.contention:
@@ -114,6 +111,29 @@ def profile_with(
         profile,
         contention=None if machine is None else contention_of(profile, machine),
         warnings=(*profile.warnings, *filter(None, [warning])),
+    )
+
+
+def _computed(model: Model, model_path: str, how: Measuring) -> Profile:
+    """The same by the engine that computes, for microbatches of any size."""
+    from planner.profilers.analytic import Computed, computed
+    from planner.profilers.efficiencies import rates_of
+    from planner.profilers.growth import with_growth
+    from planner.profilers.rules import split_rules, with_rules
+
+    kind = shipped_device_type(how.device)
+
+    def compute(model: Model) -> Computed:
+        return computed(model, model_path=model_path, kind=kind, dtype=how.dtype)
+
+    own = compute(model)
+    own = replace(own, profile=with_rules(own.profile, model, cached=how.cache))
+    return with_growth(
+        own,
+        model,
+        rates_of(kind, own.profile.dtype),
+        compute=compute,
+        rules_of=partial(split_rules, cached=how.cache),
     )
 
 
