@@ -248,7 +248,7 @@ class _Rounds:
         own are the same plans.
         """
         problem = self._sizes.first
-        if not has_rules(problem.profile) or replicas_suffice(problem):
+        if not self._splitting or not has_rules(problem.profile) or replicas_suffice(problem):
             return []
         return _wide_sizes(self._sizes.all, len(problem.topology.devices))[:MAX_WIDE]
 
