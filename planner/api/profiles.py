@@ -27,6 +27,7 @@ def profile(
     *,
     progress: Callable[[int, int], None] = lambda done, total: None,
     effort: "Callable[[Effort], None]" = lambda effort: None,
+    growth: bool = True,
     **how: Any,
 ) -> "Profile":
     """The costs of each operator of a model: forward and backward time, and memory.
@@ -35,6 +36,8 @@ def profile(
         model: an ONNX file, or a model that `read_model` has read.
         progress: called with the number of operators done, and of all.
         effort: called once with the effort of the measurement, where the engine knows it.
+        growth: whether a computed profile is made good for any size of the microbatch; one of
+            several profiles in a file is enough.
         how: the options of the command line, called after the fields of
             `planner.profilers.options.Measuring` (`device`, `engine`, `dtype`, `threads`,
             `repetitions`, `budget_s`, `cache`, `contention`, `seed`), and, for a file, the options
@@ -57,7 +60,9 @@ def profile(
     elif ignored := [name for options in reading for name in given(options)]:
         raise ValueError(f"{', '.join(ignored)}: expected a file, as this model is read already")
     place = relative(model.path, Path())
-    return profile_with(engine, model, place, measuring, progress=progress, effort=effort)
+    return profile_with(
+        engine, model, place, measuring, progress=progress, effort=effort, growth=growth
+    )
 
 
 def profile_path(

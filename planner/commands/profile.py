@@ -131,12 +131,13 @@ def _measured_profiles(
         read: the model at a size, `batch`.
         measure: the profile of a model, which tells its `progress`.
     """
-    profiles = []
+    profiles: list[Profile] = []
     for batch in batches:
         model = read(batch=batch)
         size = f", microbatch of {batch}" if len(batches) > 1 else ""
         with bar(f"Profiling {name}{size}") as tick:
-            profiles.append(measure(model, progress=tick))
+            # Good for any size, a computed profile serves all others.
+            profiles.append(measure(model, progress=tick, growth=not profiles))
     return profiles, model
 
 

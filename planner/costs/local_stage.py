@@ -206,6 +206,7 @@ class _Builder:
             tie=(),
             untie=(),
             loss_costs=tuple(self._loss_costs()),
+            growth=None,
         )
         return LocalStage(
             profile=profile,

@@ -136,6 +136,7 @@ def _joined_profile(profile: Profile) -> Profile:
             one for one in profile.gradient_views if makers[one.base] not in inside
         ),
         modules=tuple(profile.modules[block[-1]] for block in order) if profile.modules else (),
+        growth=None,
     )
 
 

@@ -12,12 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.artefacts.graph import main_dtype, retyped
+from planner.artefacts.growth import Growth
 from planner.artefacts.profile import ROOFLINE, LossCost, Profile, Source
-from planner.artefacts.roofline import device_is_unknown, rescaled_times, unknown_speeds
+from planner.artefacts.roofline import NO_SPEED, device_is_unknown, rescaled_times, unknown_speeds
 from planner.artefacts.topology import DeviceType
 from planner.model.load import Model
 from planner.profilers.devices import autocast_dtype, versions
 from planner.profilers.efficiencies import device_family, family_rates, rates_of
+from planner.profilers.grown import grown
 from planner.profilers.kernel_times import Passes, PassKernels, both_passes_s
 from planner.profilers.origin import TimedOperator, profile_fields
 from planner.support.arrays import Floats
@@ -106,7 +108,8 @@ def computed(
 
 def rescale(profile: Profile, kind: DeviceType, measured_on: DeviceType | None) -> Profile:
     """The profile for another type of device: times are multiplied by the ratio of the rooflines.
-    `solve` does the same where a topology has other devices than the profile.
+    `solve` does the same where a topology has other devices than the profile. A computed profile
+    with a growth is computed anew, from its kernels.
 
     Args:
         profile: the profile.
@@ -121,6 +124,8 @@ def rescale(profile: Profile, kind: DeviceType, measured_on: DeviceType | None) 
     """
     if kind.name == profile.device_type:
         return profile
+    if profile.growth is not None:
+        return _computed_anew(profile, profile.growth, kind)
     if device_is_unknown(profile):
         raise OptionError(
             f"the profile does not name the device that it was made on, so it cannot be rescaled"
@@ -143,6 +148,19 @@ def rescale(profile: Profile, kind: DeviceType, measured_on: DeviceType | None) 
         warnings=(*profile.warnings, how, *unknown_speeds(profile.dtype, (measured_on, kind))),
         contention=None,
         loss_costs=(),  # in the times of the operators that make the outputs
+    )
+
+
+def _computed_anew(profile: Profile, growth: Growth, kind: DeviceType) -> Profile:
+    """The profile as `analytic` makes it for another type of device."""
+    there = replace(growth, rates=rates_of(kind, profile.dtype))
+    notes = [one for one in profile.warnings if not one.startswith(NO_SPEED)]
+    return replace(
+        grown(profile, there, profile.microbatch_size),
+        device_type=kind.name,
+        threads=1 if kind.name == "cpu" else None,
+        warnings=(*unknown_speeds(profile.dtype, (kind,)), *notes),
+        growth=there,
     )
 
 

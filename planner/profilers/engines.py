@@ -83,6 +83,7 @@ def profile_with(
     *,
     progress: Callable[[int, int], None] = lambda done, total: None,
     effort: Callable[[Effort], None] = lambda effort: None,
+    growth: bool = True,
 ) -> Profile:
     """A profile of the model by the engine.
 
@@ -93,6 +94,7 @@ def profile_with(
         how: how to measure, and on which device.
         progress: called with the number of measurements done and of all.
         effort: called with the time that measuring took, by the engine torch.
+        growth: whether one that is computed is made good for any size of the microbatch.
 
     Raises:
         OptionError: if an option does not fit the engine or the device is not there.
@@ -101,7 +103,7 @@ def profile_with(
     from planner.profilers.rules import with_rules
 
     if engine is ProfileEngine.ANALYTIC:
-        return _computed(model, model_path, how)
+        return _computed(model, model_path, how, growth=growth)
     profile = _measured(engine, model, model_path, how, progress=progress, effort=effort)
     profile = with_rules(profile, model, cached=how.cache)
     if how.device != "cpu" or not how.contention:
@@ -114,8 +116,8 @@ def profile_with(
     )
 
 
-def _computed(model: Model, model_path: str, how: Measuring) -> Profile:
-    """The same by the engine that computes, for microbatches of any size."""
+def _computed(model: Model, model_path: str, how: Measuring, *, growth: bool) -> Profile:
+    """The same by the engine that computes."""
     from planner.profilers.analytic import Computed, computed
     from planner.profilers.efficiencies import rates_of
     from planner.profilers.growth import with_growth
@@ -127,9 +129,11 @@ def _computed(model: Model, model_path: str, how: Measuring) -> Profile:
         return computed(model, model_path=model_path, kind=kind, dtype=how.dtype)
 
     own = compute(model)
-    own = replace(own, profile=with_rules(own.profile, model, cached=how.cache))
+    profile = with_rules(own.profile, model, cached=how.cache)
+    if not growth:
+        return profile
     return with_growth(
-        own,
+        replace(own, profile=profile),
         model,
         rates_of(kind, own.profile.dtype),
         compute=compute,

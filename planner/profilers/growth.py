@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from planner.artefacts.graph import Parameter, Tensor, View
+from planner.artefacts.graph import Parameter, Tensor, View, parameters_by_name, tensors_by_name
 from planner.artefacts.growth import (
     LEAST,
     Growing,
@@ -24,6 +24,8 @@ from planner.artefacts.growth import (
     rule_at,
 )
 from planner.artefacts.profile import Profile, SplitRule, has_rules
+from planner.artefacts.sharding import reads
+from planner.model.dataflow import MAX_STATIC_ELEMENTS
 from planner.model.load import Model, resized
 from planner.profilers.analytic import Computed
 from planner.profilers.grown import grown
@@ -60,6 +62,7 @@ def with_growth(
     profile = own.profile
     try:
         known = _sizes(own, model, compute)
+        _check_constants(*(known[size][0] for size in (LEAST, LEAST + 1)))
         rules: Sequence[tuple[str, ...]] = [()] * len(profile.operators)
         if has_rules(profile):
             rules = _growing_rules(profile, known, rules_of)
@@ -98,6 +101,20 @@ def _sizes(own: Computed, model: Model, compute: Callable[[Model], Computed]) ->
             if size > 1:
                 raise
     return known
+
+
+def _check_constants(few: Model, many: Model) -> None:
+    """Refuses constants that grow with the samples and configure an operator: the loader makes a
+    parameter of one that has grown too large, so that operators are others in larger microbatches.
+    """
+    held = {*tensors_by_name(few.graph), *parameters_by_name(few.graph)}
+    for node in few.nodes:
+        for name in {*node.inputs} - held - {""}:
+            if name in many.values and few.values[name].size != many.values[name].size:
+                raise _NoLineError(
+                    f"{name}, a constant that {node.name} reads, grows with the samples, and is a"
+                    f" parameter from more than {MAX_STATIC_ELEMENTS} elements on"
+                )
 
 
 # ---- rules
@@ -326,6 +343,10 @@ def _check(found: Profile, due: Profile) -> None:
 
 def _differences(found: Profile, due: Profile) -> Iterator[tuple[str, object, object]]:
     """What two profiles differ in, with both figures."""
+    for one, other in zip(found.graph.operators, due.graph.operators, strict=True):
+        if one != other:
+            yield f"inputs of {one.name}", [*reads(one)], [*reads(other)]
+            return
     for kind in ("tensors", "parameters"):
         for one, other in zip(getattr(found.graph, kind), getattr(due.graph, kind), strict=True):
             if one != other:
