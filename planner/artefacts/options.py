@@ -70,9 +70,9 @@ class Asking(Options):
     time_limit_s: float = option(
         "Limit of work, in seconds of an ordinary core. solve gives it to all solvers together,"
         " compare to each. Reading files and compiling the search do not count.",
-        10.0, flag="--time-limit", parse=partial(parse_seconds, example="30 s"),
+        7.0, flag="--time-limit", parse=partial(parse_seconds, example="30 s"),
         words='a time such as "30 s"', least=0,
-        metavar="TIME", shown="10s",
+        metavar="TIME", shown="7s",
     )  # fmt: skip
 
 

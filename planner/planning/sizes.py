@@ -5,23 +5,24 @@ likes large ones: what moves per microbatch, such as the parameters that ZeRO ga
 less often. The rounds of the search:
 
     1  the sizes profiled, by all solvers
-    2  where the profile is good for any size, twice, four times .. the largest of them, and a half,
-       a quarter .. of the smallest, by scouts: solvers that answer soon
-    3  next to the best size, between two that were asked: a microbatch that is too small pays
+    2  where the profile is good for any size: twice, four times .. the largest of them, and a half,
+       a quarter .. of the smallest, by scouts, which are solvers that answer soon
+    3  sizes next to the best one, between two that were asked: a microbatch that is too small pays
        overheads, one that is too large empties the pipeline or the memory
     4  wide sizes, with samples for all devices, by solvers that split the samples of a microbatch
-    5  where scouts alone were asked and a scout has its best plan, all solvers
+    5  where the profile is good for any size: the one at which a formula promises the best pipeline
+       (`solvers/sharded/promise.py`), by all solvers
     6  more work on the most promising plans
 
-Which sizes a round has follows from the plans before it. None is asked whose lower bound is above
-the best plan.
+Which sizes a round has follows from the plans before it and from work that is counted. None is
+asked whose lower bound is above the best plan. The lower bound of all plans is the least over all
+sizes that may be chosen, asked or not.
 """
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import chain
 
 from planner.artefacts.options import Objective
 from planner.artefacts.problem import Problem
@@ -30,11 +31,10 @@ from planner.costs.bounds import lower_bound_s
 from planner.planning.judge import samples_in
 from planner.planning.plans import Plans
 from planner.planning.portfolio import Answers, Rank, Search, comparison
-from planner.planning.problems import MAX_MICROBATCHES
+from planner.planning.problems import sizes_for
 from planner.planning.refine import Measure, refine
 from planner.profilers.interpolate import interpolated, span
 from planner.solvers.registry import SOLVERS, portfolio
-from planner.solvers.sharded.layout import divisors
 from planner.solvers.sharded.promise import Promise, best_promise
 from planner.solvers.sharded.zero import replicas_suffice
 from planner.support.brake import braked
@@ -97,16 +97,14 @@ class _Sizes:
     """
 
     def __init__(self, problems: Sequence[Problem], profiles: Sequence[Profile]) -> None:
-        first, (least, most) = problems[0], span(profiles)
-        self._profiles, self._samples = profiles, first.profile.microbatch_size * first.num_microbatches
-        training = first.training
+        first = problems[0]
+        training, self._profiles = first.training, profiles
+        self._samples = first.profile.microbatch_size * first.num_microbatches
         chosen = training.microbatch_size is None and training.objective is not Objective.LATENCY
-        self.any = chosen and most is None
-        least = max(least, -(-self._samples // MAX_MICROBATCHES))
-        inside = [n for n in divisors(self._samples) if least <= n <= (most or n)]
-        given = [one.profile.microbatch_size for one in problems]
+        self.any = chosen and span(profiles)[1] is None
         self.first = replace(first, any_size=self.any)
-        self.all = sorted({*given, *(inside if chosen else ())})
+        given = [one.profile.microbatch_size for one in problems]
+        self.all = sorted({*given, *(sizes_for(profiles, self._samples) if chosen else ())})
         mine = (replace(one, any_size=self.any) for one in problems)
         self._problems = dict(zip(given, mine, strict=True))
         self._least_s: dict[int, float] = {}
@@ -119,9 +117,7 @@ class _Sizes:
         """
         if size not in self._problems:
             profile, count = interpolated(self._profiles, size), self._samples // size
-            self._problems[size] = replace(
-                self.first, profile=profile, num_microbatches=count
-            )
+            self._problems[size] = replace(self.first, profile=profile, num_microbatches=count)
         return self._problems[size]
 
     def least_s(self, size: int) -> float:
@@ -166,6 +162,7 @@ class _Rounds:
         usual = portfolio(splits=has_rules(sizes.first.profile))
         known = [name for name in names or usual if name in SOLVERS]
         self._scouts = [name for name in known if SOLVERS[name].is_scout] or known
+        self._all_are_scouts = len(self._scouts) == len(known)
         self._splitting = [name for name in known if SOLVERS[name].splits_samples]
         self.notes: list[str] = []
 
@@ -185,16 +182,13 @@ class _Rounds:
         Args:
             given: the sizes of the first one.
         """
-        sizes = self._sizes
         self._ask(given, self._names)
-        if sizes.any:
+        if self._sizes.any:
             self._scout(max(given), growing=True)
             self._scout(min(given), growing=False)
-        between = _sizes_between(sizes.all, {n: one.best_rank for n, one in self._by_size.items()})
-        self._ask(between[:MAX_BETWEEN], self._scouts if sizes.any else self._names)
+        self._ask(self._between(), self._scouts if self._sizes.any else self._names)
         self._ask(self._wide(), self._splitting)
-        if sizes.any and self._search.left_s > 0:
-            self._ask(self._promising(given)[:MAX_WHOLE], self._names)
+        self._ask(self._promising(given), self._names)
         self._search.improve()
 
     def _ask(self, sizes: Sequence[int], names: Sequence[str] | None) -> None:
@@ -243,9 +237,16 @@ class _Rounds:
             if growing and size in self._by_size and self._by_size[size].best_rank is None:
                 return
 
+    def _between(self) -> list[int]:
+        """The sizes of the third round."""
+        if self._sizes.any and self._search.left_s <= 0:
+            return []
+        ranks = {size: one.best_rank for size, one in self._by_size.items()}
+        return _sizes_between(self._sizes.all, ranks)[:MAX_BETWEEN]
+
     def _wide(self) -> list[int]:
-        """The sizes for solvers that split samples; none where replicas with microbatches of their
-        own are the same plans.
+        """The sizes of the fourth round; none where replicas with microbatches of their own are the
+        same plans.
         """
         problem = self._sizes.first
         if not self._splitting or not has_rules(problem.profile) or replicas_suffice(problem):
@@ -253,20 +254,26 @@ class _Rounds:
         return _wide_sizes(self._sizes.all, len(problem.topology.devices))[:MAX_WIDE]
 
     def _promising(self, given: Sequence[int]) -> list[int]:
-        """The sizes at which the grid of pipelines, tensor degrees and replicas promises a better
-        plan than the best so far, the most promising first.
+        """The sizes of the fifth round, the most promising first: the grid of pipelines, tensor
+        degrees and replicas seems to have a better plan there than the best so far.
 
         Args:
             given: the sizes of the first round.
         """
         sizes, best = self._sizes, self._best()
-        near = (_ladder(sizes.all, max(given), growing=True), _ladder(sizes.all, min(given), growing=False))
+        if not sizes.any or self._search.left_s <= 0 or self._all_are_scouts:
+            return []
+        larger = _ladder(sizes.all, max(given), growing=True)
+        smaller = _ladder(sizes.all, min(given), growing=False)
         promised: list[tuple[Promise, int]] = []
-        for size in chain(*near):
+        for size in sorted({*larger, *smaller, *self._by_size}):
             with suppress(OptionError):
                 promised.append((best_promise(sizes.problem(size)), size))
-        least_s = math.inf if best is None else best[0][0]
-        return [n for one, n in sorted(promised) if not one.too_large and one.iteration_s < least_s]
+        least_s = math.inf if best is None else best[0][1]
+        better = [
+            n for one, n in sorted(promised) if not one.too_large and one.iteration_s < least_s
+        ]
+        return [n for n in better if n not in given][:MAX_WHOLE]
 
 
 def _ladder(sizes: Sequence[int], start: int, *, growing: bool) -> Iterator[int]:

@@ -138,7 +138,8 @@ def comparison_table(comparison: SolverComparison) -> Table:
     objectives = {row.plan.certificate.objective for row in rows if row.plan}
     several_sizes = len({row.microbatch_size for row in rows}) > 1
     of_others = any(row.source in _OF_OTHER_SIZES for row in rows)
-    size = "size" if several_sizes or of_others else ""
+    pinned = any(row.problem.training.microbatch_size is not None for row in rows)
+    size = "size" if several_sizes or of_others or pinned else ""
     # The gap is the objective's, so the objective has a column.
     others = [f"{one}_s" for one in (Objective.BOTTLENECK, Objective.LATENCY) if one in objectives]
     keys = (

@@ -214,8 +214,8 @@ def _lines(
     *,
     forced: bool,
 ) -> Lines | None:
-    """The rules of all operators, along each axis; None where an axis would cut nothing. Remembered,
-    because a search that goes on begins with the same points.
+    """The rules of all operators, along each axis; None where an axis would cut nothing. They are
+    remembered, because a search that goes on begins with the same points.
 
     Args:
         groups: the devices of each mesh.
