@@ -29,9 +29,9 @@ from planner.clusters.yaml.read import shipped_device_type
 from planner.model.load import ReadOptions, load, resized
 from planner.profilers.analytic import computed, rescale
 from planner.profilers.efficiencies import rates_of
-from planner.profilers.grown import grown
-from planner.profilers.growth import with_growth
 from planner.profilers.interpolate import interpolated, span
+from planner.profilers.roofline.grown import grown
+from planner.profilers.roofline.growth import with_growth
 from planner.profilers.rules import split_rules, with_rules
 from planner.reports.profile import profile_lines
 from planner.support.errors import FileError, ModelError, OptionError
