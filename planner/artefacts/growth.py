@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from planner.artefacts.graph import LEFT_OUT_AS_DEFAULT, View
-from planner.support.errors import shown
 
 LEAST = 2
 """Samples from which on everything grows by straight lines."""
@@ -257,7 +256,7 @@ def _falling(lines: Mapping[str, Line]) -> Iterator[str]:
         if not 0 <= on_line(line, 1) <= line[0] <= line[1] <= MAX_FIGURE:
             yield (
                 f"{name}: expected figures of at most {MAX_FIGURE:.0e} that grow, from 0 on at one"
-                f" sample, got {shown(list(line))}"
+                f" sample, got [{line[0]}, {line[1]}]"
             )
 
 

@@ -110,7 +110,8 @@ class Training(Options):
         "Samples per iteration, instead of --microbatches.", least=1, metavar="B"
     )
     microbatch_size: int | None = option(
-        "Samples in a microbatch: a profiled size, or one between two of them.",
+        "Samples in a microbatch. Where a size was not profiled, its times are computed,"
+        " interpolated, or scaled from the nearest one.",
         least=1, metavar="N", shown="the best",
     )  # fmt: skip
     schedule: ScheduleName = option(

@@ -1,5 +1,5 @@
 """`analytic`: a profile for a type of device that is not there, computed from the operators'
-kernels (kernel_times.py). `rescale`: one from a profile of another type of device.
+kernels (roofline/times.py). `rescale`: one from a profile of another type of device.
 
 One effect is left out: a kernel that is too small to fill the device reaches less than its share.
 """
@@ -19,9 +19,9 @@ from planner.artefacts.topology import DeviceType
 from planner.model.load import Model
 from planner.profilers.devices import autocast_dtype, versions
 from planner.profilers.efficiencies import device_family, family_rates, rates_of
-from planner.profilers.grown import grown
-from planner.profilers.kernel_times import Passes, PassKernels, both_passes_s
 from planner.profilers.origin import TimedOperator, profile_fields
+from planner.profilers.roofline.grown import grown
+from planner.profilers.roofline.times import Passes, PassKernels, both_passes_s
 from planner.support.arrays import Floats
 from planner.support.errors import OptionError
 

@@ -120,7 +120,7 @@ def _computed(model: Model, model_path: str, how: Measuring, *, growth: bool) ->
     """The same by the engine that computes."""
     from planner.profilers.analytic import Computed, computed
     from planner.profilers.efficiencies import rates_of
-    from planner.profilers.growth import with_growth
+    from planner.profilers.roofline.growth import with_growth
     from planner.profilers.rules import split_rules, with_rules
 
     kind = shipped_device_type(how.device)

@@ -1,9 +1,9 @@
 """The profile for a microbatch of a size that was not profiled.
 
-A computed profile with a growth has it for any size (grown.py). Others have it between two sizes:
-times are linear between the two neighbours, operator by operator. Sizes of tensors are a + c n for
-n samples, so they come out exact, or there is no such profile. Outside of the sizes profiled, which
-only the user asks for, a sample takes as long as in the nearest of them.
+A computed profile with a growth has it for any size (roofline/grown.py). Others have it between
+two sizes: times are linear between the two neighbours, operator by operator. Sizes of tensors are
+a + c n for n samples, so they come out exact, or there is no such profile. Outside of the sizes
+profiled, which only the user asks for, a sample takes as long as in the nearest of them.
 """
 
 from bisect import bisect
@@ -15,7 +15,7 @@ from math import ceil
 
 from planner.artefacts.graph import MAX_BYTES, Graph, Parameter, Tensor
 from planner.artefacts.profile import ALIKE, LossCost, OperatorCost, Profile, Source
-from planner.profilers.grown import grown
+from planner.profilers.roofline.grown import grown
 from planner.support.errors import OptionError
 from planner.support.memo import remembered
 

@@ -15,8 +15,8 @@ from planner.artefacts.losses import Loss, losses
 from planner.artefacts.profile import LossCost
 from planner.operators import synthetic
 from planner.operators.losses import Criterion, criterion
-from planner.profilers.kernel_times import PassKernels
 from planner.profilers.kernels import listed
+from planner.profilers.roofline.times import PassKernels
 from planner.profilers.timing import Stopwatch, quiet
 from planner.support.errors import LaunchError
 from planner.support.repeat import repeat

@@ -28,8 +28,8 @@ from planner.artefacts.sharding import reads
 from planner.model.dataflow import MAX_STATIC_ELEMENTS
 from planner.model.load import Model, resized
 from planner.profilers.analytic import Computed
-from planner.profilers.grown import grown
-from planner.profilers.kernel_times import PassKernels
+from planner.profilers.roofline.grown import grown
+from planner.profilers.roofline.times import PassKernels
 from planner.support.errors import ModelError, OptionError
 
 Value = TypeVar("Value")

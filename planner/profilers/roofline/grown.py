@@ -29,7 +29,7 @@ from planner.artefacts.profile import (
     Profile,
     SplitRule,
 )
-from planner.profilers.kernel_times import PassKernels, both_passes_s
+from planner.profilers.roofline.times import PassKernels, both_passes_s
 from planner.support.errors import OptionError
 
 Value = TypeVar("Value", Tensor, Parameter)
