@@ -387,7 +387,10 @@ def _memory_savings(problems: Sequence[Problem]) -> Iterator[str]:
         yield f"--optimizer {' or '.join(less)}"
     if training.recompute is Recompute.NONE:
         yield f"--recompute {Recompute.AUTO}"
-    if (size := profile.microbatch_size) > 1:
+    size = profile.microbatch_size
+    if training.microbatch_size is not None and size > 1:
+        yield f"a smaller --microbatch-size than {size}"
+    elif size > 1 and not problems[0].any_size:
         if size in profile.dimensions.values():
             yield f"a smaller --batch than {size} when profiling"
         else:  # the file has the size of the batch written into it

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from planner.artefacts.growth import Growing, GrowingKernel, Growth, Rates, Work
 from planner.artefacts.profile import ROOFLINE, Source
-from planner.profilers.grown import grown
+from planner.profilers.roofline.grown import grown
 from tests.costs.test_split_bounds import RULES
 from tests.support.split import mlp
 
