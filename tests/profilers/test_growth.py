@@ -283,7 +283,7 @@ def test_problems_of_a_growth_are_all_said(tmp_path):
     assert "growth.operators[0]: expected the index of one of 1, got 7" in problems()
     growth["operators"] = [0]
     said = problems()
-    assert "growth.tensors: expected one per tensor (2), got 1" in said
+    assert "growth.tensors: expected one per element of the graph (2), got 1" in said
     assert "growth.views[0].base: expected an input or parameter" in said
     assert "growth.stash_tensors: expected operators, got 'nothing'" in said
     assert "growth.classes[0].rules: " in said
