@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from planner.artefacts.graph import LEFT_OUT_AS_DEFAULT, View
+from planner.artefacts.graph import LEFT_OUT_AS_DEFAULT, Graph, Parameter, Tensor, View
 
 LEAST = 2
 """Samples from which on everything grows by straight lines."""
@@ -236,6 +236,31 @@ class Growth:
     def classes_at(self, size: int) -> tuple[int, ...]:
         """Per operator, the index of its class in a microbatch of at least `least` samples."""
         return self.single if size < LEAST and self.single is not None else self.operators
+
+
+def mismatches(growth: Growth, graph: Graph) -> Iterator[str]:
+    """The places at which a growth is of another graph."""
+    values: tuple[Tensor | Parameter, ...] = (*graph.tensors, *graph.parameters)
+    due = {
+        "operators": (growth.operators, len(graph.operators)),
+        "single": (growth.single, len(graph.operators)),
+        "tensors": (growth.tensors, len(graph.tensors)),
+        "parameters": (growth.parameters, len(graph.parameters)),
+    }
+    wrong = [
+        f"{name}: expected one per element of the graph ({count}), got {len(indices)}"
+        for name, (indices, count) in due.items()
+        if indices is not None and len(indices) != count
+    ]
+    yield from wrong
+    if wrong:
+        return
+    for value, index in zip(values, (*growth.tensors, *growth.parameters), strict=True):
+        if len(value.shape) != len(growth.steps[index]):
+            yield (
+                f"steps[{index}]: expected one per dimension of {value.name!r}, got"
+                f" {len(growth.steps[index])}"
+            )
 
 
 _BLOCKS = re.compile(r"/(\d*)n\b")

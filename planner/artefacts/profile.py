@@ -11,14 +11,12 @@ from planner.artefacts.graph import (
     LEFT_OUT_AS_DEFAULT,
     MAX_BYTES,
     Graph,
-    Parameter,
-    Tensor,
     View,
     parameters_by_name,
     producers,
     tensors_by_name,
 )
-from planner.artefacts.growth import LEAST, GrowingLoss, Growth, rule_at
+from planner.artefacts.growth import LEAST, GrowingLoss, Growth, mismatches, rule_at
 from planner.artefacts.sharding import AxisRule, rule_of
 from planner.support.errors import shown
 from planner.support.memo import remembered
@@ -531,29 +529,9 @@ class Profile:
 
     def _growing(self, growth: Growth) -> Iterator[str]:
         """What is wrong with the growth."""
-        graph = self.graph
-        for name, known in (
-            ("operators", graph.operators),
-            ("tensors", graph.tensors),
-            ("parameters", graph.parameters),
-        ):
-            indices = getattr(growth, name)
-            if len(indices) != len(known):
-                yield f"growth.{name}: expected one per {name[:-1]} ({len(known)}), got" \
-                      f" {len(indices)}"  # fmt: skip
-        if growth.single is not None and len(growth.single) != len(graph.operators):
-            yield f"growth.single: expected one per operator, got {len(growth.single)}"
-        for name in growth.dimensions.keys() - self.dimensions.keys():
+        yield from (f"growth.{line}" for line in mismatches(growth, self.graph))
+        for name in sorted(growth.dimensions.keys() - self.dimensions.keys()):
             yield f"growth.dimensions: expected dimensions of the profile, got {name!r}"
-        shaped: tuple[tuple[str, Sequence[Tensor | Parameter], tuple[int, ...]], ...] = (
-            ("tensors", graph.tensors, growth.tensors),
-            ("parameters", graph.parameters, growth.parameters),
-        )
-        for name, values, indices in shaped:
-            for i, (value, index) in enumerate(zip(values, indices, strict=False)):
-                if len(value.shape) != len(growth.steps[index]):
-                    yield f"growth.{name}[{i}]: expected a step for each dimension of" \
-                          f" {value.name!r}, got {list(growth.steps[index])}"  # fmt: skip
         yield from self._losses("growth.losses", growth.losses)
         yield from self._stashes(growth.stash_tensors.items(), "growth.stash_tensors")
         yield from self._views(growth.views or (), "growth.views")

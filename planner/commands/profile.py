@@ -26,7 +26,7 @@ class Sizes(Options):
 
     batch: tuple[int, ...] = option(
         "Samples per microbatch. solve chooses among several sizes, such as 1,2,4, and sizes"
-        " between them.",
+        " between them. A computed profile of one size is good for any.",
         (), least=1, metavar="N[,N...]", separator=",",
     )  # fmt: skip
 

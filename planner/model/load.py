@@ -87,6 +87,8 @@ class Model:
         hash: `content_hash` of it.
         dimensions: sizes that the symbolic dimensions of the inputs were bound to.
         batch: samples per microbatch, the first dimension of the first input.
+        batch_dimensions: the symbolic dimensions that have this size because it is the batch's;
+            none where the file fixes the batch.
         graph: the operators that are left after folding. Outputs that are constants are not in it.
         nodes: one per operator of the graph, in its order.
         values: initializers and folded constants by name, read when asked for.
@@ -117,6 +119,7 @@ class Model:
     tie: tuple[str, ...] = ()
     untie: tuple[str, ...] = ()
     expanded: Mapping[str, str] = field(default_factory=dict)
+    batch_dimensions: frozenset[str] = frozenset()
 
 
 def load(
@@ -161,22 +164,17 @@ def resized(model: Model, batch: int) -> Model:
     Raises:
         ModelError: if the batch is fixed in the file, or the model cannot be bound or planned.
     """
-    grows = batch_dimensions(true_inputs(model.proto.graph))
-    if not grows:
+    if not model.batch_dimensions:
         raise ModelError(
             f"{model.path}: the batch of {model.batch} is written into the file; export it with a"
             " symbolic first dimension for others"
         )
     file = ModelFile(model.path)
     values = Values(model.proto.graph.initializer, file)
-    fixed = {
-        name: size
-        for name, size in model.dimensions.items()
-        if name not in grows or size != model.batch
-    }
+    others = model.dimensions.keys() - model.batch_dimensions
     options = ReadOptions(
         batch=batch,
-        dimensions=fixed,
+        dimensions={name: model.dimensions[name] for name in sorted(others)},
         tie=model.tie,
         untie=model.untie,
         batch_norm=batch_norm_form(model.nodes),
@@ -243,6 +241,7 @@ def _model(source: Source, options: ReadOptions) -> Model:
         expanded={
             node.name: folded.origins[node.name] for node in kept if node.name in folded.origins
         },
+        batch_dimensions=batch_dimensions(true_inputs(file.graph), options.dimensions),
     )
 
 

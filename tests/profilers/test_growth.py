@@ -189,6 +189,29 @@ def test_without_straight_lines_the_profile_is_of_its_size_and_says_why(text, re
         interpolated([profile], 8)
 
 
+@pytest.mark.parametrize(
+    ("given", "grows"), [({"S": 4}, {"N": 1}), ({}, {"N": 1, "S": 1}), ({"S": 5}, {"N": 1})]
+)
+def test_a_dimension_that_is_given_by_name_does_not_grow(given, grows, tmp_path):
+    text = (
+        "agraph (float[N,8] x, float[S,8] z) => (float[N,8] y)"
+        " { h = MatMul (x, w) m = ReduceMax <axes=[0]> (z) y = Add (h, m) }"
+    )
+    profile = growing(read(tmp_path, text, {"w": (8, 8)}, batch=4, dimensions=given))
+    assert profile.growth.dimensions == grows
+    assert interpolated([profile], 6).dimensions == {"N": 6, "S": given.get("S", 6)}
+
+
+@pytest.mark.parametrize("own", [1, 4])
+def test_a_tensor_of_other_ranks_at_one_sample_is_no_mistake(own, tmp_path):
+    text = (
+        "agraph (float[N,8] x) => (float y) { h = MatMul (x, w) s = Squeeze (h) y = ReduceMax (s) }"
+    )
+    profile = growing(read(tmp_path, text, {"w": (8, 8)}, batch=own))
+    assert profile.growth is None
+    assert "s" in profile.warnings[0]
+
+
 def test_a_model_that_cannot_have_one_sample_is_good_from_two_on(tmp_path):
     def compute(model, **options):
         if model.batch == 1:
@@ -260,7 +283,7 @@ def test_problems_of_a_growth_are_all_said(tmp_path):
     assert "growth.operators[0]: expected the index of one of 1, got 7" in problems()
     growth["operators"] = [0]
     said = problems()
-    assert "growth.tensors: expected one per tensor (2), got 1" in said
+    assert "growth.tensors: expected one per element of the graph (2), got 1" in said
     assert "growth.views[0].base: expected an input or parameter" in said
     assert "growth.stash_tensors: expected operators, got 'nothing'" in said
     assert "growth.classes[0].rules: " in said

@@ -10,7 +10,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from planner.artefacts.graph import Parameter, Tensor, View, parameters_by_name, tensors_by_name
+from planner.artefacts.graph import (
+    Graph,
+    Parameter,
+    Tensor,
+    View,
+    parameters_by_name,
+    tensors_by_name,
+)
 from planner.artefacts.growth import (
     LEAST,
     Growing,
@@ -180,6 +187,7 @@ class _Lines:
         low, high = (one.profile for one in self.ends)
         if not low.graph.operators == high.graph.operators == self.profile.graph.operators:
             raise _NoLineError("microbatches of other sizes have other operators")
+        _check_ranks(low.graph, high.graph, self.profile.graph)
         classes: dict[Growing, int] = {}
         steps: dict[tuple[int, ...], int] = {}
         costs = [self.cost(v, own) for v, own in enumerate(rules)]
@@ -220,16 +228,13 @@ class _Lines:
                 and kernels.backward == tuple(one.at(1) for one in cost.backward)
                 and private == on_line(cost.stash_private_bytes, 1)
             )
-            yield (
-                cost
-                if same
-                else replace(
-                    cost,
-                    forward=tuple(map(_constant, kernels.forward)),
-                    backward=tuple(map(_constant, kernels.backward)),
-                    stash_private_bytes=(private, private),
-                )
+            alone_cost = replace(
+                cost,
+                forward=tuple(map(_constant, kernels.forward)),
+                backward=tuple(map(_constant, kernels.backward)),
+                stash_private_bytes=(private, private),
             )
+            yield cost if same else alone_cost
 
     def losses(self) -> tuple[GrowingLoss, ...]:
         """The growing costs of the losses."""
@@ -303,6 +308,15 @@ def _kernels(
 def _constant(kernel: Kernel) -> GrowingKernel:
     """A kernel of a single sample, which is asked for at no other size."""
     return GrowingKernel(kernel.work, (kernel.flops, kernel.flops), (kernel.bytes, kernel.bytes))
+
+
+def _check_ranks(*graphs: Graph) -> None:
+    """Refuses graphs of the same operators in which a tensor has other numbers of dimensions."""
+    for kind in ("tensors", "parameters"):
+        for values in zip(*(getattr(graph, kind) for graph in graphs), strict=True):
+            if len({len(value.shape) for value in values}) > 1:
+                shapes = " and ".join(str(list(value.shape)) for value in values)
+                raise _NoLineError(f"{values[0].name} has the shapes {shapes} at different sizes")
 
 
 def _steps(
