@@ -107,9 +107,7 @@ def profiles_of(hosts, folder, largest):
         path.write_bytes(SYNTHETIC["llama7b"]().SerializeToString())
     how = {"dims": {"seq": 2048}, "device": kind, "dtype": "bfloat16"}
     # Without growth, so that the sizes that are asked are these and no others.
-    made = [
-        replace(planner.profile(path, batch=size, **how), growth=None) for size in (1, largest)
-    ]
+    made = [replace(planner.profile(path, batch=size, **how), growth=None) for size in (1, largest)]
     (known,) = read_any_profiles(shipped("profiles") / f"{name}.json")
     if (made[0].graph, made[0].operators) != (known.graph, known.operators):
         raise ValueError(f"{name}: expected the operators of the shipped profile, got others")

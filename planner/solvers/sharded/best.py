@@ -201,7 +201,7 @@ def _that_fits(
             layout = replace(layout, sharing=sharing)
             continue
         short = _short(problem, strategy, evaluation)
-        if len(choices) == 1 or all(recompute[s] for s in short):
+        if len(choices) == 1 or all(recompute[s] for s in short) or _needs_whole_stash(strategy):
             break
         if attempt == _ROUNDS - 1:
             short = set(range(len(recompute)))
@@ -209,6 +209,13 @@ def _that_fits(
         if layout.recut is not None:
             layout = replace(layout.recut(recompute), sharing=sharing)
     return strategy, shortage, work_s
+
+
+def _needs_whole_stash(strategy: Strategy) -> bool:
+    """Whether recomputation saves nothing: the only stage has one microbatch in flight, whose
+    backward needs all that a forward keeps.
+    """
+    return len(strategy.stages) == 1 and strategy.stages[0].warmup == 1
 
 
 def _distributed_optimizer(problem: Problem, layout: Layout) -> tuple[int, int]:
