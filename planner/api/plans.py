@@ -102,7 +102,7 @@ def solve(
     cost_model: str = "planner",
     what_if: WhatIf = WhatIf(),
     calibration: "bool | Calibration" = True,
-    time_limit_s: float = 10.0,
+    time_limit_s: float = 7.0,
     refine: bool = False,
     model: File | None = None,
     progress: Callable[[str], None] = lambda solver: None,
@@ -221,7 +221,7 @@ def compare(
     solvers: Sequence[str] | None = None,
     what_if: WhatIf = WhatIf(),
     calibration: "bool | Calibration" = True,
-    time_limit_s: float = 10.0,
+    time_limit_s: float = 7.0,
     progress: Callable[[str], None] = lambda solver: None,
 ) -> Plans:
     """Every solver's strategy, also where an earlier one is nearly as good as possible.
@@ -265,7 +265,7 @@ def solve_under(
     training: Training = Training(),
     search: Search = Search(),
     bandwidth: float | str | None = None,
-    time_limit_s: float = 10.0,
+    time_limit_s: float = 7.0,
 ) -> "ForeignComparison":
     """Plans by another planner's cost model and its own solvers; no strategy comes of them.
 

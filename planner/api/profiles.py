@@ -105,14 +105,19 @@ def profile_sizes(
     def read(size: int | None) -> "Model":
         return read_with(model, replace(options, batch=size), losses)
 
+    named = sorted({*sizes}) or [options.batch]
+
     def measure(one: "Model") -> "Profile":
         def tick(done: int, total: int) -> None:
             progress(done, total, one.batch)
 
         place = relative(one.path, Path())
-        return profile_with(engine, one, place, measuring, progress=tick, effort=effort)
+        # Good for any size, a computed profile serves all others.
+        growth = named[0] in (None, one.batch)
+        return profile_with(
+            engine, one, place, measuring, progress=tick, effort=effort, growth=growth
+        )
 
-    named = sorted({*sizes}) or [options.batch]
     if named == [None] and engine is not ProfileEngine.ANALYTIC:
         inputs = true_inputs(read_proto(Path(model)).graph)
         if batch_is_open(inputs, options.dims or {}):

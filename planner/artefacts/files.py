@@ -5,7 +5,6 @@ Every problem of a file is reported at once, with the path of the field.
 
 import hashlib
 import json
-import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,9 +29,12 @@ from planner.support.writing import write_atomically
 
 PROFILE_FORMAT = "planner-profile/2"
 PROFILE_SET_FORMAT = "planner-profile-set/2"
-# Format 1 has no rules by which operators are split.
-PROFILE_FORMATS = (PROFILE_FORMAT, "planner-profile/1")
-PROFILE_SET_FORMATS = (PROFILE_SET_FORMAT, "planner-profile-set/1")
+# Profiles of format 2 are of one size of the microbatch, and those of format 1 have no rules by
+# which operators are split either; a file without growth is of format 2.
+GROWING_FORMAT = "planner-profile/3"
+GROWING_SET_FORMAT = "planner-profile-set/3"
+PROFILE_FORMATS = (PROFILE_FORMAT, GROWING_FORMAT, "planner-profile/1")
+PROFILE_SET_FORMATS = (PROFILE_SET_FORMAT, GROWING_SET_FORMAT, "planner-profile-set/1")
 STRATEGY_FORMAT = "planner-strategy/2"
 # Stages of format 2 share nothing over replicas, and those of
 # format 1 have no mesh either; a file that shares nothing is of format 2.
@@ -124,23 +126,6 @@ def _fields_of(stage: Stage) -> dict[str, Any]:
 
 # ---- rules of a profile: lists of texts, each list once; an operator has the index of its own
 
-_RULE = re.compile(r"(?P<line>.*?)( at (?P<sizes>[0-9]+(,[0-9]+)*))?")
-
-
-def _rule_text(rule: SplitRule) -> str:
-    """A rule as one line of text."""
-    sizes = "" if rule.sizes is None else f" at {','.join(map(str, rule.sizes))}"
-    return rule.line + sizes
-
-
-def _rule_in(text: object) -> SplitRule:
-    """The rule of a line of text."""
-    parts = _RULE.fullmatch(text) if isinstance(text, str) else None
-    if parts is None:
-        raise ValueError(f"expected a rule such as 'S0,R->S0', got {shown(text)}")
-    sizes = None if parts["sizes"] is None else tuple(map(int, parts["sizes"].split(",")))
-    return SplitRule(parts["line"], sizes)
-
 
 @dataclass(frozen=True, slots=True)
 class _RuleLists:
@@ -152,7 +137,7 @@ class _RuleLists:
 
     __pydantic_config__: ClassVar[ConfigDict] = {**STRICT, "extra": "ignore"}
 
-    rules: tuple[tuple[Annotated[SplitRule, PlainValidator(_rule_in)], ...], ...] = ()
+    rules: tuple[tuple[Annotated[SplitRule, PlainValidator(SplitRule.parse)], ...], ...] = ()
     operators: Any = ()
     profiles: tuple["_RuleLists", ...] = ()
 
@@ -185,7 +170,7 @@ def _packed(artefact: object, plain: dict[str, Any]) -> dict[str, Any]:
     for one, own in zip(artefact.operators, plain["operators"], strict=True):
         if one.rules:
             own["rules"] = lists.setdefault(one.rules, len(lists))
-    return {**plain, "rules": [list(map(_rule_text, some)) for some in lists]}
+    return {**plain, "rules": [[one.text for one in some] for some in lists]}
 
 
 def _unpacked(plain: dict[str, Any], known: _RuleLists) -> dict[str, Any]:
@@ -215,13 +200,16 @@ def to_plain(artefact: Any) -> Any:
 
 @remembered
 def artefact_hash(artefact: Any) -> str:
-    """sha256 of an artefact's canonical JSON. Of a profile, times of parts are left out: they are
-    added later, and strategies and corrections that were made before stay valid.
+    """sha256 of an artefact's canonical JSON. Of a profile, times of parts and the growth are left
+    out: they say nothing of its operators at its size, and strategies and corrections that were
+    made without them stay valid.
     """
-    if isinstance(artefact, Profile) and any(one.parts for one in artefact.operators):
-        artefact = replace(
-            artefact, operators=tuple(replace(one, parts=()) for one in artefact.operators)
-        )
+    if isinstance(artefact, Profile):
+        if any(one.parts for one in artefact.operators):
+            whole = tuple(replace(one, parts=()) for one in artefact.operators)
+            artefact = replace(artefact, operators=whole)
+        if artefact.growth is not None:
+            artefact = replace(artefact, growth=None)
     text = json.dumps(to_plain(artefact), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -282,7 +270,8 @@ def artefact_bytes(artefact: object, form: str) -> bytes:
 
 def write_profile(profile: Profile, path: Path) -> None:
     """Writes a profile as JSON."""
-    write_atomically(path, _content(profile, PROFILE_FORMAT, _one_record_a_line))
+    form = PROFILE_FORMAT if profile.growth is None else GROWING_FORMAT
+    write_atomically(path, _content(profile, form, _one_record_a_line))
 
 
 def write_profiles(profiles: Sequence[Profile], path: Path) -> None:
@@ -290,7 +279,9 @@ def write_profiles(profiles: Sequence[Profile], path: Path) -> None:
     if len(profiles) == 1:
         write_profile(profiles[0], path)
     else:
-        content = _content(ProfileSet(tuple(profiles)), PROFILE_SET_FORMAT, _one_record_a_line)
+        growing = any(profile.growth is not None for profile in profiles)
+        form = GROWING_SET_FORMAT if growing else PROFILE_SET_FORMAT
+        content = _content(ProfileSet(tuple(profiles)), form, _one_record_a_line)
         write_atomically(path, content)
 
 

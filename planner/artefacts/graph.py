@@ -24,6 +24,9 @@ their format: files with nothing new in them stay as they are."""
 
 MAX_BYTES = 10**15
 """No tensor and no operator has more; it keeps every sum within 64 bits."""
+MAX_TENSOR_BYTES = 10**14
+"""No tensor of a model has more: a thousand devices of 80 GB hold less. An operator moves some
+tensors several times, and may not come to more than `MAX_BYTES` thereby."""
 
 
 def _check(shape: tuple[int, ...], dtype: str) -> None:
@@ -98,6 +101,16 @@ class Parameter:
     def bytes(self) -> int:
         """Size of the value itself, without gradient and optimizer state."""
         return _size_bytes(self.shape, self.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A tensor in the storage of the tensor or parameter that its operator made it from. Of
+    gradients: that of an input, made from that of an output.
+    """
+
+    tensor: str
+    base: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,9 +70,9 @@ class Asking(Options):
     time_limit_s: float = option(
         "Limit of work, in seconds of an ordinary core. solve gives it to all solvers together,"
         " compare to each. Reading files and compiling the search do not count.",
-        10.0, flag="--time-limit", parse=partial(parse_seconds, example="30 s"),
+        7.0, flag="--time-limit", parse=partial(parse_seconds, example="30 s"),
         words='a time such as "30 s"', least=0,
-        metavar="TIME", shown="10s",
+        metavar="TIME", shown="7s",
     )  # fmt: skip
 
 
@@ -110,7 +110,8 @@ class Training(Options):
         "Samples per iteration, instead of --microbatches.", least=1, metavar="B"
     )
     microbatch_size: int | None = option(
-        "Samples in a microbatch: a profiled size, or one between two of them.",
+        "Samples in a microbatch. Where a size was not profiled, its times are computed,"
+        " interpolated, or scaled from the nearest one.",
         least=1, metavar="N", shown="the best",
     )  # fmt: skip
     schedule: ScheduleName = option(

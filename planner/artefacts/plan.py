@@ -146,7 +146,7 @@ class Certificate:
             (synchronous, or asynchronous where the plan's is), every mesh, and on it every rule
             that the profile has for an operator, with parameters, gradients and optimizer state
             whole or in parts (ZeRO). Communication is free in it, steps take no time, and memory
-            has no limit. It holds for microbatches of the sizes that were asked.
+            has no limit. It holds for microbatches of all sizes that the search might choose.
         gap: (predicted - bound) / bound.
         space_bound_s: the solver's own bound, for its own space only; None if it has none.
         space: that space, in words.

@@ -43,6 +43,7 @@ class Problem:
         search: how strategies are searched for.
         measured_on: the type of device that the profile was made on; None if it is not known.
         calibration: corrections learnt from measured runs.
+        any_size: whether the same question is asked for microbatches of all other sizes.
     """
 
     profile: Profile
@@ -52,6 +53,7 @@ class Problem:
     search: Search = Search()
     measured_on: DeviceType | None = None
     calibration: Calibration = UNCALIBRATED
+    any_size: bool = False
 
 
 @dataclass(frozen=True, slots=True)

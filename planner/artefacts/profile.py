@@ -1,7 +1,8 @@
 """`Profile`: a graph with the costs of each operator on one type of device, and their source."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -10,11 +11,14 @@ from planner.artefacts.graph import (
     LEFT_OUT_AS_DEFAULT,
     MAX_BYTES,
     Graph,
+    View,
     parameters_by_name,
     producers,
     tensors_by_name,
 )
+from planner.artefacts.growth import LEAST, GrowingLoss, Growth, mismatches, rule_at
 from planner.artefacts.sharding import AxisRule, rule_of
+from planner.support.errors import shown
 from planner.support.memo import remembered
 
 MAX_SECONDS = 1e9
@@ -34,6 +38,8 @@ class Source(StrEnum):
     ANALYTIC = "analytic"
     RESCALED = "rescaled"
     INTERPOLATED = "interpolated"
+    SCALED = "scaled"
+    """From a microbatch of another size, per sample."""
     IMPORTED = "imported"
 
 
@@ -89,6 +95,26 @@ class SplitRule:
         """The rule that the line says."""
         return AxisRule.parse(self.line)
 
+    @property
+    def text(self) -> str:
+        """The rule as files have it, such as "S0->S0 at 2,4"."""
+        return self.line + ("" if self.sizes is None else f" at {','.join(map(str, self.sizes))}")
+
+    @staticmethod
+    def parse(text: object) -> "SplitRule":
+        """The rule of a `text`.
+
+        Raises:
+            ValueError: if it is none.
+        """
+        parts = _RULE.fullmatch(text) if isinstance(text, str) else None
+        if parts is None:
+            raise ValueError(f"expected a rule such as 'S0,R->S0', got {shown(text)}")
+        sizes = None if parts["sizes"] is None else tuple(map(int, parts["sizes"].split(",")))
+        return SplitRule(parts["line"], sizes)
+
+
+_RULE = re.compile(r"(?P<line>.*?)( at (?P<sizes>[0-9]+(,[0-9]+)*))?")
 
 Part = tuple[tuple[int, ...], tuple[str, ...]]
 """A part of an operator: the sizes of the axes along which devices do different work, the outer one
@@ -215,16 +241,6 @@ class LossCost:
     def __post_init__(self) -> None:
         times = (("forward_s", self.forward_s), ("backward_s", self.backward_s))
         _raise(_outside(times, 0, MAX_SECONDS))
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """A tensor in the storage of the tensor or parameter that its operator made it from. Of
-    gradients: that of an input, made from that of an output.
-    """
-
-    tensor: str
-    base: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,6 +395,8 @@ class Profile:
         contention: slowdown of processes that compute at the same time; files leave out None, where
             it was not measured or devices have their own processors.
         loss_costs: of the outputs with a loss, each once at most; none where they are not known.
+        growth: the costs of microbatches of other sizes, of a computed profile; files leave out
+            None, where they are not known.
 
     Raises:
         ValueError: if a figure is out of range or contradicts the graph; all of them.
@@ -408,6 +426,7 @@ class Profile:
     batch_norm: BatchNorm = field(default=BatchNorm.FROZEN, metadata=LEFT_OUT_AS_DEFAULT)
     contention: Contention | None = field(default=None, metadata=LEFT_OUT_AS_DEFAULT)
     loss_costs: tuple[LossCost, ...] = field(default=(), metadata=LEFT_OUT_AS_DEFAULT)
+    growth: Growth | None = field(default=None, metadata=LEFT_OUT_AS_DEFAULT)
 
     def __post_init__(self) -> None:
         if [o.name for o in self.operators] != [o.name for o in self.graph.operators]:
@@ -423,11 +442,12 @@ class Profile:
         _raise(
             (
                 *self._figures(),
-                *self._stashes(),
-                *self._views(),
-                *self._gradient_views(),
+                *self._stashes((o.name, o.stash_tensors) for o in self.operators),
+                *self._views(self.views),
+                *self._gradient_views(self.gradient_views),
                 *self._sizes(),
-                *self._loss_costs(),
+                *self._losses("loss_costs", self.loss_costs),
+                *(self._growing(self.growth) if self.growth is not None else ()),
             )
         )
         if not any(o.forward_s + o.backward_s > 0 for o in self.operators):
@@ -443,61 +463,85 @@ class Profile:
             yield from _outside((("threads", self.threads),), 1, MAX_THREADS)
         yield from _outside((("repetitions", self.repetitions), ("spread", self.spread)), 0)
 
-    def _loss_costs(self) -> Iterator[str]:
-        named = [one.output for one in self.loss_costs]
+    def _losses(
+        self, field_name: str, costs: Sequence[LossCost] | Sequence[GrowingLoss]
+    ) -> Iterator[str]:
+        named = [one.output for one in costs]
         for i, name in enumerate(named):
             if name not in self.graph.outputs or name in named[:i]:
                 yield (
-                    f"loss_costs[{i}].output: expected outputs of the graph, each once, got"
+                    f"{field_name}[{i}].output: expected outputs of the graph, each once, got"
                     f" {name!r}"
                 )
 
-    def _stashes(self) -> Iterator[str]:
-        for i, (cost, operator) in enumerate(
-            zip(self.operators, self.graph.operators, strict=True)
-        ):
-            for name in cost.stash_tensors:
-                if name not in operator.inputs and name not in operator.outputs:
+    def _stashes(
+        self, stashes: Iterable[tuple[str, tuple[str, ...]]], prefix: str = "operators"
+    ) -> Iterator[str]:
+        """What is wrong with the stash tensors of operators, by name."""
+        known = {operator.name: (i, operator) for i, operator in enumerate(self.graph.operators)}
+        for name, tensors in stashes:
+            if name not in known:
+                yield f"{prefix}: expected operators, got {name!r}"
+                continue
+            i, operator = known[name]
+            for tensor in tensors:
+                if tensor not in operator.inputs and tensor not in operator.outputs:
                     yield (
-                        f"operators[{i}].stash_tensors: expected inputs and outputs of"
-                        f" {operator.name!r}, got {name!r}"
+                        f"{prefix}[{i}].stash_tensors: expected inputs and outputs of"
+                        f" {operator.name!r}, got {tensor!r}"
                     )
 
-    def _views(self) -> Iterator[str]:
+    def _views(self, views: Sequence[View], prefix: str = "views") -> Iterator[str]:
         made_by = producers(self.graph)
         seen = set()
-        for i, view in enumerate(self.views):
+        for i, view in enumerate(views):
             if view.tensor in seen:
-                yield f"views[{i}].tensor: expected each tensor once, got {view.tensor!r} again"
+                yield f"{prefix}[{i}].tensor: expected each tensor once, got {view.tensor!r} again"
             seen.add(view.tensor)
             if view.tensor not in made_by:
-                yield f"views[{i}].tensor: expected an operator's output, got {view.tensor!r}"
+                yield f"{prefix}[{i}].tensor: expected an operator's output, got {view.tensor!r}"
                 continue
             operator = self.graph.operators[made_by[view.tensor]]
             if view.base not in operator.inputs and view.base not in operator.parameters:
                 yield (
-                    f"views[{i}].base: expected an input or parameter of {operator.name!r},"
+                    f"{prefix}[{i}].base: expected an input or parameter of {operator.name!r},"
                     f" got {view.base!r}"
                 )
 
-    def _gradient_views(self) -> Iterator[str]:
+    def _gradient_views(
+        self, views: Sequence[View], prefix: str = "gradient_views"
+    ) -> Iterator[str]:
         made_by = producers(self.graph)
         seen = set()
-        for i, view in enumerate(self.gradient_views):
+        for i, view in enumerate(views):
             if view in seen:
-                yield f"gradient_views[{i}]: expected each pair once, got {view.tensor!r} again"
+                yield f"{prefix}[{i}]: expected each pair once, got {view.tensor!r} again"
             seen.add(view)
             if view.base not in made_by:
-                yield (
-                    f"gradient_views[{i}].base: expected an operator's output, got {view.base!r}"
-                )
+                yield f"{prefix}[{i}].base: expected an operator's output, got {view.base!r}"
                 continue
             operator = self.graph.operators[made_by[view.base]]
             if view.tensor not in operator.inputs:
                 yield (
-                    f"gradient_views[{i}].tensor: expected an input of {operator.name!r},"
+                    f"{prefix}[{i}].tensor: expected an input of {operator.name!r},"
                     f" got {view.tensor!r}"
                 )
+
+    def _growing(self, growth: Growth) -> Iterator[str]:
+        """What is wrong with the growth."""
+        yield from (f"growth.{line}" for line in mismatches(growth, self.graph))
+        for name in sorted(growth.dimensions.keys() - self.dimensions.keys()):
+            yield f"growth.dimensions: expected dimensions of the profile, got {name!r}"
+        yield from self._losses("growth.losses", growth.losses)
+        yield from self._stashes(growth.stash_tensors.items(), "growth.stash_tensors")
+        yield from self._views(growth.views or (), "growth.views")
+        yield from self._gradient_views(growth.gradient_views or (), "growth.gradient_views")
+        for i, one in enumerate(growth.classes):
+            for text in one.rules:
+                try:
+                    SplitRule.parse(rule_at(text, LEAST))
+                except ValueError as error:
+                    yield f"growth.classes[{i}].rules: {error}"
 
     def _sizes(self) -> Iterator[str]:
         if self.source is not Source.MEASURED:

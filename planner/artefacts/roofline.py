@@ -15,6 +15,10 @@ EMPTY_KERNEL_S = 5e-6
 """Time of a kernel that does nothing; `profilers/efficiencies.py` says where that is from."""
 
 
+NO_SPEED = "no speed of"
+"""The beginning of notes on types of devices without a speed."""
+
+
 @dataclass(frozen=True, slots=True)
 class OperatorTimes:
     """Times of all operators on one type of device, each with the losses of its outputs.
@@ -43,7 +47,7 @@ def roofline_s(cost: OperatorCost, kind: DeviceType, dtype: str) -> float:
 def unknown_speeds(dtype: str, kinds: Iterable[DeviceType]) -> tuple[str, ...]:
     """Notes on types of devices without a speed for a dtype: float32's is taken."""
     return tuple(
-        f"no speed of {kind.name} in {dtype} is known; its speed in float32 was taken"
+        f"{NO_SPEED} {kind.name} in {dtype} is known; its speed in float32 was taken"
         for kind in kinds
         if dtype not in kind.flops
     )
@@ -53,7 +57,7 @@ def device_is_unknown(profile: Profile) -> bool:
     """Whether nothing is known of the device that the profile's times are for, so that they are
     taken as they are on every one: imported formats do not say it.
     """
-    sources = (Source.IMPORTED, Source.INTERPOLATED)
+    sources = (Source.IMPORTED, Source.INTERPOLATED, Source.SCALED)
     return profile.source in sources and profile.device_type == Source.IMPORTED.value
 
 

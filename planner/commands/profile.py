@@ -25,7 +25,7 @@ class Sizes(Options):
 
     batch: tuple[int, ...] = option(
         "Samples per microbatch. solve chooses among several sizes, such as 1,2,4, and sizes"
-        " between them.",
+        " between them. A computed profile of one size is good for any.",
         (), least=1, metavar="N[,N...]", separator=",",
         shown="as in the file; if symbolic and measured: 1, the largest that fits, and one between",
     )  # fmt: skip

@@ -11,8 +11,9 @@ these change collectives, steps and memory, which count for nothing here.
 
 They speak of the cost model and not of the machine. A part that would take less than its share,
 since it fits into a cache, is known only if it was measured (`OperatorCost.parts`). Ways to split
-an operator for which the profile has no rule are not among the strategies, nor are microbatches of
-other sizes than the profile's.
+an operator for which the profile has no rule are not among the strategies. Those of a problem have
+microbatches of its profile's size; over all sizes that a search may choose, the least of their
+bounds holds (`planning/sizes.py`).
 """
 
 from collections import Counter, defaultdict

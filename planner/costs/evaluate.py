@@ -11,6 +11,7 @@ from planner.artefacts.plan import MemoryParts, StagePrediction
 from planner.artefacts.problem import Problem
 from planner.artefacts.strategy import (
     Strategy,
+    shared_level,
     shares_devices,
     stages_by_device,
     used_devices,
@@ -104,7 +105,11 @@ def _times(
 
 def pricing_work_s(strategy: Strategy) -> float:
     """The work of a strategy's closed form, in seconds of an ordinary core."""
-    split = sum(len(one.operators) for one in strategy.stages if one.sharding is not None)
+    split = sum(
+        len(one.operators)
+        for one in strategy.stages
+        if one.sharding is not None or shared_level(one)
+    )
     whole = sum(len(one.operators) for one in strategy.stages) - split
     return split / _SPLIT_PER_S + whole / _OPERATORS_PER_S
 
@@ -124,6 +129,7 @@ def closed_form_s(problem: Problem, strategy: Strategy) -> float:
     )
 
 
+@remembered(kept=4)
 def _priced(
     problem: Problem, strategy: Strategy
 ) -> tuple[ActionCosts, tuple[StageCost, ...], list[StageMemory]]:

@@ -21,6 +21,7 @@ from planner.artefacts.graph import (
     Operator,
     Parameter,
     Tensor,
+    View,
     consumers,
     differentiated,
     losses_of,
@@ -28,7 +29,7 @@ from planner.artefacts.graph import (
     producers,
     tensors_by_name,
 )
-from planner.artefacts.profile import LossCost, OperatorCost, Profile, View, view_bases
+from planner.artefacts.profile import LossCost, OperatorCost, Profile, view_bases
 from planner.artefacts.sharding import Rule, blocks_of, local_shape, rule_by
 from planner.artefacts.strategy import Stage, indices_of
 from planner.costs.mesh_memory import conversion_bytes
@@ -89,14 +90,18 @@ def work_share(rule: Rule, mesh: Sequence[int]) -> float:
     return share
 
 
-@remembered(kept=256)
 def local_stage(profile: Profile, stage: Stage) -> LocalStage:
     """The profile of a split stage on each of its devices.
 
     Raises:
         ValueError: if a spec does not divide what it cuts.
     """
-    return _Builder(profile, over_replicas(stage, profile.graph)).built()
+    return _local_stage(profile, over_replicas(stage, profile.graph))
+
+
+@remembered(kept=256)
+def _local_stage(profile: Profile, stage: Stage) -> LocalStage:
+    return _Builder(profile, stage).built()
 
 
 @remembered
@@ -205,6 +210,7 @@ class _Builder:
             tie=(),
             untie=(),
             loss_costs=tuple(self._loss_costs()),
+            growth=None,
         )
         return LocalStage(
             profile=profile,

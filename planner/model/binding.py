@@ -1,6 +1,6 @@
 """Symbolic dimensions of a model's inputs -> sizes."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from onnx import TensorProto, TypeProto, ValueInfoProto, helper
 
@@ -73,6 +73,22 @@ def bind(
         for value in inputs
     }
     return types, bound
+
+
+def batch_dimensions(
+    inputs: Sequence[ValueInfoProto], sizes: Collection[str]
+) -> frozenset[str]:  # fmt: skip
+    """The symbolic dimensions that have the size of the batch; none where the first dimension of
+    the first input is fixed, or not there.
+
+    Args:
+        sizes: the dimensions whose sizes are given by name.
+    """
+    first = next((name for value in inputs[:1] for name, _ in _dims(value)), None)
+    if first is None:
+        return frozenset()
+    bound = _bound(_uses(inputs), 1, dict.fromkeys(sizes, 0))
+    return frozenset({first, *(name for name, size in bound.items() if size == 1)})
 
 
 def _dims(value: ValueInfoProto) -> Iterator[tuple[str | None, int]]:

@@ -7,7 +7,15 @@ from math import prod
 from onnx import GraphProto, ModelProto, NodeProto
 
 from planner.artefacts import losses
-from planner.artefacts.graph import ITEM_BYTES, Graph, LossChoice, Operator, Parameter, Tensor
+from planner.artefacts.graph import (
+    ITEM_BYTES,
+    MAX_TENSOR_BYTES,
+    Graph,
+    LossChoice,
+    Operator,
+    Parameter,
+    Tensor,
+)
 from planner.artefacts.operator_types import facts
 from planner.artefacts.options import LossOptions
 from planner.model import trainable
@@ -30,9 +38,6 @@ from planner.model.values import dtype_of, is_float, shape_of
 from planner.support.errors import ModelError
 
 MAX_STATIC_ELEMENTS = 64
-MAX_TENSOR_BYTES = 10**12
-"""No device has as much. An operator moves some of them several times, and no sum of a profile may
-be larger than `graph.MAX_BYTES`."""
 
 
 @dataclass(frozen=True, slots=True)

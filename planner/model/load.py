@@ -21,12 +21,12 @@ from planner.artefacts.graph import Graph, LossChoice
 from planner.artefacts.options import LossOptions
 from planner.artefacts.profile import BatchNorm
 from planner.model import trainable
-from planner.model.binding import bind
+from planner.model.binding import batch_dimensions, bind
 from planner.model.canonical import content_hash
 from planner.model.dataflow import Dataflow, Node, live_nodes, nodes_of
 from planner.model.expansion.expand import fold
 from planner.model.expansion.nested import names_read_by
-from planner.model.modes import evaluation_notes, with_mode
+from planner.model.modes import batch_norm_form, evaluation_notes, with_mode
 from planner.model.origins import Origin, OriginKind
 from planner.model.protos import true_inputs
 from planner.model.record import Checked, ModuleRecord
@@ -35,6 +35,7 @@ from planner.model.scopes import STATE_MARK, explicit, scope_of, states_in
 from planner.model.source import Source, hash_of, of_file, open_source, read_proto
 from planner.model.trainable import Choice, doubts
 from planner.model.values import Values, shape_of
+from planner.model.weights import ModelFile
 from planner.support.errors import ModelError
 
 __all__ = [
@@ -86,6 +87,8 @@ class Model:
         hash: `content_hash` of it.
         dimensions: sizes that the symbolic dimensions of the inputs were bound to.
         batch: samples per microbatch, the first dimension of the first input.
+        batch_dimensions: the symbolic dimensions that have this size because it is the batch's;
+            none where the file fixes the batch.
         graph: the operators that are left after folding. Outputs that are constants are not in it.
         nodes: one per operator of the graph, in its order.
         values: initializers and folded constants by name, read when asked for.
@@ -116,6 +119,7 @@ class Model:
     tie: tuple[str, ...] = ()
     untie: tuple[str, ...] = ()
     expanded: Mapping[str, str] = field(default_factory=dict)
+    batch_dimensions: frozenset[str] = frozenset()
 
 
 def load(
@@ -152,6 +156,33 @@ def load_trained(
         return model
     options = replace(options, train=train, freeze=freeze)
     return model_of(source, options, known_hash=known_hash)
+
+
+def resized(model: Model, batch: int) -> Model:
+    """The same model with another batch: the file is not read again.
+
+    Raises:
+        ModelError: if the batch is fixed in the file, or the model cannot be bound or planned.
+    """
+    if not model.batch_dimensions:
+        raise ModelError(
+            f"{model.path}: the batch of {model.batch} is written into the file; export it with a"
+            " symbolic first dimension for others"
+        )
+    file = ModelFile(model.path)
+    values = Values(model.proto.graph.initializer, file)
+    others = model.dimensions.keys() - model.batch_dimensions
+    options = ReadOptions(
+        batch=batch,
+        dimensions={name: model.dimensions[name] for name in sorted(others)},
+        tie=model.tie,
+        untie=model.untie,
+        batch_norm=batch_norm_form(model.nodes),
+        loss=LossOptions.of(model.graph.losses),
+    )
+    trained = [one.name for one in model.graph.parameters if one.trainable]
+    source = Source(file, model.proto, values, model.record)
+    return load_trained(source, options, trained, known_hash=model.hash)
 
 
 def model_of(source: Source, options: ReadOptions, *, known_hash: str | None = None) -> Model:
@@ -210,6 +241,7 @@ def _model(source: Source, options: ReadOptions) -> Model:
         expanded={
             node.name: folded.origins[node.name] for node in kept if node.name in folded.origins
         },
+        batch_dimensions=batch_dimensions(true_inputs(file.graph), options.dimensions),
     )
 
 

@@ -11,6 +11,7 @@ from graphlib import TopologicalSorter
 from planner.artefacts.graph import (
     Graph,
     Operator,
+    View,
     joint_operators,
     parameters_by_name,
     predecessors,
@@ -18,7 +19,7 @@ from planner.artefacts.graph import (
     unread_tensors,
 )
 from planner.artefacts.problem import Problem, Result, switches_of
-from planner.artefacts.profile import OperatorCost, Profile, View, storage_owner
+from planner.artefacts.profile import OperatorCost, Profile, storage_owner
 from planner.artefacts.strategy import Stage, Strategy, operator_indices
 from planner.solvers.manual import Manual
 from planner.support.errors import OptionError
@@ -135,6 +136,7 @@ def _joined_profile(profile: Profile) -> Profile:
             one for one in profile.gradient_views if makers[one.base] not in inside
         ),
         modules=tuple(profile.modules[block[-1]] for block in order) if profile.modules else (),
+        growth=None,
     )
 
 

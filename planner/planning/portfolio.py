@@ -5,7 +5,7 @@ table.
 
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
@@ -102,17 +102,26 @@ class Answers:
     left: tuple[str, ...] = ()
 
     @property
+    def microbatch_size(self) -> int:
+        """Samples in a microbatch."""
+        return self.problem.profile.microbatch_size
+
+    @property
+    def ranks(self) -> Mapping[str, Rank]:
+        """Of the plans that fit, by solver."""
+        objective = self.problem.training.objective
+        return {
+            one.solver: _rank(
+                one.fitting.prediction, objective, self.microbatch_size, one.result.status
+            )
+            for one in self.answers
+            if one.fitting is not None
+        }
+
+    @property
     def best_rank(self) -> Rank | None:
         """Of the best answer; None if no plan fits."""
-        size, objective = self.problem.profile.microbatch_size, self.problem.training.objective
-        return min(
-            (
-                _rank(one.fitting.prediction, objective, size, one.result.status)
-                for one in self.answers
-                if one.fitting is not None
-            ),
-            default=None,
-        )
+        return min(self.ranks.values(), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +214,7 @@ class SolverComparison:
     Attributes:
         rows: in the order of the asking.
         lower_bound_s: for the objective, over all strategies (`costs/bounds.py`) with microbatches
-            of the sizes in the rows.
+            of all sizes that may be chosen, also of those in no row.
         proved_infeasible: whether no strategy of any solver can fit.
         notes: questions that were not asked, and why.
     """
@@ -383,30 +392,48 @@ class Search:
         return [case.in_order(cut=self._cut) for case in self._cases]
 
     def ask(self, problems: Sequence[Problem], names: Sequence[str] | None) -> None:
-        """Asks for first answers to more problems.
+        """Asks for first answers to problems, of those that were asked before from more solvers.
+
+        Args:
+            names: keys of `SOLVERS`, all that were asked about one of the problems before.
 
         Raises:
             OptionError: if a name is unknown.
         """
-        cases = [_case(problem, names) for problem in problems]
+        cases = [self._case(problem, names) for problem in problems]
         for k in range(0, len(cases), PROCESSES):
             some, left_s = cases[k : k + PROCESSES], self.left_s
             large = all(len(one.problem.profile.operators) > FEW_OPERATORS for one in some)
-            asking = [partial(self._first_answers, one, left_s) for one in some]
+            asking = [partial(self._first_answers, one, left_s + one.work_s) for one in some]
             if large and any(len(one.problem.topology.devices) > 1 for one in some):
                 import_module("planner.schedules.event_loop")  # once, not in both processes
             for case, answered in zip(some, beside(asking, large), strict=True):
                 if answered is None:
                     raise KeyboardInterrupt
                 case.answers, case.results = answered
-            self._cases += some
+            self._cases += [one for one in some if one not in self._cases]
             self._cut = self._cut or self._brake.over()
+
+    def _case(self, problem: Problem, names: Sequence[str] | None) -> _Case:
+        """The case of a problem, which may have been asked before, with solvers to ask."""
+        for case in self._cases:
+            if case.problem.profile is problem.profile:
+                case.names = tuple(dict.fromkeys((*_checked(problem, names), *case.names)))
+                return case
+        return _case(problem, names)
 
     def _first_answers(
         self, case: _Case, left_s: float
     ) -> tuple[dict[str, Answer], dict[str, Result]]:
-        """The first answers of all solvers, and their results, from which others start."""
+        """The first answers of all solvers that have none yet, and their results, from which others
+        start.
+
+        Args:
+            left_s: the work that was left before the first of them, in seconds of an ordinary core.
+        """
         for name in case.names:
+            if name in case.answers:
+                continue
             solver, reason = SOLVERS[name], _not_asked(case, name, left_s - case.work_s)
             if case.shortage is not None and solver.counts_memory(case.problem.search):
                 result = Result(Status.INFEASIBLE, None, reason=case.shortage, short_of_memory=True)
@@ -594,17 +621,22 @@ def _without_strategy(result: Result, reason: str | None) -> Result:
     return Result(Status.UNKNOWN, None, space=result.space, reason=reason, report=result.report)
 
 
-def comparison(of_sizes: Sequence[Answers], notes: tuple[str, ...] = ()) -> SolverComparison:
+def comparison(
+    of_sizes: Sequence[Answers], notes: tuple[str, ...] = (), others_s: float = math.inf
+) -> SolverComparison:
     """The rows of all answers to one problem, or to the same problem with microbatches of several
     sizes. Here plans are made: with the lower bound over all sizes, per sample for a bottleneck.
+
+    Args:
+        notes: for people.
+        others_s: the least bound of sizes that may be chosen and were not asked, per sample for a
+            bottleneck.
     """
-    several = len(of_sizes) > 1
+    several = len(of_sizes) > 1 or others_s < math.inf
     objective = of_sizes[0].problem.training.objective
-    samples = [
-        samples_in(objective, one.problem.profile.microbatch_size) if several else 1
-        for one in of_sizes
-    ]
-    bound_s = min(one.lower_bound_s / n for one, n in zip(of_sizes, samples, strict=True))
+    samples = [samples_in(objective, one.microbatch_size) if several else 1 for one in of_sizes]
+    bounds_s = (one.lower_bound_s / n for one, n in zip(of_sizes, samples, strict=True))
+    bound_s = min(others_s, *bounds_s)
     cut = any(one.cut for one in of_sizes)
     rows = tuple(
         _row(

@@ -10,8 +10,9 @@ from planner.artefacts.plan import Plan
 from planner.artefacts.problem import Problem, Result, Status
 from planner.artefacts.profile import Profile
 from planner.artefacts.topology import DeviceType, Topology
-from planner.profilers.interpolate import interpolated
+from planner.profilers.interpolate import interpolated, span
 from planner.schedules.orders import with_microbatches
+from planner.solvers.sharded.layout import divisors
 from planner.support.errors import OptionError
 
 # Microbatches per device and iteration, where nothing is said.
@@ -29,8 +30,8 @@ def problems_for(
     calibration: Calibration,
     measured_on: DeviceType | None,
 ) -> tuple[Problem, ...]:
-    """One problem for each size of the microbatch that divides the samples of an iteration; these
-    are the same for all.
+    """One problem for each profile whose microbatch divides the samples of an iteration, which are
+    the same for all. Where none does, one for another size that the profiles are good for.
 
     Args:
         profiles: of one model, ascending by the size of the microbatch.
@@ -39,19 +40,18 @@ def problems_for(
     Raises:
         OptionError: if a choice is unknown, or the options contradict each other or the profiles.
     """
-    counts = nums_microbatches(profiles, len(topology.devices), training)
+    samples = samples_of(profiles, len(topology.devices), training)
     return tuple(
         Problem(
             profile,
             topology,
-            count,
+            _checked_count(samples // profile.microbatch_size),
             training,
             search,
             measured_on,
             calibration,
         )
-        for profile, count in zip(profiles, counts, strict=True)
-        if count is not None
+        for profile in _dividing(profiles, samples, training)
     )
 
 
@@ -67,25 +67,50 @@ def sized(profiles: Sequence[Profile], training: Training) -> tuple[Profile, ...
     return (interpolated(profiles, training.microbatch_size),)
 
 
-def nums_microbatches(
-    profiles: Sequence[Profile], num_devices: int, training: Training
-) -> list[int | None]:
-    """M for each size of the microbatch; None for sizes that do not divide the samples of an
-    iteration.
+def samples_of(profiles: Sequence[Profile], num_devices: int, training: Training) -> int:
+    """The samples of an iteration; a number of microbatches is of the largest size."""
+    count = training.microbatches or MICROBATCHES_PER_DEVICE * num_devices
+    return training.global_batch or count * profiles[-1].microbatch_size
+
+
+def sizes_for(profiles: Sequence[Profile], samples: int) -> list[int]:
+    """The sizes of the microbatch that a search may choose, ascending: those that divide the
+    samples of an iteration into at most `MAX_MICROBATCHES`, and that the profiles are good for.
+    """
+    least, most = span(profiles)
+    few = -(-samples // MAX_MICROBATCHES)
+    return [n for n in divisors(samples) if max(least, few) <= n <= (most or samples)]
+
+
+def _dividing(profiles: Sequence[Profile], samples: int, training: Training) -> tuple[Profile, ...]:
+    """The profiles whose microbatch divides the samples of an iteration. Where none does, that of
+    another size, unless one is asked for: the largest below those profiled, or the next above.
 
     Raises:
-        OptionError: if no size divides them, or they are given twice.
+        OptionError: if there is none, or no profile of that size.
     """
-    samples, given = training.global_batch, training.microbatches
+    sizes = sizes_for(profiles, samples)
+    chosen = tuple(one for one in profiles if one.microbatch_size in sizes)
+    if chosen or not sizes or training.microbatch_size is not None:
+        return chosen or _whole(profiles, samples)
+    below = [size for size in sizes if size <= profiles[-1].microbatch_size]
+    return (interpolated(profiles, below[-1] if below else sizes[0]),)
+
+
+def _whole(profiles: Sequence[Profile], samples: int) -> tuple[Profile, ...]:
+    """The profiles whose microbatch divides the samples of an iteration, however often.
+
+    Raises:
+        OptionError: if none does.
+    """
     sizes = [profile.microbatch_size for profile in profiles]
-    samples = samples or (given or MICROBATCHES_PER_DEVICE * num_devices) * sizes[-1]
     if all(samples % size for size in sizes):
         raise OptionError(
             f"--global-batch {samples} is no multiple of the profile's microbatch of"
-            f" {' or '.join(map(str, sizes))}; take one, --microbatch-size for a size between, or"
+            f" {' or '.join(map(str, sizes))}; take one, --microbatch-size for another size, or"
             " profile with another --batch"
         )
-    return [None if samples % size else _checked_count(samples // size) for size in sizes]
+    return tuple(one for one in profiles if samples % one.microbatch_size == 0)
 
 
 def _checked_count(num_microbatches: int) -> int:

@@ -1,18 +1,10 @@
-"""`analytic`: a profile for a type of device that is not there, computed from the operators' work
-and the device's speeds. `rescale`: one from a profile that was measured on another type of device.
+"""`analytic`: a profile for a type of device that is not there, computed from the operators'
+kernels (roofline/times.py). `rescale`: one from a profile of another type of device.
 
-Each kernel takes
-
-    launch + max(flops / (compute share x peak), bytes / (memory share x memory bandwidth))
-
-with the shares of its kind of work (efficiencies.py); the time of an operator's pass is the sum
-over its kernels. A view takes no time. One effect is left out: a kernel that is too small to fill
-the device reaches less than its share.
-
-Source: the roofline of Williams, Waterman and Patterson, CACM 2009.
+One effect is left out: a kernel that is too small to fill the device reaches less than its share.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -20,13 +12,16 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.artefacts.graph import main_dtype, retyped
-from planner.artefacts.profile import ROOFLINE, Profile, Source
-from planner.artefacts.roofline import device_is_unknown, rescaled_times, unknown_speeds
+from planner.artefacts.growth import Growth
+from planner.artefacts.profile import ROOFLINE, LossCost, Profile, Source
+from planner.artefacts.roofline import NO_SPEED, device_is_unknown, rescaled_times, unknown_speeds
 from planner.artefacts.topology import DeviceType
 from planner.model.load import Model
 from planner.profilers.devices import autocast_dtype, versions
-from planner.profilers.efficiencies import DeviceFamily, Kernel, device_family
+from planner.profilers.efficiencies import device_family, family_rates, rates_of
 from planner.profilers.origin import TimedOperator, profile_fields
+from planner.profilers.roofline.grown import grown
+from planner.profilers.roofline.times import Passes, PassKernels, both_passes_s
 from planner.support.arrays import Floats
 from planner.support.errors import OptionError
 
@@ -35,6 +30,21 @@ if TYPE_CHECKING:
 
 MIN_SHARE = 1e-3
 """Operators that take less than this share of the step are left out where times are compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """A computed profile and the kernels behind its times.
+
+    Attributes:
+        profile: the profile.
+        operators: one per operator of the graph.
+        losses: by output, one per loss cost of the profile.
+    """
+
+    profile: Profile
+    operators: tuple[PassKernels, ...]
+    losses: Mapping[str, PassKernels]
 
 
 def analytic(
@@ -53,6 +63,13 @@ def analytic(
         OptionError: if the dtype is unknown.
         OperatorError: if an operator has no conversion, or cannot run without numbers.
     """
+    return computed(model, model_path=model_path, kind=kind, dtype=dtype).profile
+
+
+def computed(
+    model: Model, *, model_path: str | None, kind: DeviceType, dtype: str | None = None
+) -> Computed:
+    """The same with the kernels."""
     from planner.profilers.facts import facts
     from planner.profilers.losses import computed_losses
 
@@ -60,20 +77,16 @@ def analytic(
     dtype = shorter or main_dtype(model.graph)
     known_facts = facts(model, shorter)
     graph = retyped(model.graph, {n: d for one in known_facts for n, d in one.dtypes.items()})
-    assumed = device_family(kind, dtype)
-    rates = kind.peak_flops(dtype), kind.memory_bandwidth_bytes_per_s
-
-    def seconds(passes: Sequence[Sequence[Kernel]]) -> Floats:
-        return _Passes(passes, assumed).seconds(*rates)
-
-    forward_s = seconds([one.kernels for one in known_facts])
-    backward_s = seconds([one.backward_kernels for one in known_facts])
-    loss_costs, unknown = computed_losses(graph, seconds)
+    rates = rates_of(kind, dtype)
+    operators = tuple(PassKernels(one.kernels, one.backward_kernels) for one in known_facts)
     timed = [
-        TimedOperator(fact.stash, fact.flops, fact.bytes_moved, *times_s)
-        for fact, *times_s in zip(known_facts, forward_s, backward_s, strict=True)
+        TimedOperator(fact.stash, fact.flops, fact.bytes_moved, forward_s, backward_s)
+        for fact, forward_s, backward_s in zip(
+            known_facts, *both_passes_s(operators, rates), strict=True
+        )
     ]
-    return Profile(
+    losses, unknown = computed_losses(graph)
+    profile = Profile(
         **profile_fields(model, model_path, graph, timed, known_facts),
         dtype=dtype,
         device_type=kind.name,
@@ -85,35 +98,9 @@ def analytic(
         versions=versions(),
         engine=ROOFLINE,
         warnings=(*unknown_speeds(dtype, (kind,)), *unknown),
-        loss_costs=loss_costs,
+        loss_costs=tuple(map(LossCost, losses, *both_passes_s([*losses.values()], rates))),
     )
-
-
-class _Passes:
-    """The kernels of several passes as arrays.
-
-    Attributes:
-        num_passes: number of passes.
-        launch_s: time of a kernel that does nothing.
-        owner: (K,) the pass that kernel k belongs to.
-        flops: (K,) floating-point operations over the share that its kind reaches.
-        bytes: (K,) bytes over the share that its kind reaches.
-    """
-
-    def __init__(self, passes: Sequence[Sequence[Kernel]], assumed: DeviceFamily) -> None:
-        kernels = [kernel for one in passes for kernel in one]
-        shares = [assumed.efficiencies[kernel.work] for kernel in kernels]
-        self.num_passes = len(passes)
-        self.launch_s = assumed.launch_s
-        self.owner = np.repeat(np.arange(len(passes)), [len(one) for one in passes])
-        self.flops = np.array([k.flops / s.compute for k, s in zip(kernels, shares, strict=True)])
-        self.bytes = np.array([k.bytes / s.memory for k, s in zip(kernels, shares, strict=True)])
-
-    def seconds(self, peak_flops: float, bandwidth_bytes_per_s: float) -> Floats:
-        """(number of passes,) time of each pass, in s, on a device of these two speeds."""
-        each = np.maximum(self.flops / peak_flops, self.bytes / bandwidth_bytes_per_s)
-        total = np.bincount(self.owner, self.launch_s + each, self.num_passes)
-        return total.astype(np.float64)
+    return Computed(profile, operators, losses)
 
 
 # ---- from a profile of another device
@@ -121,7 +108,8 @@ class _Passes:
 
 def rescale(profile: Profile, kind: DeviceType, measured_on: DeviceType | None) -> Profile:
     """The profile for another type of device: times are multiplied by the ratio of the rooflines.
-    `solve` does the same where a topology has other devices than the profile.
+    `solve` does the same where a topology has other devices than the profile. A computed profile
+    with a growth is computed anew, from its kernels.
 
     Args:
         profile: the profile.
@@ -136,6 +124,8 @@ def rescale(profile: Profile, kind: DeviceType, measured_on: DeviceType | None) 
     """
     if kind.name == profile.device_type:
         return profile
+    if profile.growth is not None:
+        return _computed_anew(profile, profile.growth, kind)
     if device_is_unknown(profile):
         raise OptionError(
             f"the profile does not name the device that it was made on, so it cannot be rescaled"
@@ -158,6 +148,19 @@ def rescale(profile: Profile, kind: DeviceType, measured_on: DeviceType | None) 
         warnings=(*profile.warnings, how, *unknown_speeds(profile.dtype, (measured_on, kind))),
         contention=None,
         loss_costs=(),  # in the times of the operators that make the outputs
+    )
+
+
+def _computed_anew(profile: Profile, growth: Growth, kind: DeviceType) -> Profile:
+    """The profile as `analytic` makes it for another type of device."""
+    there = replace(growth, rates=rates_of(kind, profile.dtype))
+    notes = [one for one in profile.warnings if not one.startswith(NO_SPEED)]
+    return replace(
+        grown(profile, there, profile.microbatch_size),
+        device_type=kind.name,
+        threads=1 if kind.name == "cpu" else None,
+        warnings=(*unknown_speeds(profile.dtype, (kind,)), *notes),
+        growth=there,
     )
 
 
@@ -210,15 +213,19 @@ def fit_constants(facts: "Sequence[Facts]", measured: Profile) -> RooflineFit:
         raise ValueError("no operator has a kernel")
     # Only the name and the types with a speed decide the family; the speeds are what is fitted.
     kind = DeviceType(measured.device_type, 1, {measured.dtype: 1.0, "float32": 1.0}, 1.0, "")
-    passes = _Passes([kernels[i] for i in chosen], device_family(kind, measured.dtype))
+    family = device_family(kind, measured.dtype)
+    passes = Passes([kernels[i] for i in chosen])
     taken_s = taken_s[chosen]
 
+    def seconds(point: Floats) -> Floats:
+        return passes.seconds(family_rates(family, *map(float, np.exp(point))))
+
     def errors(point: Floats) -> Floats:
-        ratio: Floats = np.log(passes.seconds(*np.exp(point)) / taken_s)
+        ratio: Floats = np.log(seconds(point) / taken_s)
         return np.abs(ratio)
 
     # The rates at which all FLOPs, and all bytes, would take the whole time.
-    work = np.array([passes.flops.sum(), passes.bytes.sum()])
+    work = np.array([one.sum() for one in passes.bounds_s(family_rates(family, 1.0, 1.0))])
     best = np.log(np.maximum(work, 1.0) / taken_s.sum())
     for step in GRID_STEPS:
         around = np.arange(-GRID_HALF, GRID_HALF + 1) * step
@@ -232,7 +239,7 @@ def fit_constants(facts: "Sequence[Facts]", measured: Profile) -> RooflineFit:
         num_operators=len(chosen),
         median_error=float(np.median(errors(best))),
         p90_error=float(np.percentile(errors(best), 90)),
-        rank_correlation=rank_correlation(passes.seconds(peak, bandwidth), taken_s),
+        rank_correlation=rank_correlation(seconds(best), taken_s),
     )
 
 

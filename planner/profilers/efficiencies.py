@@ -12,47 +12,10 @@ where the table's figure is itself a measured one.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 
+from planner.artefacts.growth import Rates, Work
 from planner.artefacts.roofline import EMPTY_KERNEL_S
 from planner.artefacts.topology import DeviceType
-
-
-class Work(StrEnum):
-    """Kinds of kernels, by what bounds them and how well they are tuned."""
-
-    PRODUCT = "product"
-    CONVOLUTION = "convolution"
-    SMALL_WINDOW = "convolution with a window of 3 or 5 and stride 1"
-    FEW_CHANNELS = "convolution with less than 32 channels per group"
-    ATTENTION = "attention"
-    ELEMENTWISE = "elementwise"
-    UPDATE = "elementwise in place"
-    TRANSCENDENTAL = "transcendental"
-    COPY = "copy"
-    REDUCTION = "reduction"
-    NORMALIZATION = "normalization"
-    MAX_POOLING = "pooling of maxima"
-    MEAN_POOLING = "pooling of means, resizing"
-    GATHER = "gather"
-
-
-@dataclass(frozen=True, slots=True)
-class Kernel:
-    """One call of an elementary function.
-
-    Attributes:
-        work: its kind.
-        flops: floating-point operations, as torch counts them. Where torch counts none: one per
-            element of every window of a pooling (one per window in the backward pass of maxima),
-            one per element that a reduction or normalization reads, and one per element that all
-            other kernels make.
-        bytes: bytes that it reads and writes.
-    """
-
-    work: Work
-    flops: int
-    bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,3 +140,22 @@ def device_family(kind: DeviceType, dtype: str) -> DeviceFamily:
     if kind.name == "cpu":
         return CPU
     return HALF if dtype in ("float16", "bfloat16") and dtype in kind.flops else SINGLE
+
+
+def rates_of(kind: DeviceType, dtype: str) -> Rates:
+    """The speeds that kernels reach on a device type that works in a dtype."""
+    return family_rates(
+        device_family(kind, dtype), kind.peak_flops(dtype), kind.memory_bandwidth_bytes_per_s
+    )
+
+
+def family_rates(
+    family: DeviceFamily, peak_flops: float, bandwidth_bytes_per_s: float
+) -> Rates:  # fmt: skip
+    """The speeds that kernels reach on a device of a family with these peaks."""
+    shares = family.efficiencies.items()
+    return Rates(
+        family.launch_s,
+        {work: share.compute * peak_flops for work, share in shares},
+        {work: share.memory * bandwidth_bytes_per_s for work, share in shares},
+    )

@@ -7,6 +7,7 @@ analytic     both computed from FLOPs and bytes, for any type in the device tabl
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from planner.artefacts.profile import Profile
@@ -82,6 +83,7 @@ def profile_with(
     *,
     progress: Callable[[int, int], None] = lambda done, total: None,
     effort: Callable[[Effort], None] = lambda effort: None,
+    growth: bool = True,
 ) -> Profile:
     """A profile of the model by the engine.
 
@@ -92,6 +94,7 @@ def profile_with(
         how: how to measure, and on which device.
         progress: called with the number of measurements done and of all.
         effort: called with the time that measuring took, by the engine torch.
+        growth: whether one that is computed is made good for any size of the microbatch.
 
     Raises:
         OptionError: if an option does not fit the engine or the device is not there.
@@ -100,11 +103,7 @@ def profile_with(
     from planner.profilers.rules import with_rules
 
     if engine is ProfileEngine.ANALYTIC:
-        from planner.profilers.analytic import analytic
-
-        kind = shipped_device_type(how.device)
-        profile = analytic(model, model_path=model_path, kind=kind, dtype=how.dtype)
-        return with_rules(profile, model, cached=how.cache)
+        return _computed(model, model_path, how, growth=growth)
     profile = _measured(engine, model, model_path, how, progress=progress, effort=effort)
     profile = with_rules(profile, model, cached=how.cache)
     if how.device != "cpu" or not how.contention:
@@ -114,6 +113,31 @@ def profile_with(
         profile,
         contention=None if machine is None else contention_of(profile, machine),
         warnings=(*profile.warnings, *filter(None, [warning])),
+    )
+
+
+def _computed(model: Model, model_path: str, how: Measuring, *, growth: bool) -> Profile:
+    """The same by the engine that computes."""
+    from planner.profilers.analytic import Computed, computed
+    from planner.profilers.efficiencies import rates_of
+    from planner.profilers.roofline.growth import with_growth
+    from planner.profilers.rules import split_rules, with_rules
+
+    kind = shipped_device_type(how.device)
+
+    def compute(model: Model) -> Computed:
+        return computed(model, model_path=model_path, kind=kind, dtype=how.dtype)
+
+    own = compute(model)
+    profile = with_rules(own.profile, model, cached=how.cache)
+    if not growth:
+        return profile
+    return with_growth(
+        replace(own, profile=profile),
+        model,
+        rates_of(kind, own.profile.dtype),
+        compute=compute,
+        rules_of=partial(split_rules, cached=how.cache),
     )
 
 

@@ -15,17 +15,17 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from planner.artefacts.graph import (
+    View,
     differentiated,
     loss_outputs,
     parameters_by_name,
     tensors_by_name,
 )
-from planner.artefacts.profile import View
+from planner.artefacts.growth import Kernel
 from planner.model.load import Model
 from planner.operators import to_torch
 from planner.operators.binding import Call, Read, bind
 from planner.operators.running import REFUSALS, autocast
-from planner.profilers.efficiencies import Kernel
 from planner.profilers.kernels import Kernels, listed
 from planner.profilers.runnable import Stash, Unit, address, observe, unit_of
 from planner.support.errors import OperatorError, words_of

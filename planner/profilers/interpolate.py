@@ -1,29 +1,51 @@
-"""The profile for a microbatch of a size that was not profiled, between two that were.
+"""The profile for a microbatch of a size that was not profiled.
 
-Times are linear between the two neighbours, operator by operator. Sizes of tensors are a + c n for
-n samples, so they come out exact, or there is no such profile. There is none for sizes outside.
+A computed profile with a growth has it for any size (roofline/grown.py). Others have it between
+two sizes: times are linear between the two neighbours, operator by operator. Sizes of tensors are
+a + c n for n samples, so they come out exact, or there is no such profile. Outside of the sizes
+profiled, which only the user asks for, a sample takes as long as in the nearest of them.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil
 
-from planner.artefacts.graph import Graph, Parameter, Tensor
+from planner.artefacts.graph import MAX_BYTES, Graph, Parameter, Tensor
 from planner.artefacts.profile import ALIKE, LossCost, OperatorCost, Profile, Source
+from planner.profilers.roofline.grown import grown
 from planner.support.errors import OptionError
 from planner.support.memo import remembered
 
 # The fields in which two profiles must agree for a third one to lie between them.
 _SAME = (*ALIKE, "engine", "threads")
+# Sizes that a search may come back to.
+MAX_KEPT = 64
+
+
+def span(profiles: Sequence[Profile]) -> tuple[int, int | None]:
+    """The smallest and the largest size of the microbatch that a search may choose: those profiled
+    and all between them, of which `interpolated` refuses some; None is no limit, where a computed
+    profile is good for any size.
+
+    Args:
+        profiles: of one model on one device, of different sizes, in any order.
+    """
+    sizes = [profile.microbatch_size for profile in profiles]
+    growing = [profile.growth.least for profile in profiles if profile.growth is not None]
+    return min(sizes + growing), None if growing else max(sizes)
 
 
 def interpolated(profiles: Sequence[Profile], size: int) -> Profile:
-    """The profile for a microbatch of some size: the one that is there, or one between two.
+    """The profile for a microbatch of some size: the one that is there, or one that is made.
 
-    Of one that is made, times are linear between the neighbours; so are, exactly, the shapes of
-    tensors and the sizes of dimensions; and so are FLOPs and bytes, rounded up to whole ones.
-    Workspace, and how uncertain a time is, are the larger of the two.
+    From a computed profile with a growth it is made as from the model. Else, of one that is between
+    two, times are linear between the neighbours. Of one that is outside of all, times are those of
+    the nearest per sample, and a warning says so. In both cases the shapes of tensors and the sizes
+    of dimensions are on the straight line through two neighbours, exactly; so are FLOPs and bytes,
+    rounded up to whole ones. Workspace, and how uncertain a time is, are the larger of the two.
 
     Microbatches of one sample are special: autograd may keep a view there where it keeps a copy of
     any larger one. Next to one, the stash is that of the larger neighbour, and in proportion to it
@@ -34,34 +56,64 @@ def interpolated(profiles: Sequence[Profile], size: int) -> Profile:
         size: samples in a microbatch.
 
     Raises:
-        OptionError: if the size is outside those profiled, or the neighbours differ in more than
-            their sizes.
+        OptionError: if only another size was profiled, the neighbours differ in more than their
+            sizes, or a figure is beyond all limits at the size.
     """
     by_size = {profile.microbatch_size: profile for profile in profiles}
     if size in by_size:
         return by_size[size]
-    smaller, larger = (n for n in by_size if n < size), (n for n in by_size if n > size)
-    below, above = max(smaller, default=None), min(larger, default=None)
-    if below is None or above is None:
-        known = " or ".join(map(str, sorted(by_size)))
-        between = f", or between {min(by_size)} and {max(by_size)}" if len(by_size) > 1 else ""
+    if not 1 <= size <= MAX_BYTES:
         raise OptionError(
-            f"a microbatch of {size}: expected a size that was profiled, {known}{between};"
+            f"a microbatch of {size}: expected at least 1 and at most {MAX_BYTES:.0e}"
+        )
+    growing = next((profile for profile in profiles if profile.growth is not None), None)
+    if growing is not None:
+        with _limited(size):
+            return _grown(growing, size)
+    if len(by_size) < 2:
+        known = " or ".join(map(str, sorted(by_size)))
+        raise OptionError(
+            f"a microbatch of {size}: expected a size that was profiled, {known};"
             f" {_advice(by_size, size)}"
         )
-    gap = _Gap(by_size[below], by_size[above], size)
+    gap = _Gap(*_neighbours(by_size, size), size)
     if (reason := next(gap.differences(), None)) is not None:
+        how = "interpolated between" if gap.nearest is None else "scaled from"
         raise OptionError(
-            f"a microbatch of {size} cannot be interpolated between those of {below} and {above}:"
-            f" {reason}; {_advice(by_size, size)}"
+            f"a microbatch of {size} cannot be {how} those of {gap.low.microbatch_size} and"
+            f" {gap.high.microbatch_size}: {reason}; {_advice(by_size, size)}"
         )
-    return _made(gap.low, gap.high, gap.size)
+    with _limited(size):
+        return _made(gap.low, gap.high, gap.size)
 
 
-@remembered
+@contextmanager
+def _limited(size: int) -> Iterator[None]:
+    """Refuses a size at which a figure leaves the limits of artefacts, which know them."""
+    try:
+        yield
+    except ValueError as error:
+        raise OptionError(f"a microbatch of {size}: {str(error).splitlines()[0]}") from error
+
+
+def _neighbours(by_size: Mapping[int, Profile], size: int) -> tuple[Profile, Profile]:
+    """The nearest profiles below and above a size, or, outside of all, the nearest two."""
+    sizes = sorted(by_size)
+    place = min(max(bisect(sizes, size), 1), len(sizes) - 1)
+    return by_size[sizes[place - 1]], by_size[sizes[place]]
+
+
+@remembered(kept=MAX_KEPT)
 def _made(low: Profile, high: Profile, size: int) -> Profile:
     """The same object each time: memos of a profile go by its identity."""
     return _Gap(low, high, size).profile()
+
+
+@remembered(kept=MAX_KEPT)
+def _grown(profile: Profile, size: int) -> Profile:
+    """The same of a profile with a growth."""
+    assert profile.growth is not None
+    return grown(profile, profile.growth, size)
 
 
 def _advice(sizes: Iterable[int], size: int) -> str:
@@ -71,7 +123,7 @@ def _advice(sizes: Iterable[int], size: int) -> str:
 
 @dataclass(frozen=True)
 class _Gap:
-    """Two neighbours and a size between theirs."""
+    """Two neighbours, and a size between theirs or outside of both."""
 
     low: Profile
     high: Profile
@@ -83,8 +135,18 @@ class _Gap:
         step = self.high.microbatch_size - self.low.microbatch_size
         return low + (high - low) * Fraction(self.size - self.low.microbatch_size, step)
 
+    @property
+    def nearest(self) -> Profile | None:
+        """The neighbour that is nearer to a size outside of both; None if the size is between."""
+        if self.low.microbatch_size < self.size < self.high.microbatch_size:
+            return None
+        return self.low if self.size < self.high.microbatch_size else self.high
+
     def time_s(self, low: float, high: float) -> float:
-        """The same for a time, in s."""
+        """The same for a time, in s; outside, that of the nearer one per sample."""
+        if self.nearest is not None:
+            time_s = low if self.nearest is self.low else high
+            return time_s * (self.size / self.nearest.microbatch_size)
         step = self.high.microbatch_size - self.low.microbatch_size
         return low + (high - low) * ((self.size - self.low.microbatch_size) / step)
 
@@ -128,7 +190,7 @@ class _Gap:
                 yield f"{one.name} is {_described(one)} and {_described(other)}"
             elif any(self.at(*sizes).denominator > 1 for sizes in _pairs(one, other)):
                 yield f"{one.name} is {_described(one)} and {_described(other)}, which leaves no" \
-                      " whole shape between"  # fmt: skip
+                      " whole shape"  # fmt: skip
             elif isinstance(one, Parameter) and one.trainable and one != other:
                 yield f"{one.name} is trained, and is {_described(one)} and {_described(other)}"
 
@@ -151,12 +213,11 @@ class _Gap:
             if one.stash_tensors != other.stash_tensors:
                 yield f"{one.name} keeps other tensors for its backward pass"
 
-    # The profile between
+    # The profile
 
     def profile(self) -> Profile:
         """The profile of the size."""
         low, high = self.low, self.high
-        sizes = f"{low.microbatch_size} and {high.microbatch_size}"
         return replace(
             high,
             graph=self._graph(),
@@ -166,16 +227,28 @@ class _Gap:
                 for name, size in high.dimensions.items()
             },
             microbatch_size=self.size,
-            source=Source.INTERPOLATED,
+            source=Source.INTERPOLATED if self.nearest is None else Source.SCALED,
             repetitions=min(low.repetitions, high.repetitions),
             spread=max(low.spread, high.spread),
             whole_step=None,
             loss_costs=self._loss_costs(),
             versions={k: v for k, v in high.versions.items() if low.versions.get(k) == v},
             warnings=(
-                f"times are interpolated between microbatches of {sizes}, {low.source.value}",
+                self._note(),
                 *dict.fromkeys((*low.warnings, *high.warnings)),
             ),
+        )
+
+    def _note(self) -> str:
+        """Where the times come from."""
+        low, high = self.low.microbatch_size, self.high.microbatch_size
+        source = self.low.source.value
+        if self.nearest is None:
+            return f"times are interpolated between microbatches of {low} and {high}, {source}"
+        least = self.nearest is self.low
+        return (
+            f"times are scaled from a microbatch of {self.nearest.microbatch_size}, the"
+            f" {'smallest' if least else 'largest'} profiled, {source}"
         )
 
     def _graph(self) -> Graph:

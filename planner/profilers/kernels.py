@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from planner.profilers.efficiencies import Kernel, Work
+from planner.artefacts.growth import Kernel, Work
 
 KINDS: Mapping[Work, frozenset[str]] = {
     Work.PRODUCT: frozenset({

@@ -2,7 +2,7 @@
 makes an output with a loss computes it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 
@@ -15,10 +15,9 @@ from planner.artefacts.losses import Loss, losses
 from planner.artefacts.profile import LossCost
 from planner.operators import synthetic
 from planner.operators.losses import Criterion, criterion
-from planner.profilers.efficiencies import Kernel
 from planner.profilers.kernels import listed
+from planner.profilers.roofline.times import PassKernels
 from planner.profilers.timing import Stopwatch, quiet
-from planner.support.arrays import Floats
 from planner.support.errors import LaunchError
 from planner.support.repeat import repeat
 
@@ -117,29 +116,25 @@ def _timed(loss: Loss, compute: Callable[[Tensor], Tensor], watch: Stopwatch) ->
     return LossCost(loss.output.name, forward_s, backward_s)
 
 
-def computed_losses(
-    graph: Graph, seconds: Callable[[Sequence[Sequence[Kernel]]], Floats]
-) -> tuple[tuple[LossCost, ...], tuple[str, ...]]:
-    """The same by the kernels that the losses start.
+def computed_losses(graph: Graph) -> tuple[dict[str, PassKernels], tuple[str, ...]]:
+    """The kernels that the graph's losses start.
 
     Args:
         graph: with the types that its tensors have while it runs.
-        seconds: the time of each of some passes, given as kernels.
+
+    Returns:
+        The kernels by output, and why some losses are left out, as sentences.
     """
-    known, unknown = [], []
+    known, unknown = {}, []
     for loss in losses(graph):
         try:
-            known.append(_computed(loss, criterion(loss), seconds))
+            known[loss.output.name] = _kernels(loss, criterion(loss))
         except LaunchError as error:  # the user's own function is not there, or fails
             unknown.append(_left_out(loss, error))
-    return tuple(known), tuple(unknown)
+    return known, tuple(unknown)
 
 
-def _computed(
-    loss: Loss,
-    compute: Criterion,
-    seconds: Callable[[Sequence[Sequence[Kernel]]], Floats],
-) -> LossCost:
+def _kernels(loss: Loss, compute: Criterion) -> PassKernels:
     with FakeTensorMode():
         output = torch.empty(loss.output.shape, dtype=getattr(torch, loss.output.dtype))
         output.requires_grad_()
@@ -148,6 +143,4 @@ def _computed(
             target = torch.empty(loss.target_shape, dtype=getattr(torch, loss.target_dtype))
         values: list[Tensor] = []
         forward = listed(lambda: values.append(compute(output, target).value))
-        backward = listed(values[0].backward)
-    forward_s, backward_s = (round(float(one), 9) for one in seconds((forward, backward)))
-    return LossCost(loss.output.name, forward_s, backward_s)
+        return PassKernels(forward, listed(values[0].backward))

@@ -22,13 +22,14 @@ from typing import TYPE_CHECKING
 
 from planner.artefacts.graph import (
     Graph,
+    View,
     loss_outputs,
     main_dtype,
     parameters_by_name,
     retyped,
     tensors_by_name,
 )
-from planner.artefacts.profile import LossCost, Profile, Source, View, WholeStep
+from planner.artefacts.profile import LossCost, Profile, Source, WholeStep
 from planner.model.load import Model
 from planner.profilers.cache import Cache, MeasuredClass, cache_for, processor
 from planner.profilers.classes import (

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
-from planner.artefacts.graph import Graph, parameters_by_name, retyped, tensors_by_name
+from planner.artefacts.graph import Graph, View, parameters_by_name, retyped, tensors_by_name
 from planner.artefacts.options import LossOptions
-from planner.artefacts.profile import BatchNorm, OperatorCost, Profile, View
+from planner.artefacts.profile import BatchNorm, OperatorCost, Profile
 from planner.model.load import Model, ReadOptions, load_trained, modules_of
 from planner.model.modes import batch_norm_form
 from planner.model.source import open_source

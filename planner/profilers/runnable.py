@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from planner.artefacts.graph import Graph
-from planner.artefacts.profile import View
+from planner.artefacts.graph import Graph, View
 from planner.model.load import Model
 from planner.operators import input_names, output_names, parameters, to_torch
 

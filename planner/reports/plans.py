@@ -97,6 +97,10 @@ _CSV_HEADS = tuple(
 TABLE_FILE = FileKind("a table", lambda path: head_of(path).startswith(_CSV_HEADS))
 
 
+_OF_OTHER_SIZES = (Source.INTERPOLATED, Source.SCALED)
+"""Sources of times that are those of other sizes of the microbatch."""
+
+
 def solver_columns(comparison: SolverComparison) -> tuple[Column[SolverRow], ...]:
     """The figures of a solver's answer and of its plan."""
 
@@ -111,8 +115,8 @@ def solver_columns(comparison: SolverComparison) -> tuple[Column[SolverRow], ...
         return "; ".join(["best"] * best + ["does not fit"] * unfit)
 
     def size(row: SolverRow) -> str:
-        between = " interpolated" if row.source is Source.INTERPOLATED else ""
-        return f"{row.microbatch_size}{between}"
+        made = f" {row.source.value}" if row.source in _OF_OTHER_SIZES else ""
+        return f"{row.microbatch_size}{made}"
 
     return (
         *(column.of(lambda row: row.plan) for column in PLAN_COLUMNS),
@@ -134,8 +138,9 @@ def comparison_table(comparison: SolverComparison) -> Table:
     rows, best = comparison.rows, comparison.best
     objectives = {row.plan.certificate.objective for row in rows if row.plan}
     several_sizes = len({row.microbatch_size for row in rows}) > 1
-    interpolated = any(row.source is Source.INTERPOLATED for row in rows)
-    size = "size" if several_sizes or interpolated else ""
+    of_others = any(row.source in _OF_OTHER_SIZES for row in rows)
+    pinned = any(row.problem.training.microbatch_size is not None for row in rows)
+    size = "size" if several_sizes or of_others or pinned else ""
     # The gap is the objective's, so the objective has a column.
     others = [f"{one}_s" for one in (Objective.BOTTLENECK, Objective.LATENCY) if one in objectives]
     keys = (
@@ -398,7 +403,10 @@ def _memory_savings(problems: Sequence[Problem]) -> Iterator[str]:
         yield f"--optimizer {' or '.join(less)}"
     if training.recompute is Recompute.NONE:
         yield f"--recompute {Recompute.AUTO}"
-    if (size := profile.microbatch_size) > 1:
+    size = profile.microbatch_size
+    if training.microbatch_size is not None and size > 1:
+        yield f"a smaller --microbatch-size than {size}"
+    elif size > 1 and not problems[0].any_size:
         if size in profile.dimensions.values():
             yield f"a smaller --batch than {size} when profiling"
         else:  # the file has the size of the batch written into it

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from planner.artefacts.growth import LEAST
 from planner.artefacts.losses import Loss, loss_json, loss_lines, losses
 from planner.artefacts.profile import BatchNorm
 from planner.profilers.summary import SplitKind, edge_sizes, split_counts, summary
@@ -14,6 +15,7 @@ from planner.support.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from planner.artefacts.graph import Parameter
+    from planner.artefacts.growth import Growth
     from planner.artefacts.profile import Contention, Profile
     from planner.model.trainable import Choice
     from planner.profilers.analytic import RooflineFit
@@ -89,6 +91,8 @@ def profile_lines(profile: "Profile") -> tuple[str, ...]:
         *loss_lines(_losses(profile), profile.graph.outputs if profile.model_hash else ()),
     ]
     lines += [*_batch_norm_lines(profile), *_step_lines(profile)]
+    if profile.growth is not None:
+        lines.append(_growth_line(profile.growth))
     if any(cost.rules for cost in profile.operators):
         lines.append(_splits_line(profile))
     if profile.loss_costs:
@@ -100,6 +104,13 @@ def profile_lines(profile: "Profile") -> tuple[str, ...]:
     if profile.contention is not None:
         lines.append(_contention_line(profile.contention))
     return tuple(lines)
+
+
+def _growth_line(growth: "Growth") -> str:
+    """The sizes of the microbatch that the profile is good for."""
+    least = growth.least
+    sizes = "any microbatch size" if least == 1 else f"any microbatch size from {least} on"
+    return f"{sizes}: computed from kernels at {LEAST} and {LEAST + 1} samples"
 
 
 def _splits_line(profile: "Profile") -> str:
@@ -195,6 +206,7 @@ def profile_json(profile: "Profile", path: str) -> dict[str, Any]:
         "model_hash": profile.model_hash,
         "num_operators": len(profile.operators),
         "microbatch_size": profile.microbatch_size,
+        "any_microbatch_size": profile.growth is not None,
         "dimensions": profile.dimensions,
         "device_type": profile.device_type,
         "forward_s": sum(o.forward_s for o in profile.operators),

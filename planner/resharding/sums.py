@@ -89,14 +89,23 @@ def gradient_sums(strategy: Strategy, graph: Graph) -> tuple[GradientSum, ...]:
         return unsplit_sums(strategy, graph)
     users, used_in = holders(graph), stages_of(strategy, graph)
     groups: dict[tuple[int, _Group], list[Parameter]] = {}
+    # Parameters that lie alike in the same stages have the same groups.
+    alike: dict[tuple[tuple[int, ...], tuple[Lies, ...]], list[list[Parameter]]] = {}
     for parameter in graph.parameters:
         if not parameter.trainable or not used_in[parameter.name]:
             continue
         stages = [strategy.stages[s] for s in used_in[parameter.name]]
+        lies = tuple(lies_in(stage, graph)[parameter.name] for stage in stages)
+        key = used_in[parameter.name], lies
+        if key not in alike:
+            alike[key] = [
+                groups.setdefault((len(stages), group), [])
+                for group in _groups(parameter.name, stages, graph)
+                if len(group.devices) > 1
+            ]
         here = _local(parameter, stages[0], graph)
-        for group in _groups(parameter.name, stages, graph):
-            if len(group.devices) > 1:
-                groups.setdefault((len(stages), group), []).append(here)
+        for held in alike[key]:
+            held.append(here)
     made = [
         (count, -min(users[some[-1].name]), GradientSum(
             group.devices, tuple(p.name for p in some), sum(p.bytes for p in some), group.shards

@@ -66,6 +66,8 @@ class Solver:
             unless it is named.
         splits_samples: whether it splits the samples of a microbatch over devices, and is asked for
             microbatches with samples for all of them, too.
+        is_scout: whether it is asked first at sizes of the microbatch that were not profiled: its
+            answer takes little, and shows whether others are worth asking.
         synchronous: whether it has no answer under an asynchronous schedule, because its devices
             run several stages each.
     """
@@ -86,6 +88,7 @@ class Solver:
     without_memory: str | None = None
     splits: bool = False
     splits_samples: bool = False
+    is_scout: bool = False
     synchronous: bool = False
 
     def counts_memory(self, search: "Search") -> bool:
@@ -148,6 +151,7 @@ SOLVERS: Mapping[str, Solver] = {
         "the whole model on every device",
         in_portfolio=True,
         always_asked=True,
+        is_scout=True,
     ),
     "antichain": Solver(
         "planner.solvers.antichain.solve:solve",
@@ -175,6 +179,7 @@ SOLVERS: Mapping[str, Solver] = {
         in_portfolio=True,
         splits=True,
         splits_samples=True,
+        is_scout=True,
     ),
     "megatron": Solver(
         "planner.solvers.sharded.megatron:solve",

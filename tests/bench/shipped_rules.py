@@ -1,23 +1,31 @@
-"""Puts the rules by which operators split into the shipped profiles. Figures stay as they are.
+"""Puts the rules by which operators split into the shipped profiles, and the growth of computed
+ones. Figures stay as they are.
 
     python -m tests.bench.shipped_rules                    # all profiles
     python -m tests.bench.shipped_rules gpt2 resnet50      # some
 
-Rules are facts of the graph, so the models are written anew (tests/support/models.py) with random
-weights, and what was measured is not measured again.
+Rules and growth are facts of the graph, so the models are written anew (tests/support/models.py)
+with random weights, and what was measured is not measured again. A computed profile is computed
+again, and has to be the same but for what older planners left out: losses and modules.
 """
 
 import argparse
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from planner.artefacts.files import write_profiles
 from planner.artefacts.formats.any import read_any_profiles
+from planner.artefacts.profile import Source
 from planner.model.load import ReadOptions, load
+from planner.profilers.engines import profile_with
+from planner.profilers.options import Measuring, ProfileEngine
 from planner.profilers.rules import with_rules
 from tests.support.models import LARGE, MODELS, SYNTHETIC
 
+ADDED = ("growth", "loss_costs", "modules")
+"""Fields of a computed profile that it gets from the model."""
 FOLDER = Path(__file__).parent.parent.parent / "profiles"
 
 
@@ -40,16 +48,24 @@ def written(name, folder):
 
 
 def renewed(profile, path):
-    """A profile with the rules of its model.
+    """A profile with the rules of its model, and its growth if it is computed.
 
     Raises:
-        ValueError: if the model has other operators than the profile.
+        ValueError: if the model has other operators than the profile, or a computed one is other.
     """
     options = ReadOptions(batch=profile.microbatch_size, dimensions=profile.dimensions)
     model = load(path, options, known_hash="")
     if facts(model.graph) != facts(profile.graph):
         raise ValueError(f"{path}: expected the operators of the profile, got others")
-    return with_rules(profile, model)
+    if profile.source is not Source.ANALYTIC:
+        return with_rules(profile, model)
+    how = Measuring(device=profile.device_type, dtype=profile.dtype)
+    computed = profile_with(ProfileEngine.ANALYTIC, model, profile.model_path, how)
+    kept = {name: getattr(profile, name) for name in ("model_hash", "versions")}
+    added = {name: getattr(computed, name) for name in ADDED}
+    if replace(computed, **kept) != replace(profile, **added):
+        raise ValueError(f"{path}: expected the figures of the profile, got others")
+    return replace(profile, **added)
 
 
 def facts(graph):

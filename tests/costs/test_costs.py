@@ -8,10 +8,10 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from planner.artefacts.graph import Graph, Operator, Parameter, Tensor
+from planner.artefacts.graph import Graph, Operator, Parameter, Tensor, View
 from planner.artefacts.options import Optimizer
 from planner.artefacts.problem import Result, Status
-from planner.artefacts.profile import Contention, OperatorCost, View, stash_bytes
+from planner.artefacts.profile import Contention, OperatorCost, stash_bytes
 from planner.artefacts.roofline import rescaled_times
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy
 from planner.artefacts.topology import Link, take

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from planner.artefacts.graph import Graph, Operator, Parameter, Tensor
-from planner.artefacts.profile import View
+from planner.artefacts.graph import Graph, Operator, Parameter, Tensor, View
 from planner.costs.passes import backward_workspace_bytes, operator_workspaces
 from tests.support.builders import profile_of
 

@@ -13,10 +13,10 @@ from onnx import TensorProto, helper
 
 import cli
 import planner
+from planner.artefacts.growth import Work
 from planner.model.flops import flops_of
 from planner.model.load import Node, ReadOptions, load
 from planner.model.weights import ModelFile
-from planner.profilers.efficiencies import Work
 from planner.profilers.facts import facts
 from tests.support.models import light, llama
 from tests.support.one_operator import model_of

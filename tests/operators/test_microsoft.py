@@ -10,11 +10,11 @@ import torch
 from onnx import helper, numpy_helper
 from onnxruntime.capi import _pybind_state as runtime
 
+from planner.artefacts.growth import Work
 from planner.artefacts.operator_types import OPERATOR_TYPES, function_of
 from planner.model.flops import flops_of
 from planner.model.load import load
 from planner.operators import to_torch
-from planner.profilers.efficiencies import Work
 from planner.profilers.facts import facts
 from planner.support.errors import OperatorError
 

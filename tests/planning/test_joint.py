@@ -5,9 +5,9 @@ from itertools import pairwise
 
 import pytest
 
-from planner.artefacts.graph import Operator, Parameter, joint_operators
+from planner.artefacts.graph import Operator, Parameter, View, joint_operators
 from planner.artefacts.problem import Result, Status
-from planner.artefacts.profile import View, stash_bytes
+from planner.artefacts.profile import stash_bytes
 from planner.artefacts.sharding import Sharding
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy, violations
 from planner.planning.joint import joined

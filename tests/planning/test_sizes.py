@@ -1,17 +1,25 @@
-"""Microbatches with samples for all devices, for solvers that split samples."""
+"""Sizes of the microbatch that a search chooses: between those profiled, with samples for all
+devices, and any size where the profile is good for that.
+"""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
-from planner.artefacts.options import Optimizer
-from planner.planning.portfolio import portfolio
-from planner.planning.sizes import _sizes_between, best_over_sizes
+from planner.artefacts.options import Objective, Optimizer
+from planner.artefacts.profile import BatchNorm, Source
+from planner.costs.bounds import lower_bound_s
+from planner.planning import beside as processes
+from planner.planning import portfolio as judging
+from planner.planning.judge import comparable_s, objective_s, samples_in
+from planner.planning.portfolio import compare, portfolio
+from planner.planning.sizes import MAX_WHOLE, _sizes_between, best_over_sizes
+from planner.profilers.interpolate import interpolated
 from planner.solvers.registry import SOLVERS
-from planner.solvers.sharded.layout import NOTHING_TO_SPLIT
+from planner.solvers.sharded.layout import NOTHING_TO_SPLIT, divisors
 from tests.costs.test_split_bounds import with_rules
 from tests.support.builders import cluster, problem_of, unit_type
+from tests.support.growing import growing
 from tests.support.split import mlp
 
 FAST = unit_type(bandwidth=1e12)
@@ -53,7 +61,7 @@ def test_zero_splits_samples_where_there_are_enough():
     assert found[6].plan.strategy.num_microbatches == 8
     # Microbatches of a single row are dealt to replicas that share.
     (stage,) = found[1].plan.strategy.stages
-    assert (stage.sharding, stage.over, stage.num_replicas) == (None, 6, 6)
+    assert (stage.sharding, stage.over, stage.num_replicas) == (None, 3, 6)
 
 
 def test_nothing_can_be_split_where_no_number_of_devices_divides_a_dimension():
@@ -98,16 +106,142 @@ def test_samples_may_be_split_over_a_part_of_the_devices_with_replicas():
 
 
 def test_sizes_between_are_next_to_the_best_one():
-    profiles = [SimpleNamespace(microbatch_size=size) for size in (1, 8, 32)]
-    problems = [
-        SimpleNamespace(profile=one, num_microbatches=64 // one.microbatch_size) for one in profiles
-    ]
-
     def between(*ranks):
-        answers = [SimpleNamespace(best_rank=rank) for rank in ranks]
-        return _sizes_between(problems, profiles, answers)
+        return _sizes_between([1, 2, 4, 8, 16, 32], dict(zip((1, 8, 32), ranks, strict=True)))
 
     assert between((3.0,), (1.0,), (2.0,)) == [4, 16, 2]
     assert between((1.0,), (2.0,), None) == [2, 4]
     assert between(None, None, (1.0,)) == [16]
     assert between(None, None, None) == []
+
+
+# --------------------------------------------------------------- profiles good for any size
+
+
+def problem_at(profile, size, samples, devices=4, **options):
+    """The problem with microbatches of a size, and one device per `devices`."""
+    return problem_of(
+        interpolated([profile], size), cluster([FAST] * devices, 1e6, 1e-7), samples // size,
+        measured_on=FAST, **{"optimizer": Optimizer.ADAM, "reserve": 0, **options},
+    )  # fmt: skip
+
+
+def planned(profile, samples, names=None, devices=4, limit_s=60.0, **options):
+    problem = problem_at(profile, profile.microbatch_size, samples, devices, **options)
+    return best_over_sizes([problem], [profile], names, limit_s)
+
+
+def sizes_of(plans):
+    """By size of the microbatch, the solvers that were asked."""
+    asked = {}
+    for row in plans.comparison.rows:
+        asked.setdefault(row.microbatch_size, set()).add(row.solver)
+    return asked
+
+
+def best_alone(profile, samples, **options):
+    """The time of zero's best plan over all sizes, each asked for itself."""
+    problems = {size: problem_at(profile, size, samples, **options) for size in divisors(samples)}
+    found = {
+        size: compare(replace(problem, any_size=True), ("zero",)).best
+        for size, problem in problems.items()
+    }
+    times = {n: row.plan.prediction.iteration_s for n, row in found.items() if row is not None}
+    return min(times, key=times.get), min(times.values())
+
+
+@pytest.mark.parametrize("own", [1, 4, 16])
+@pytest.mark.parametrize("memory", [10**6, 24_000, 19_000])
+def test_zero_takes_the_best_of_all_sizes(own, memory):
+    """Gathers and launches are paid per microbatch, so that is a large one, while it fits."""
+    plans = planned(growing(own), 32, ("zero",), device_memory=memory)
+    size, time_s = best_alone(growing(own), 32, device_memory=memory)
+    assert (plans.best.microbatch_size, plans.best.source) == (size, Source.ANALYTIC)
+    assert plans.plan.prediction.iteration_s == pytest.approx(time_s)
+    assert plans.plan.strategy.num_microbatches == 32 // size
+
+
+def test_beyond_the_sizes_profiled_scouts_are_asked_first():
+    asked = sizes_of(planned(growing(), 32))
+    assert asked[1] == set(portfolio())
+    scouts = {name for name in portfolio() if SOLVERS[name].is_scout}
+    assert {frozenset(some) for size, some in asked.items() if size > 1} == {
+        frozenset(scouts),
+        frozenset(portfolio()),
+    }
+    whole = [size for size, some in asked.items() if some == set(portfolio())]
+    assert len(whole) == 1 + MAX_WHOLE
+
+
+@pytest.mark.parametrize("objective", [Objective.ITERATION, Objective.BOTTLENECK])
+@pytest.mark.parametrize("samples", [12, 30])
+def test_no_plan_of_any_size_is_below_the_bound(objective, samples):
+    profile = growing()
+    plans = planned(profile, samples, ("zero", "data-parallel"), 3, objective=objective)
+    bounds = {}
+    for size in divisors(samples):
+        each = samples_in(objective, size)
+        problem = problem_at(profile, size, samples, 3, objective=objective)
+        bounds[size] = lower_bound_s(problem) / each
+        for row in compare(problem, time_limit_s=0.5).rows:
+            if row.plan is not None:
+                value_s = objective_s(row.plan) / each
+                assert value_s >= (1 - 1e-12) * plans.comparison.lower_bound_s / min(
+                    samples_in(objective, one) for one in sizes_of(plans)
+                )
+    least = min(samples_in(objective, one) for one in sizes_of(plans))
+    assert plans.comparison.lower_bound_s == pytest.approx(min(bounds.values()) * least, rel=1e-12)
+    # The least bound is that of a size that was not asked.
+    assert min(bounds, key=bounds.get) not in sizes_of(plans) or len(sizes_of(plans)) > 3
+    gap = comparable_s(plans.plan) / min(bounds.values()) - 1
+    assert plans.plan.certificate.gap == pytest.approx(gap)
+
+
+def test_a_size_that_is_pinned_is_the_only_one():
+    profile = growing()
+    problem = problem_at(profile, 2, 32, microbatch_size=2)
+    plans = best_over_sizes([problem], [problem.profile], ("zero",), 60.0)
+    assert set(sizes_of(plans)) == {2}
+    assert plans.comparison.lower_bound_s == lower_bound_s(problem)
+    own = planned(profile, 32, ("zero",), microbatch_size=1)
+    assert set(sizes_of(own)) == {1}
+
+
+def test_latencies_are_those_of_one_microbatch_so_its_size_stays():
+    assert set(sizes_of(planned(growing(4), 32, ("single",), objective=Objective.LATENCY))) == {4}
+
+
+def test_replicas_that_share_are_asked_instead_of_a_mesh_along_samples():
+    profile = growing()
+    for form, any_size, meshes in (
+        (BatchNorm.FROZEN, True, False),
+        (BatchNorm.FROZEN, False, True),
+        (BatchNorm.TRAINING, True, True),
+    ):
+        problem = problem_at(replace(profile, batch_norm=form), 8, 32)
+        result = SOLVERS["zero"](replace(problem, any_size=any_size), 60.0)
+        found = [one.stages[0] for one in (result.strategy, *result.others)]
+        cut = [one for one in found if one.sharding is not None]
+        assert all(one.sharding.inputs == {"x": ("S0",)} for one in cut)
+        assert bool(cut) == meshes
+        assert any(one.over > 1 for one in found)
+
+
+def test_batch_normalizations_keep_wide_sizes():
+    profile = growing()
+    asked = sizes_of(planned(profile, 64, SPLITTING, 4))
+    normal = sizes_of(planned(replace(profile, batch_norm=BatchNorm.TRAINING), 64, SPLITTING, 4))
+    assert "megatron" in normal[16]
+    assert "megatron" not in asked[16]
+
+
+def test_the_same_is_found_beside_other_work(monkeypatch):
+    """In one process, and in two."""
+    found = []
+    for count in (1, 2):
+        monkeypatch.setattr(processes, "cores", lambda count=count: count)
+        monkeypatch.setattr(judging, "FEW_OPERATORS", 0)
+        monkeypatch.setattr(judging, "LEAST_BESIDE_S", 0.0)
+        rows = planned(growing(), 32, limit_s=2.0).comparison.rows
+        found.append([(row.solver, row.microbatch_size, row.plan) for row in rows])
+    assert found[0] == found[1]

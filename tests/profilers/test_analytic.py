@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planner.artefacts.growth import Kernel, Work
 from planner.artefacts.profile import PartTime, Source, stash_bytes
 from planner.artefacts.roofline import rescaled_times
 from planner.artefacts.topology import DeviceType
 from planner.clusters.yaml.read import device_table, shipped_device_type
 from planner.profilers.analytic import analytic, fit_constants, rank_correlation, rescale
-from planner.profilers.efficiencies import CPU, HALF, SINGLE, Kernel, Work, device_family
+from planner.profilers.efficiencies import CPU, HALF, SINGLE, device_family
 from planner.profilers.facts import Facts, facts
 from planner.profilers.runnable import Stash
 from planner.solvers import SOLVERS

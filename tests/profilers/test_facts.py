@@ -3,10 +3,10 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from planner.artefacts.growth import Work
 from planner.artefacts.operator_types import OPERATOR_TYPES, OperatorType
 from planner.model.load import ReadOptions, load
 from planner.operators import parameters, synthetic, to_torch
-from planner.profilers.efficiencies import Work
 from planner.profilers.facts import facts
 from planner.profilers.measured import measure
 from planner.profilers.runnable import Unit, observe

@@ -13,12 +13,12 @@ import cli
 from planner.api.conversion import convert
 from planner.artefacts.files import artefact_hash, read_plan, write_profiles
 from planner.artefacts.formats.any import read_any_profiles
-from planner.artefacts.graph import Graph, Operator, Parameter, Tensor
+from planner.artefacts.graph import Graph, Operator, Parameter, Tensor, View
 from planner.artefacts.options import Objective
-from planner.artefacts.profile import BatchNorm, OperatorCost, Profile, Source, View, WholeStep
+from planner.artefacts.profile import BatchNorm, OperatorCost, Profile, Source, WholeStep
 from planner.planning.portfolio import compare
 from planner.planning.sizes import MAX_BETWEEN, best_over_sizes
-from planner.profilers.interpolate import interpolated
+from planner.profilers.interpolate import interpolated, span
 from planner.support.errors import OptionError
 from tests.support.builders import cluster, problem_of, unit_type
 from tests.support.commands import run
@@ -222,13 +222,53 @@ def test_neighbours_that_differ_in_more_than_the_size_have_nothing_between(chang
         interpolated(pair, 6)
 
 
-@pytest.mark.parametrize("size", [1, 9])
-def test_sizes_outside_are_refused_with_what_to_run(size):
-    profiles = [profile_at(2), profile_at(4), profile_at(8)]
-    with pytest.raises(OptionError, match=r"profiled, 2 or 4 or 8, or between 2 and 8; profile it"):
-        interpolated(profiles, size)
+@pytest.mark.parametrize("size", [1, 3, 9])
+def test_with_one_size_profiled_all_others_are_refused_with_what_to_run(size):
     with pytest.raises(OptionError, match=r"a size that was profiled, 4; profile it too: .*"):
-        interpolated(profiles[1:2], size)
+        interpolated([profile_at(4)], size)
+
+
+@pytest.mark.parametrize("size", [0, -1, 10**16])
+def test_no_microbatch_has_no_samples_or_more_than_any_file_says(size):
+    with pytest.raises(OptionError, match=r"expected at least 1 and at most 1e\+15"):
+        interpolated([profile_at(4), profile_at(8)], size)
+
+
+@pytest.mark.parametrize(
+    ("size", "nearest", "which"), [(1, 2, "smallest"), (16, 8, "largest"), (9, 8, "largest")]
+)
+def test_outside_shapes_and_bytes_are_exact_and_times_those_of_the_nearest_per_sample(
+    size, nearest, which
+):
+    """Of x + 1 ms n a sample takes more in a smaller microbatch, which is not seen outside."""
+    profiles = [profile_at(n, 1e-2, private=(8, 4)) for n in (2, 4, 8)]
+    found, due = interpolated(profiles, size), profile_at(size, 1e-2, private=(8, 4))
+    near = interpolated(profiles, nearest)
+    assert found.graph == due.graph
+    assert found.dimensions == due.dimensions
+    for one, other, own in zip(found.operators, due.operators, near.operators, strict=True):
+        assert one.forward_s == pytest.approx(own.forward_s * size / nearest)
+        assert one.backward_s == pytest.approx(own.backward_s * size / nearest)
+        for name in ("output_bytes", "parameter_bytes", "flops", "bytes_moved", "stash_tensors",
+                     "stash_private_bytes"):  # fmt: skip
+            assert getattr(one, name) == getattr(other, name), name
+    assert found.source is Source.SCALED
+    assert found.warnings[0] == (
+        f"times are scaled from a microbatch of {nearest}, the {which} profiled, measured"
+    )
+    assert interpolated(profiles, size) is found
+
+
+def test_outside_what_is_no_shape_or_too_large_is_refused():
+    with pytest.raises(OptionError, match=r"y is float32\[4, 9\] and float32\[8, 10\], which"):
+        interpolated([profile_at(4), with_rows(profile_at(8))], 9)
+    with pytest.raises(OptionError, match=r"a microbatch of 100000000000000: .* at most"):
+        interpolated([profile_at(4), profile_at(8)], 10**14)
+
+
+def test_searches_choose_sizes_between_those_profiled_only():
+    assert span([profile_at(8), profile_at(2), profile_at(4)]) == (2, 8)
+    assert span([profile_at(4)]) == (4, 4)
 
 
 # -------------------------------------------------------------------------------- solve
@@ -380,10 +420,18 @@ def test_the_size_can_be_fixed(folder):
         assert {row["microbatch_size"] for row in found["compared"]} == {size}
 
 
-def test_a_fixed_size_outside_or_of_another_planner_is_refused(folder):
-    said = solve("--microbatch-size", "32", code=1).output
-    assert "expected a size that was profiled, 1 or 16, or between 1 and 16" in said
-    assert "planner profile MODEL.onnx --batch 1,16,32" in said
+def test_a_fixed_size_outside_is_scaled_and_said(folder):
+    shown = solve("--microbatch-size", "32").output
+    assert "times are scaled from a microbatch of 16, the largest profiled, measured" in shown
+    assert "32 scaled" in shown
+    plan = read_plan(Path("strategy.json"))
+    assert (plan.microbatch_size, plan.source) == (32, Source.SCALED)
+    found = interpolated(read_any_profiles(Path("profiles/p.json")), 32)
+    assert plan.profile_hash == artefact_hash(found)
+    assert convert(Path("strategy.json"), Path("graph.txt"), "pipedream")
+
+
+def test_a_fixed_size_of_another_planner_is_refused(folder):
     said = solve("--microbatch-size", "1", "--cost-model", "piper", code=1).output
     assert "--microbatch-size is for --cost-model planner or pipedream" in said
 

@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from planner.artefacts.graph import LossChoice
+from planner.artefacts.growth import Work
 from planner.artefacts.profile import LossCost
 from planner.artefacts.roofline import loss_times_s, rescaled_times
 from planner.artefacts.topology import DeviceType
 from planner.costs.operators import operator_times
 from planner.profilers.analytic import analytic, rescale
-from planner.profilers.efficiencies import SINGLE, Work
+from planner.profilers.efficiencies import SINGLE
 from planner.profilers.engines import profile_with
 from planner.profilers.interpolate import interpolated
 from planner.profilers.losses import computed_losses, measured_losses
@@ -89,8 +90,8 @@ def test_a_users_loss_that_is_not_there_is_left_out_and_said(tmp_path):
     assert len(unknown) == 1
     assert "'y'" in unknown[0]
     assert "no_such_module" in unknown[0]
-    computed, also_unknown = computed_losses(graph, lambda passes: np.zeros(len(passes)))
-    assert (computed, also_unknown) == ((), unknown)
+    computed, also_unknown = computed_losses(graph)
+    assert (computed, also_unknown) == ({}, unknown)
 
 
 def counted(output, target):
@@ -102,10 +103,12 @@ def counted(output, target):
 def test_a_users_loss_that_says_how_much_it_counts_is_priced(tmp_path):
     graph = replace(scores(tmp_path).graph, losses=(LossChoice("y", f"{__name__}:counted"),))
     known, unknown = measured_losses(graph, device="cpu", threads=1, seed=0)
-    computed, also_unknown = computed_losses(graph, lambda passes: np.ones(len(passes)))
+    computed, also_unknown = computed_losses(graph)
     assert (unknown, also_unknown) == ((), ())
     assert known[0].backward_s > 0
-    assert computed == (LossCost("y", 1.0, 1.0),)
+    assert computed.keys() == {"y"}
+    assert computed["y"].forward
+    assert computed["y"].backward
 
 
 def test_engines_measure_losses(tmp_path):

@@ -13,8 +13,8 @@ from click.testing import CliRunner
 import cli
 from planner.artefacts.files import read_profile, shipped, write_profile
 from planner.artefacts.formats.any import read_any_profiles
-from planner.artefacts.graph import tensors_by_name
-from planner.artefacts.profile import Source, View
+from planner.artefacts.graph import View, tensors_by_name
+from planner.artefacts.profile import Source
 from planner.model.load import ReadOptions, load
 from planner.operators import synthetic
 from planner.profilers.backward import BackwardRatios, estimates, ratios, shipped_ratios

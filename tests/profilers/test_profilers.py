@@ -11,9 +11,9 @@ import onnx
 import pytest
 import torch
 
-from planner.artefacts.graph import LossChoice, tensors_by_name
+from planner.artefacts.graph import LossChoice, View, tensors_by_name
 from planner.artefacts.losses import losses
-from planner.artefacts.profile import Source, View, WholeStep, stash_bytes
+from planner.artefacts.profile import Source, WholeStep, stash_bytes
 from planner.model.load import ReadOptions, load
 from planner.operators import input_names, parameters, synthetic, to_torch
 from planner.profilers.cache import cache_for

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.artefacts.calibration import Calibration
+from planner.artefacts.graph import View
 from planner.artefacts.options import Recompute
 from planner.artefacts.problem import Status
-from planner.artefacts.profile import View
 from planner.artefacts.strategy import ScheduleName, shares_devices
 from planner.costs.evaluate import closed_form_s, evaluate
 from planner.solvers import SOLVERS

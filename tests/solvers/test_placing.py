@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.artefacts.graph import Graph, Operator, Parameter, Tensor
+from planner.artefacts.graph import Graph, Operator, Parameter, Tensor, View
 from planner.artefacts.options import Optimizer
-from planner.artefacts.profile import View
 from planner.costs.evaluate import evaluate
 from planner.costs.operators import operator_times
 from planner.costs.transfers import transfer_s as costs_transfer_s

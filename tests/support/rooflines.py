@@ -4,8 +4,8 @@ import tempfile
 from math import prod
 from pathlib import Path
 
-from planner.artefacts.graph import parameters_by_name, tensors_by_name
-from planner.artefacts.profile import OperatorCost, Profile, Source, View
+from planner.artefacts.graph import View, parameters_by_name, tensors_by_name
+from planner.artefacts.profile import OperatorCost, Profile, Source
 from planner.artefacts.roofline import roofline_s
 from planner.clusters.yaml.read import device_table
 from planner.model.load import ReadOptions, load

@@ -5,6 +5,7 @@ forms first.
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from planner.artefacts.problem import Problem, Result, Status
 from planner.artefacts.strategy import Stage, Strategy, asynchronous_violations, used_devices
@@ -64,6 +65,21 @@ def best_of(
     )
 
 
+class _Priced(NamedTuple):
+    """A layout without recomputation.
+
+    Attributes:
+        closed_form_s: its time.
+        number: of the layout.
+        strategy: the layout's.
+    """
+
+    closed_form_s: float
+    number: int
+    layout: Layout
+    strategy: Strategy
+
+
 class _LayoutSearch:
     """The layouts that were looked at.
 
@@ -81,28 +97,29 @@ class _LayoutSearch:
         self.reason: str | None = None
         self.short, self.cut, self.work_s = False, False, 0.0
 
-    def priced(self, layouts: Iterator[Layout], limit_s: float) -> list[tuple[float, int, Layout]]:
-        """The closed forms of the next layouts without recomputation, and their numbers; the best
-        first. None are left if it is empty.
+    def priced(self, layouts: Iterator[Layout], limit_s: float) -> list[_Priced]:
+        """The closed forms of the next layouts without recomputation, the best first. None are left
+        if it is empty.
 
         Args:
             limit_s: the work after which no more than `FEW` are taken.
         """
         problem, first = self.problem, recompute_choices(self.problem)[0]
-        found: list[tuple[float, int, Layout]] = []
+        found: list[_Priced] = []
         for layout in layouts:
             strategy = strategy_of(problem, layout, [first] * len(layout.operators))
             wrong = next(asynchronous_violations(strategy, problem.profile.graph), None)
             wrong = wrong or next(iter(_wrong(problem, strategy)), None)
             if wrong is None:
-                found.append((closed_form_s(problem, strategy), layout.number, layout))
+                value_s = closed_form_s(problem, strategy)
+                found.append(_Priced(value_s, layout.number, layout, strategy))
             self.reason = self.reason or wrong
             self.work_s += layout.work_s + pricing_work_s(strategy)
             if len(found) >= FEW and self.work_s > limit_s:
                 break
         return sorted(found, key=lambda one: one[:2])
 
-    def fit(self, found: Sequence[tuple[float, int, Layout]], limit_s: float) -> None:
+    def fit(self, found: Sequence[_Priced], limit_s: float) -> None:
         """Makes strategies of layouts that fit.
 
         Args:
@@ -111,14 +128,14 @@ class _LayoutSearch:
                 it the last one at all.
         """
         fitting = self.fitting
-        for least_s, _, layout in found:
+        for least_s, _, layout, first in found:
             # A layout that recomputes takes longer than it does here.
             if len(fitting) > OTHERS and least_s >= fitting[OTHERS][0]:
                 break
             if self.work_s > (limit_s if fitting else max(limit_s, FIRST_S)):
                 self.cut = not fitting
                 break
-            strategy, shortage, work_s = _that_fits(self.problem, layout)
+            strategy, shortage, work_s = _that_fits(self.problem, layout, first)
             self.work_s += work_s
             if shortage is None:
                 fitting.append((closed_form_s(self.problem, strategy), strategy))
@@ -159,17 +176,22 @@ def strategy_of(problem: Problem, layout: Layout, recompute: Sequence[bool]) -> 
     )
 
 
-def _that_fits(problem: Problem, layout: Layout) -> tuple[Strategy, str | None, float]:
+def _that_fits(
+    problem: Problem, layout: Layout, first: Strategy
+) -> tuple[Strategy, str | None, float]:
     """A strategy of a layout, why it does not fit, if it does not, and the work. Where it does not,
     replicas keep the optimizer's state in parts. Then stages whose devices are short of memory
     recompute, and the stages are cut anew.
+
+    Args:
+        first: the layout's strategy as it was priced.
     """
     choices = recompute_choices(problem)
     recompute = [choices[0]] * len(layout.operators)
     shortage, work_s = None, 0.0
     sharing = _distributed_optimizer(problem, layout)
     for attempt in range(-(sharing != layout.sharing), _ROUNDS + 1):
-        strategy = strategy_of(problem, layout, recompute)
+        strategy = first if shortage is None else strategy_of(problem, layout, recompute)
         evaluation = evaluate(problem, strategy)
         work_s += evaluation_work_s(strategy, evaluation)
         if evaluation.shortage is None:
@@ -179,7 +201,7 @@ def _that_fits(problem: Problem, layout: Layout) -> tuple[Strategy, str | None, 
             layout = replace(layout, sharing=sharing)
             continue
         short = _short(problem, strategy, evaluation)
-        if len(choices) == 1 or all(recompute[s] for s in short):
+        if len(choices) == 1 or all(recompute[s] for s in short) or _needs_whole_stash(strategy):
             break
         if attempt == _ROUNDS - 1:
             short = set(range(len(recompute)))
@@ -187,6 +209,13 @@ def _that_fits(problem: Problem, layout: Layout) -> tuple[Strategy, str | None, 
         if layout.recut is not None:
             layout = replace(layout.recut(recompute), sharing=sharing)
     return strategy, shortage, work_s
+
+
+def _needs_whole_stash(strategy: Strategy) -> bool:
+    """Whether recomputation saves nothing: the only stage has one microbatch in flight, whose
+    backward needs all that a forward keeps.
+    """
+    return len(strategy.stages) == 1 and strategy.stages[0].warmup == 1
 
 
 def _distributed_optimizer(problem: Problem, layout: Layout) -> tuple[int, int] | None:

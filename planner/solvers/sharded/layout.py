@@ -7,6 +7,7 @@ mesh over neighbours, then the first axis, then replicas, then stages.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
+from math import isqrt
 
 import numpy as np
 
@@ -59,7 +60,8 @@ def divisors(number: int) -> tuple[int, ...]:
     >>> divisors(12)
     (1, 2, 3, 4, 6, 12)
     """
-    return tuple(n for n in range(1, number + 1) if number % n == 0)
+    small = [n for n in range(1, isqrt(number) + 1) if number % n == 0]
+    return tuple(sorted({*small, *(number // n for n in small)}))
 
 
 def groups_of(

@@ -58,6 +58,7 @@ from planner.solvers.sharded.promise import promises
 from planner.solvers.sharded.rules import named, share_work, weight_parts
 from planner.solvers.sharded.zero import data_policy
 from planner.support.arrays import Floats
+from planner.support.memo import remembered
 
 # Work per second of an ordinary core: operators whose rules are searched for along the axes of a
 # mesh, and operators whose times are made and which are cut into stages. Measured on a core at 2.9
@@ -113,7 +114,7 @@ def _layouts(problem: Problem, points: Sequence[tuple[int, int, int]]) -> Iterat
         work_s = 0.0
         for key in product([axes], [rounds, 1.0], sequences if t > 1 else [False]):
             if key not in known:
-                known[key] = _lines(problem, [*chain(*groups)], *key, forced=forced)
+                known[key] = _lines(problem, (*chain(*groups),), *key, forced=forced)
                 work_s += size / _LINES_PER_S
             own = known[key]
             if own is None or own in made:
@@ -217,16 +218,18 @@ class _Cut:
         return np.array(made).reshape(len(made), len(sizes))
 
 
+@remembered(kept=64)
 def _lines(
     problem: Problem,
-    groups: Sequence[Sequence[int]],
+    groups: tuple[tuple[int, ...], ...],
     axes: Axes,
     rounds: float,
     sequence: bool,
     *,
     forced: bool,
 ) -> Lines | None:
-    """The rules of all operators, along each axis; None where an axis would cut nothing.
+    """The rules of all operators, along each axis; None where an axis would cut nothing. They are
+    remembered, because a search that goes on begins with the same points.
 
     Args:
         groups: the devices of each mesh.

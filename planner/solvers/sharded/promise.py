@@ -7,11 +7,14 @@ from typing import NamedTuple
 
 from planner.artefacts.graph import Graph, parameters_by_name, tensors_by_name
 from planner.artefacts.problem import Problem
+from planner.artefacts.profile import has_rules
 from planner.costs.operators import operator_times
 from planner.costs.stage_memory import memory_of, own_limit_bytes
 from planner.costs.transfers import transfer_s
 from planner.solvers.fit import recompute_choices
-from planner.solvers.sharded.layout import divisors
+from planner.solvers.sharded.degrees import grid
+from planner.solvers.sharded.layout import divisors, host_by_host
+from planner.solvers.sharded.options import Megatron
 
 
 class Promise(NamedTuple):
@@ -64,6 +67,12 @@ def promises(
         return Promise(not fitting, (rounds + p - 1) * (busy_s + sums_s) + last_s)
 
     return [promise(*point) for point in points]
+
+
+def best_promise(problem: Problem) -> Promise:
+    """The best of the whole grid; without tensor degrees where the profile has no rules."""
+    points = grid(problem, Megatron(tensor_degree=None if has_rules(problem.profile) else 1))
+    return min(promises(problem, host_by_host(problem), points))
 
 
 def _summed_bytes(graph: Graph) -> float:

@@ -4,9 +4,12 @@ Replicas run microbatches of their own, and keep parts over all of them (FSDP) o
 host, which gathers over the links inside it (HSDP); see `resharding/over_replicas.py`.
 
 Or the samples of a microbatch are split along one axis over all devices or, with replicas, over a
-part of them that divides the microbatch. Where no number divides it, all devices split what they
-can split fastest, such as the sequence. Along the axis each parameter is cut in the first dimension
-that can be (Rajbhandari et al. 2020, section 5):
+part of them that divides the microbatch. Such a mesh of n devices, and n replicas with microbatches
+of an n-th of the samples, are one plan but for batch normalizations, which see other samples
+(`tests/costs/test_sharing.py`): where microbatches of all sizes are asked, the mesh is left out.
+Where no number divides the microbatch, all devices split what they can split fastest, such as the
+sequence. Along the axis each parameter is cut in the first dimension that can be (Rajbhandari et
+al. 2020, section 5):
 
     1   the optimizer's state: each device steps through its part, which is gathered then
     2   gradients, too: each backward scatters them
@@ -18,7 +21,7 @@ from dataclasses import replace
 
 from planner.artefacts.graph import parameters_by_name
 from planner.artefacts.problem import Problem, Result, Status, switches_of
-from planner.artefacts.profile import SplitRule, has_rules
+from planner.artefacts.profile import BatchNorm, SplitRule, has_rules
 from planner.artefacts.sharding import CHUNKS, AxisRule, Sharding, Spec, reads
 from planner.solvers.sharded.along import Policy
 from planner.solvers.sharded.best import best_of
@@ -60,7 +63,8 @@ def solve(problem: Problem, time_limit_s: float) -> Result:
 
 def _over_replicas(problem: Problem, stage: int) -> Iterator[Layout]:
     """A replica on every device, or on as many of them as the microbatches can be dealt to evenly,
-    where they exchange gradients in their backwards: with parts over all, and over those of a host.
+    where they exchange gradients in their backwards: with parts over all, and over the most of a
+    host that are fewer.
     """
     if problem.training.schedule.is_asynchronous:
         return
@@ -70,10 +74,19 @@ def _over_replicas(problem: Problem, stage: int) -> Iterator[Layout]:
         count = next(n for n in range(count, 0, -1) if rounds % n == 0)
     sizes = [n for n in divisors(count) if 1 < n <= smallest_host(problem)]
     everything = (tuple(range(len(problem.profile.graph.operators))),)
-    for over in dict.fromkeys([count, *sizes[-1:]]):
+    for over in [*dict.fromkeys([count, *reversed(sizes)])][:2]:
         if over > 1:
             groups = groups_of(host_by_host(problem, over), (1,), count, 1)
             yield Layout(everything, groups, [None], sharing=(over, stage))
+
+
+def replicas_suffice(problem: Problem) -> bool:
+    """Whether each plan on a mesh that splits the samples of a microbatch is one with replicas and
+    smaller microbatches, which are asked, too. Batch normalizations in training normalise by the
+    statistics of the whole microbatch, and an asynchronous schedule steps after each one.
+    """
+    frozen = problem.profile.batch_norm is BatchNorm.FROZEN
+    return problem.any_size and frozen and not problem.training.schedule.is_asynchronous
 
 
 def _layouts(problem: Problem, stage: int) -> Iterator[Layout]:
@@ -87,6 +100,8 @@ def _layouts(problem: Problem, stage: int) -> Iterator[Layout]:
     about = dict(named(graph))
     lines: tuple[SplitRule, ...] = ()
     dividing = [n for n in sizes if samples % n == 0]
+    if dividing and replicas_suffice(problem):
+        return
     for size in dividing or sizes:
         replicas = len(devices) // size
         groups = groups_of(devices, (size,), replicas, 1)

@@ -1,0 +1,1 @@
+"""The roofline: times of kernels, and how they grow with the samples of a microbatch."""
