@@ -146,8 +146,11 @@ def _grow(
 ) -> tuple[str, ...]:
     """The rules that hold for few and for many samples. Blocks grow with the samples, or not.
 
-    >>> own = [SplitRule("S0->S0"), SplitRule("S0/8->S0/8"), SplitRule("S1/3->S1/3")]
-    >>> _grow(2, [*own, SplitRule("S0/2->S0/2")], 8, own)
+    >>> low, high = (
+    ...     [SplitRule("S0->S0"), SplitRule(f"S0/{n}->S0/{n}"), SplitRule("S1/3->S1/3")]
+    ...     for n in (2, 8)
+    ... )
+    >>> _grow(2, low, 8, high)
     ('S0->S0', 'S0/n->S0/n', 'S1/3->S1/3')
     """
 
