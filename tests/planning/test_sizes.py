@@ -15,6 +15,7 @@ from planner.planning.judge import comparable_s, objective_s, samples_in
 from planner.planning.portfolio import compare, portfolio
 from planner.planning.sizes import MAX_WHOLE, _sizes_between, best_over_sizes
 from planner.profilers.interpolate import interpolated
+from planner.reports.plans import comparison_table
 from planner.solvers.registry import SOLVERS
 from planner.solvers.sharded.layout import NOTHING_TO_SPLIT, divisors
 from tests.costs.test_split_bounds import with_rules
@@ -205,6 +206,7 @@ def test_a_size_that_is_pinned_is_the_only_one():
     assert plans.comparison.lower_bound_s == lower_bound_s(problem)
     own = planned(profile, 32, ("zero",), microbatch_size=1)
     assert set(sizes_of(own)) == {1}
+    assert "microbatch" in [column.head for column in comparison_table(own.comparison).columns]
 
 
 def test_latencies_are_those_of_one_microbatch_so_its_size_stays():

@@ -4,8 +4,8 @@ Each kernel takes
 
     launch + max(flops / (compute share x peak), bytes / (memory share x memory bandwidth))
 
-with the shares of its kind of work (efficiencies.py); the time of a pass is the sum over its
-kernels. A view takes no time.
+with the shares of its kind of work (profilers/efficiencies.py); the time of a pass is the sum over
+its kernels. A view takes no time.
 
 Source: the roofline of Williams, Waterman and Patterson, CACM 2009.
 """
