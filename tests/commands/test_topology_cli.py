@@ -71,7 +71,10 @@ def test_the_slowest_link_of_each_collective_is_named(folder):
     assert everything["group"] == "all"
     assert everything["slowest_link"].startswith("host host")
     assert everything["bandwidth_bytes_per_s"] == 125e6
-    assert everything["time_s"] == pytest.approx(6 * (60e-6 - 5e-6 + 25e6 / 125e6), rel=1e-3)
+    # Halves inside both hosts, and each half over the card that the two of a host share.
+    inside_s, over_s = 5e-6 + 50e6 / 10e9, 60e-6 - 5e-6 + 25e6 / (125e6 / 2)
+    assert everything["time_s"] == pytest.approx(2 * inside_s + 2 * over_s, rel=1e-6)
+    assert (everything["over_hosts"], everything["measured"]) == (True, False)
     assert one_host["group"] == "host0"
     assert one_host["ring"] == ["gpu0", "gpu1"]
     assert found["bandwidth_bytes_per_s"][0] == [0.0, 10e9, 125e6, 125e6]
