@@ -79,6 +79,21 @@ def _ring(topology: Topology, devices: tuple[int, ...]) -> tuple[float, float]:
     return float(latency[hops].max()), float(width[hops].min())
 
 
+def half_line(
+    topology: Topology, devices: tuple[int, ...], kind: CollectiveKind
+) -> tuple[float, float]:
+    """Start in s, and s per byte, of the time of an all-gather or a reduce-scatter over a group of
+    at least 2 devices: exact without measured times, else no more than `allgather_s` or
+    `reducescatter_s`. Searches use it.
+    """
+    table = table_of(topology, devices, kind)
+    if table is not None:
+        return line_below(_measured(topology, devices, table))
+    latency, rate = ring_links(topology, devices)
+    rounds = len(devices) - 1
+    return rounds * latency, rounds / len(devices) / rate
+
+
 def ring_allreduce_s(size_bytes: float, num_ranks: int, latency: float, bandwidth: float) -> float:
     """Time of a ring all-reduce, in s. Compiled by the solvers that search with it.
 

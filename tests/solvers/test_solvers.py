@@ -25,7 +25,7 @@ from tests.support.often import often
 from tests.support.strategies import problems
 
 
-@pytest.fixture(params=automatic(splits=False))
+@pytest.fixture(params=automatic(rules=False))
 def solver(request):
     return SOLVERS[request.param]
 
@@ -82,7 +82,7 @@ def test_a_search_without_work_left_says_which_solvers_were_not_asked():
     reasons = {row.solver: row.reason for row in comparison.rows}
     assert reasons == {
         name: None if SOLVERS[name].always_asked else OUT_OF_TIME
-        for name in portfolio(splits=False)
+        for name in portfolio(rules=False)
     }
     assert comparison.best.solver == "data-parallel"
     assert comparison.best.plan.reproducible

@@ -8,6 +8,7 @@ part of them that divides the microbatch. Where no number divides it, all device
 can split fastest, such as the sequence. Along the axis each parameter is cut in the first dimension
 that can be (Rajbhandari et al. 2020, section 5):
 
+    0   nothing: each device has whole copies, and samples of its own
     1   the optimizer's state: each device steps through its part, which is gathered then
     2   gradients, too: each backward scatters them
     3   parameters, too: each forward gathers them, and each backward does so again
@@ -51,9 +52,9 @@ def solve(problem: Problem, time_limit_s: float) -> Result:
     if has_rules(problem.profile):
         layouts += _layouts(problem, stage)
     if not layouts:
-        reason = ONE_DEVICE
-        if len(problem.topology.devices) > 1:
-            reason = NOTHING_TO_SPLIT if has_rules(problem.profile) else NO_RULES
+        reason = NOTHING_TO_SPLIT if has_rules(problem.profile) else NO_RULES
+        if len(problem.topology.devices) == 1:
+            reason = ONE_DEVICE
         return Result(Status.INFEASIBLE, None, space=space, reason=reason)
     return best_of(problem, layouts, space)
 
@@ -61,8 +62,9 @@ def solve(problem: Problem, time_limit_s: float) -> Result:
 def _over_replicas(problem: Problem, stage: int) -> Iterator[Layout]:
     """A replica on every device, or on as many of them as the microbatches can be dealt to evenly,
     where they exchange gradients in their backwards: with parts over all, and over those of a host.
+    Whole replicas are the solver `data-parallel`'s.
     """
-    if problem.training.schedule.is_asynchronous:
+    if stage == 0 or problem.training.schedule.is_asynchronous:
         return
     rounds = problem.num_microbatches
     count = min(len(problem.topology.devices), rounds)
@@ -129,7 +131,9 @@ def data_policy(problem: Problem) -> Policy:
 
 
 def cut_further(problem: Problem, data: Sharding, stage: int) -> Sharding:
-    """Data parallelism with the parts of ZeRO's stage 1, 2 or 3."""
+    """Data parallelism with the parts of ZeRO's stage 0, 1, 2 or 3."""
+    if stage == 0:
+        return data
     cut = dict(_parts(problem, data.mesh[0]))
     match stage:
         case 1:
