@@ -119,9 +119,7 @@ def _candidates(problem: Problem) -> Iterator[Strategy]:
     if training.optimizer.num_moments and not training.schedule.is_asynchronous:
         for strategy in _pipelines(problem):
             if any(stage.num_replicas > 1 for stage in strategy.stages):
-                stages = (
-                    replace(one, over=one.num_replicas, zero=1) for one in strategy.stages
-                )
+                stages = (replace(one, over=one.num_replicas, zero=1) for one in strategy.stages)
                 yield replace(strategy, stages=tuple(stages))
 
 

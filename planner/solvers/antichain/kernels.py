@@ -528,7 +528,8 @@ def search(
     Returns:
         The objective (the incumbent if nothing is better), the stages from the first to the last
         as rows (downset before, downset behind, combination, recomputation, level), whether
-        something had to be dropped, so that a better one may exist, and the labels that were extended.
+        something had to be dropped, so that a better one may exist, and the labels that were
+        extended.
     """
     n, num_moves = len(subsets.masks), moves.k.shape[0]
     room = _ROOM
@@ -744,7 +745,7 @@ def _tail_s(sweep: Sweep, stage: FrontStage, to: int, backward: float, level: in
     stepped = sweep.scratch.part[STEPPED] if level > 0 else 0.0
     tail = moves.step[to] * (stage.trained - stepped + stepped / width) + launch
     if level < 3 and stepped > 0:  # parameters are gathered from the parts that were stepped
-        tail += moves.gather[0, to] * sum_launches(stepped) + moves.gather[1, to] * stepped
+        tail += moves.gather[0, to] + moves.gather[1, to] * stepped
     # What is summed once per iteration: whole, and in parts.
     whole, parted = stage.trained - stage.tied - stepped, stepped if level == 1 else 0.0
     if width > 1 and whole + parted > 0:

@@ -164,8 +164,10 @@ def _saved_bytes(problem: Problem) -> Iterator[float]:
     for v, cost in enumerate(problem.profile.operators):
         here = local.profile.operators[place[v]]
         copies = {name for name in here.stash_tensors if name in tensors} - known.keys()
-        yield cost.stash_private_bytes - here.stash_private_bytes - sum(
-            tensors[name] for name in copies
+        yield (
+            cost.stash_private_bytes
+            - here.stash_private_bytes
+            - sum(tensors[name] for name in copies)
         )
 
 
