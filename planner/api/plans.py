@@ -155,7 +155,7 @@ def solve(
         if obstacle is None:
             measure = _measuring(inputs.profiles[-1], model, progress)
     profiles = sized(inputs.profiles, training)
-    usual = portfolio(splits=has_rules(profiles[-1]))
+    usual = portfolio(rules=has_rules(profiles[-1]))
     names = (PIPEDREAM,) if cost_model == PIPEDREAM else asked_solvers(solvers, usual, search)
     limit_s = time_limit_s if what_if == WhatIf() else time_limit_s / 2
 
@@ -251,7 +251,7 @@ def compare(
     if what_if != WhatIf():
         changed = changed_cluster(problem.topology, what_if)
         problem, changes = replace(problem, topology=changed.topology), changed.changes
-    names = asked_solvers(solvers, automatic(splits=has_rules(problem.profile)), search)
+    names = asked_solvers(solvers, automatic(rules=has_rules(problem.profile)), search)
     comparison = compare_all(problem, names, time_limit_s, progress, full_time=True)
     return Plans(comparison, (problem,), changes=changes)
 

@@ -4,7 +4,7 @@ moves large buffers faster.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from math import prod
 from typing import TypeVar
@@ -73,7 +73,7 @@ def ring_links(topology: Topology, devices: tuple[int, ...]) -> tuple[float, flo
     if table is not None:
         points = _measured(topology, devices, table)
     elif rows := host_rows(topology, devices):
-        points = _points_over_hosts(topology, rows)
+        points = _points_over_hosts(topology, rows, lambda n: _over_hosts_s(topology, rows, n))
     else:
         return _ring(topology, devices)
     start_s, s_per_byte = line_below(points)
@@ -88,6 +88,25 @@ def _ring(topology: Topology, devices: tuple[int, ...]) -> tuple[float, float]:
     latency, width = pair_widths(topology)
     hops = list(ring), [*ring[1:], ring[0]]
     return float(latency[hops].max()), float(width[hops].min())
+
+
+def half_line(
+    topology: Topology, devices: tuple[int, ...], kind: CollectiveKind
+) -> tuple[float, float]:
+    """Start in s, and s per byte, of the time of an all-gather or a reduce-scatter over a group of
+    at least 2 devices: exact without measured times, else no more than `allgather_s` or
+    `reducescatter_s`. Searches use it.
+    """
+    table = table_of(topology, devices, kind)
+    if table is not None:
+        return line_below(_measured(topology, devices, table))
+    if rows := host_rows(topology, devices):
+        return line_below(
+            _points_over_hosts(topology, rows, lambda n: _half_s(topology, devices, kind, n))
+        )
+    latency, rate = ring_links(topology, devices)
+    rounds = len(devices) - 1
+    return rounds * latency, rounds / len(devices) / rate
 
 
 def ring_allreduce_s(size_bytes: float, num_ranks: int, latency: float, bandwidth: float) -> float:
@@ -143,13 +162,17 @@ def _parts_over_hosts_s(topology: Topology, rows: Rings, size_bytes: float, crow
     return ring_allreduce_s(size_bytes / len(rows[0]), len(rows), latency, rate / crowd)
 
 
-def _points_over_hosts(topology: Topology, rows: Rings) -> "_Points":
-    """Times of all-reduces at the sizes between which they lie on straight lines, and beyond."""
+def _points_over_hosts(
+    topology: Topology, rows: Rings, time_s: Callable[[float], float]
+) -> "_Points":
+    """Times of a collective inside hosts and over them at the sizes between which they lie on
+    straight lines, and beyond.
+    """
     tables = [table_of(topology, row, kind) for row in rows for kind in CollectiveKind]
     sizes = {size for table in tables if table is not None for size, _ in table.times}
     most = max(sizes, default=_LARGE)
     every = sorted({0, *sizes, 2 * most, 4 * most})
-    return tuple((float(size), _over_hosts_s(topology, rows, size)) for size in every)
+    return tuple((float(size), time_s(size)) for size in every)
 
 
 @remembered(kept=65536)

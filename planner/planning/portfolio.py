@@ -285,7 +285,7 @@ def _checked(problem: Problem, names: Sequence[str] | None) -> tuple[str, ...]:
     unknown = [name for name in names or () if name not in SOLVERS]
     if unknown:
         raise OptionError(f"unknown solver {unknown[0]!r}; known: {', '.join(SOLVERS)}")
-    return tuple(names or portfolio(splits=has_rules(problem.profile)))
+    return tuple(names or portfolio(rules=has_rules(problem.profile)))
 
 
 @dataclass(slots=True, eq=False)

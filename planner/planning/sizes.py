@@ -159,7 +159,7 @@ class _Rounds:
             names: keys of `SOLVERS`; None asks the portfolio.
         """
         self._sizes, self._names, self._search = sizes, names, search
-        usual = portfolio(splits=has_rules(sizes.first.profile))
+        usual = portfolio(rules=has_rules(sizes.first.profile))
         known = [name for name in names or usual if name in SOLVERS]
         self._scouts = [name for name in known if SOLVERS[name].is_scout] or known
         self._all_are_scouts = len(self._scouts) == len(known)

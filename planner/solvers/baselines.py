@@ -6,7 +6,9 @@ once per iteration
 `even`            a straight pipeline whose stages have equally many layers, one device each: the
 partition by hand that GPipe (Huang et al. 2019) is given. A layer is an
 operator with trained parameters and all that follows it up to the next. On
-more than 64 devices such pipelines run side by side, as replicas
+more than 64 devices such pipelines run side by side, as replicas, which
+keep the optimizer's state in parts where nothing fits otherwise (the
+distributed optimizer of Megatron-LM)
 """
 
 from collections.abc import Iterator, Sequence
@@ -107,7 +109,18 @@ def even(problem: Problem, time_limit_s: float) -> Result:
     Args:
         time_limit_s: not needed.
     """
-    return first_that_fits(problem, _pipelines(problem), "stages with equally many layers")
+    return first_that_fits(problem, _candidates(problem), "stages with equally many layers")
+
+
+def _candidates(problem: Problem) -> Iterator[Strategy]:
+    """Whole copies first; then the optimizer's state, if there is any, in parts over replicas."""
+    yield from _pipelines(problem)
+    training = problem.training
+    if training.optimizer.num_moments and not training.schedule.is_asynchronous:
+        for strategy in _pipelines(problem):
+            if any(stage.num_replicas > 1 for stage in strategy.stages):
+                stages = (replace(one, over=one.num_replicas, zero=1) for one in strategy.stages)
+                yield replace(strategy, stages=tuple(stages))
 
 
 def _pipelines(problem: Problem) -> Iterator[Strategy]:

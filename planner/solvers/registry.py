@@ -62,8 +62,8 @@ class Solver:
         max_devices: on more devices it has no answer.
         without_memory: the one of its own options under which it counts no memory; None if it
             always does.
-        splits: whether it splits operators, and is asked only where the profile has rules for that,
-            unless it is named.
+        needs_rules: whether all that it has splits operators, so that it is asked only where the
+            profile has rules for that, unless it is named.
         splits_samples: whether it splits the samples of a microbatch over devices, and is asked for
             microbatches with samples for all of them, too.
         is_scout: whether it is asked first at sizes of the microbatch that were not profiled: its
@@ -86,7 +86,7 @@ class Solver:
     starts_from: tuple[str, ...] | None = None
     max_devices: float = math.inf
     without_memory: str | None = None
-    splits: bool = False
+    needs_rules: bool = False
     splits_samples: bool = False
     is_scout: bool = False
     synchronous: bool = False
@@ -177,7 +177,6 @@ SOLVERS: Mapping[str, Solver] = {
         "ZeRO, data parallelism that keeps parts of the model",
         Zero,
         in_portfolio=True,
-        splits=True,
         splits_samples=True,
         is_scout=True,
     ),
@@ -187,7 +186,7 @@ SOLVERS: Mapping[str, Solver] = {
         Megatron,
         in_portfolio=True,
         improves=True,
-        splits=True,
+        needs_rules=True,
         splits_samples=True,
     ),
     "heft": Solver(
@@ -240,12 +239,12 @@ SOLVERS: Mapping[str, Solver] = {
     "expert": Solver(
         "planner.solvers.sharded.experts:expert",
         "Krizhevsky's rules for convolutions and products, Wu's for recurrent models",
-        splits=True,
+        needs_rules=True,
     ),
     "heuristic": Solver(
         "planner.solvers.sharded.experts:heuristic",
         "every input and parameter cut along its longest dimension",
-        splits=True,
+        needs_rules=True,
     ),
     "manual": Solver(
         "planner.solvers.manual:solve",
@@ -256,27 +255,27 @@ SOLVERS: Mapping[str, Solver] = {
 }
 
 
-def portfolio(*, splits: bool = True) -> tuple[str, ...]:
+def portfolio(*, rules: bool = True) -> tuple[str, ...]:
     """The solvers that are asked where none is named; the others are there to compare with.
 
     Args:
-        splits: with those that split operators.
+        rules: with those that need rules by which operators are split.
     """
     return tuple(
-        name for name, one in SOLVERS.items() if one.in_portfolio and (splits or not one.splits)
+        name for name, one in SOLVERS.items() if one.in_portfolio and (rules or not one.needs_rules)
     )
 
 
-def automatic(*, splits: bool = True) -> tuple[str, ...]:
+def automatic(*, rules: bool = True) -> tuple[str, ...]:
     """The solvers that need nothing from the user.
 
     Args:
-        splits: with those that split operators.
+        rules: with those that need rules by which operators are split.
     """
     return tuple(
         name
         for name, one in SOLVERS.items()
-        if not one.needs_options and (splits or not one.splits)
+        if not one.needs_options and (rules or not one.needs_rules)
     )
 
 

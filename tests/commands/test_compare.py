@@ -61,7 +61,7 @@ def test_the_command_shows_table_bars_and_reasons_and_writes_csv(folder):
     for said in ("Strategies, judged by the simulator", "█", "the best plan is", "wrote rows.csv"):
         assert said in text
     rows = list(csv.DictReader(Path("rows.csv").read_text().splitlines()))
-    assert [row["solver"] for row in rows] == list(automatic(splits=False))
+    assert [row["solver"] for row in rows] == list(automatic(rules=False))
     planned = [row for row in rows if row["iteration_s"]]
     assert len(planned) == len(rows)
     for row in planned:

@@ -135,7 +135,9 @@ def test_of_several_profiles_of_one_model_the_newest_is_taken(folder):
 def said_of(*arguments):
     """What solve says of the profile that it takes."""
     lines = run("solve", "--solver", "even", *arguments).output.splitlines()
-    return [line for line in lines if line.startswith(("profile ", "note: older", "note: no profile"))]
+    return [
+        line for line in lines if line.startswith(("profile ", "note: older", "note: no profile"))
+    ]
 
 
 def test_of_the_profiles_for_the_types_of_the_topology_the_newest_is_taken(folder):

@@ -92,7 +92,7 @@ def test_other_cost_models_refuse_what_they_would_not_heed(given, model):
 @given(st.dictionaries(st.integers(0, 5), st.integers(0, 2), max_size=3))
 def test_no_row_breaks_a_pin(pins):
     problem = chain(sorted(pins.items()), num_microbatches=2)
-    names = [name for name in automatic(splits=False) if name not in ("netsplit", "pesto")]
+    names = [name for name in automatic(rules=False) if name not in ("netsplit", "pesto")]
     for row in compare(problem, names, 5.0, full_time=True).rows:
         if row.plan is None:
             assert row.reason

@@ -208,7 +208,7 @@ def test_an_error_ends_the_other_process(with_cores):
 def test_the_solvers_that_improve_have_an_answer_without_work():
     problem = problem_from(3, 3, num_operators=30)
     for name, solver in SOLVERS.items():
-        if solver.improves and not solver.splits:
+        if solver.improves and not solver.needs_rules:
             first, best = solver(problem, 0.0), solver(problem, 1.0)
             assert first.status in (Status.FEASIBLE, Status.OPTIMAL)
             assert first.work_s < best.work_s, name
@@ -216,7 +216,7 @@ def test_the_solvers_that_improve_have_an_answer_without_work():
 
 def test_the_work_of_a_solver_is_counted_alike_each_time():
     problem = branchy()
-    for name in judging.portfolio(splits=False):
+    for name in judging.portfolio(rules=False):
         one, other = SOLVERS[name](problem, 1.0), SOLVERS[name](problem, 1.0)
         assert one == other
         assert math.isfinite(one.work_s)

@@ -91,7 +91,7 @@ def test_an_option_of_one_solver_is_taken_where_this_solver_is_asked():
     tensors = Search(switches=(Megatron(tensor_degree=2),))
     assert asked_solvers(None, portfolio(), tensors) == portfolio()
     assert asked_solvers(["megatron"], portfolio(), tensors) == ("megatron",)
-    for solvers, usual in ((["single"], portfolio()), (None, portfolio(splits=False))):
+    for solvers, usual in ((["single"], portfolio()), (None, portfolio(rules=False))):
         with pytest.raises(OptionError, match="--tensor-degree is for the solver megatron, which"):
             asked_solvers(solvers, usual, tensors)
     with pytest.raises(OptionError, match="for the solvers pesto and netsplit, neither of which"):

@@ -362,7 +362,7 @@ def test_a_tensor_degree_may_be_of_whole_hosts(block):
 def test_options_out_of_range():
     with pytest.raises(OptionError, match="--tensor-degree: expected a whole number of at least 1"):
         Megatron(tensor_degree=0)
-    with pytest.raises(OptionError, match="--zero-stage: expected a whole number from 1 to 3"):
+    with pytest.raises(OptionError, match="--zero-stage: expected a whole number from 0 to 3"):
         Zero(zero_stage=4)
 
 
@@ -388,6 +388,21 @@ def test_zero_keeps_a_part_of_everything(block):
         2: (trained + others, trained // 2, trained),
         3: (trained // 2 + others, trained // 2, trained),
     }
+
+
+def test_zero_at_stage_0_splits_samples_of_whole_copies(block):
+    given = problem(block, 2, num_microbatches=4, switches=(Zero(zero_stage=0),))
+    result = SOLVERS["zero"](given, 1.0)
+    for strategy in (result.strategy, *result.others):
+        stage = only_stage(strategy)
+        assert (stage.over, stage.zero, stage.groups) == (1, 0, ((0, 1),))
+        assert stage.sharding.inputs == {"x": ("S0",)}
+        assert not (stage.sharding.states or stage.sharding.gradients)
+    memory = evaluate(given, result.strategy).memory[0]
+    trained = sum(p.bytes for p in block.graph.parameters if p.trainable)
+    others = sum(p.bytes for p in block.graph.parameters if not p.trainable)
+    held = memory.parameter_bytes, memory.gradient_bytes, memory.optimizer_bytes
+    assert held == (trained + others, trained, 2 * trained)
 
 
 @pytest.mark.parametrize("level", [1, 2, 3])
@@ -531,7 +546,7 @@ def test_one_device_is_said_to_be_one(block, solver):
 
 
 def test_without_rules_they_are_not_asked():
-    assert not set(portfolio(splits=False)).intersection(("megatron", "zero"))
+    assert not set(portfolio(rules=False)).intersection(("megatron", "zero"))
     given = problem(mlp())
     assert "megatron" not in [row.solver for row in compare(given, None, 5.0).rows]
     result = SOLVERS["megatron"](given, 1.0)

@@ -25,7 +25,7 @@ from tests.support.often import often
 from tests.support.strategies import problems
 
 
-@pytest.fixture(params=automatic(splits=False))
+@pytest.fixture(params=automatic(rules=False))
 def solver(request):
     return SOLVERS[request.param]
 
@@ -81,8 +81,7 @@ def test_a_search_without_work_left_says_which_solvers_were_not_asked():
     comparison = compare(problem_of(profile, slow), time_limit_s=0.0)
     reasons = {row.solver: row.reason for row in comparison.rows}
     assert reasons == {
-        name: None if SOLVERS[name].always_asked else OUT_OF_TIME
-        for name in portfolio(splits=False)
+        name: None if SOLVERS[name].always_asked else OUT_OF_TIME for name in portfolio(rules=False)
     }
     assert comparison.best.solver == "data-parallel"
     assert comparison.best.plan.reproducible

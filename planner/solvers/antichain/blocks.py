@@ -20,8 +20,8 @@ from planner.artefacts.graph import (
 from planner.artefacts.problem import Problem
 from planner.artefacts.profile import Profile, storage_owner
 from planner.costs.operators import first_of_each_type, operator_times
-from planner.costs.passes import block_workspace_bytes, operator_workspaces
 from planner.solvers.antichain import kernels
+from planner.solvers.antichain.parts import may_share, shared_workspaces, workspaces
 from planner.solvers.graphs.coarsen import Coarsening
 from planner.solvers.graphs.downsets import Downsets, pack, sums_over
 from planner.support.arrays import Floats, csr
@@ -105,7 +105,7 @@ def sets_of(problem: Problem, coarse: Coarsening, cautious: bool) -> kernels.Set
         parameters=held,
         tied=np.array(_tied(graph.parameters, used_in), dtype=np.int64),
         private=_private_bytes(problem.profile, coarse, uses, free),
-        workspace=np.array(_workspaces(problem.profile, coarse, cautious), dtype=float),
+        workspace=np.array(_workspaces(problem, coarse, cautious), dtype=float),
         returned=_returned_bytes(graph, uses, count),
     )
 
@@ -155,12 +155,13 @@ def _private_bytes(
     return private
 
 
-def _workspaces(profile: Profile, coarse: Coarsening, cautious: bool) -> list[float]:
-    """Per block, bytes that live inside one pass; argument as `sets_of`."""
-    if cautious:
-        alone = operator_workspaces(profile)
-        return [max(alone[v] for v in block) for block in coarse.blocks]
-    return [block_workspace_bytes(profile, block) for block in coarse.blocks]
+def _workspaces(problem: Problem, coarse: Coarsening, cautious: bool) -> list[list[float]]:
+    """Per block, bytes that live inside one pass, by row of `kernels.Sets`; argument as `sets_of`."""
+    profile = problem.profile
+    whole = workspaces(profile, coarse.blocks, cautious=cautious)
+    if not may_share(problem):
+        return [whole]
+    return [whole, *shared_workspaces(problem, coarse, cautious=cautious)]
 
 
 def _returned_bytes(graph: Graph, uses: _Uses, count: int) -> Floats:

@@ -23,6 +23,7 @@ from planner.costs.stage_memory import limit_bytes
 from planner.costs.stage_pass import sums_overlap_compute
 from planner.costs.transfers import ring_links, slowest_link
 from planner.solvers.antichain import kernels
+from planner.solvers.antichain.parts import Lines, levels_of, lines_of
 from planner.support.arrays import Floats, Ints, csr
 
 # On more devices than this, see `rounds`.
@@ -225,6 +226,7 @@ def _moves(problem: Problem, order: tuple[int, ...], one: Round) -> kernels.Move
     stages = _stages_on(problem, order, [(k, r) for k, r, _ in states])
     return kernels.Moves(
         k=k_, r=r_, w=w_, weight=_weights(problem, r_),
+        levels=np.array([levels_of(problem, r) for _, r, _ in states], dtype=np.int64),
         start=start, to=to,
         latency=there[0], rate=there[1], back_latency=there[2], back_rate=there[3],
         **stages,
@@ -268,7 +270,9 @@ def _stages_on(
     decided |= {name: np.full(len(stages), math.inf) for name in infinite}
     decided["factor"] = np.zeros((len(kinds), len(stages)))
     decided["type_launch"] = np.zeros((len(kinds), len(stages)))
+    decided |= {name: np.zeros((2, len(stages))) for name in ("gather", "scatter", "part_sum")}
     rings: dict[tuple[int, int], tuple[float, float, bool]] = {}
+    lines: dict[tuple[int, int], Lines] = {}
     for c, (k, r) in enumerate(stages):
         if k == 0:
             continue
@@ -299,6 +303,11 @@ def _stages_on(
             decided["ring_latency"][c] = of_sums * latency_s
             decided["ring_rate"][c] = rate / of_sums
             decided["beside"][c] = beside
+            if levels_of(problem, r) > 1:
+                if (k, r) not in lines:
+                    lines[k, r] = lines_of(problem, tuple(sorted(order[where])), of_sums)
+                for name, line in zip(("gather", "scatter", "part_sum"), lines[k, r], strict=True):
+                    decided[name][:, c] = line
     return decided
 
 

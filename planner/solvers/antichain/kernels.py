@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from planner.costs import closed_form, stage_memory, transfers
+from planner.costs import closed_form, shared_forms, stage_memory, transfers
 from planner.solvers.graphs.downsets import Downsets
 from planner.support.arrays import Bools, Floats, Ints, Masks
 from planner.support.jit import inlined, inner, njit
@@ -36,26 +36,36 @@ rounds_to_turn = inner(closed_form.rounds_to_turn)
 ring_allreduce_s = inner(transfers.ring_allreduce_s)
 search_bytes = inner(stage_memory.search_bytes)
 search_recompute_bytes = inner(stage_memory.search_recompute_bytes)
+shared_static_bytes = inner(shared_forms.shared_static_bytes)
+exchanged_bytes = inner(shared_forms.exchanged_bytes)
 
 # Labels that there is room for at first, and at most: these take 4.8 GB.
 _ROOM, _MOST_ROOM = 1 << 14, 1 << 26
 
 # Rows of `Scratch.stage`, the bytes of a stage: from forward to backward of one microbatch; its
 # inputs, and the model's outputs that it makes; the inputs among these that earlier stages make;
-# parameters; trained parameters; the largest workspace of its blocks.
+# parameters; trained parameters; the largest workspace of its blocks. Where replicas may share, two
+# more rows have the workspace at levels 2 and 3.
 KEPT, BOUNDARY, ENTERING, HELD, TRAINED, WORKSPACE = 0, 1, 2, 3, 4, 5
+# Rows of `Parts` and of `Scratch.part`: bytes of parameters whose state is in parts from level 1
+# on; of those that are themselves in parts at level 3, and of a row of each; bytes and number of
+# what a backward scatters from level 2 on, of what a forward gathers at level 3, and of what a
+# backward gathers again; bytes that are kept at lower levels only.
+STEPPED, CUT, ROW, SCATTERED, SCATTERS, GATHERED, GATHERS, AGAIN_BYTES, AGAINS, SAVED = range(10)
+NUM_PARTS = 10
 # Columns of `Labels.value`, in s: round trip; slowest period behind the cut, forward and back (in a
 # flow without end, both passes of the first stage behind the cut); exposed end.
 TOTAL, WORST, WORST_BACK, EXPOSED = 0, 1, 2, 3
 # Columns of `Labels.link`: the next label of the same state; the label behind it; its downset,
-# combination and recomputation.
-NEXT, BEHIND, DOWNSET, COMBINATION, AGAIN = 0, 1, 2, 3, 4
+# combination and recomputation; the level at which its replicas share.
+NEXT, BEHIND, DOWNSET, COMBINATION, AGAIN, LEVEL = 0, 1, 2, 3, 4, 5
 # The last label of no pipeline.
 NO_LABEL = 0
 # Of a flow without end.
 MANY_ROUNDS = closed_form.MANY_ROUNDS
-# What `_recomputation` gives where a stage does not fit.
-TOO_LARGE = -1.0
+# The number of levels at which replicas may share, from 0 (nothing) to 3; also that of a stage that
+# fits at none.
+NUM_LEVELS = 4
 
 
 class DownsetTimes(NamedTuple):
@@ -91,7 +101,8 @@ class Sets(NamedTuple):
         parameters: their numbers.
         tied: trained parameters that several blocks use.
         private: (blocks,) other bytes that a block keeps.
-        workspace: (blocks,) bytes that live inside one pass of a block.
+        workspace: (1 or 3, blocks) bytes that live inside one pass of a block; where replicas may
+            share, also at levels 2 and 3.
         returned: (blocks,) bytes of the model's outputs that it makes.
     """
 
@@ -112,6 +123,21 @@ class Sets(NamedTuple):
     private: Floats
     workspace: Floats
     returned: Floats
+
+
+class Parts(NamedTuple):
+    """What lies in parts where replicas share, by STEPPED, CUT, ...
+
+    Attributes:
+        sums: (NUM_PARTS, n) of the parameters that one block alone uses, over the blocks of a
+            downset.
+        tied: (NUM_PARTS, tied) of each of `Sets.tied`.
+        largest: bytes of the largest parameter.
+    """
+
+    sums: Floats
+    tied: Floats
+    largest: float
 
 
 class Cuts(NamedTuple):
@@ -143,6 +169,10 @@ class Moves(NamedTuple):
         copy: (C,) s that it takes longer for each byte.
         tie_latency: (C,) s, the least between its devices and those behind it.
         tie_rate: (C,) bytes/s, the largest between the same.
+        levels: (C,) the number of levels at which its replicas may share, from 0 on.
+        gather: (2, C) of an all-gather over its replicas, start in s and s per byte.
+        scatter: (2, C) the same of a reduce-scatter in a backward.
+        part_sum: (2, C) the same of a sum of gradients of which each replica keeps a part.
         start: (C + 1,) where the moves from a combination begin.
         to: (E,) the combination that a move leads to.
         latency: (E,) s, from the new stage to the one behind it.
@@ -167,6 +197,10 @@ class Moves(NamedTuple):
     copy: Floats
     tie_latency: Floats
     tie_rate: Floats
+    levels: Ints
+    gather: Floats
+    scatter: Floats
+    part_sum: Floats
     start: Ints
     to: Ints
     latency: Floats
@@ -194,6 +228,7 @@ class SearchOptions(NamedTuple):
         steady: whether the optimizer steps after every backward, in a flow without end.
         stashing: whether each microbatch in flight keeps the version of the parameters that it
             began with.
+        sharing: whether replicas may keep parts.
     """
 
     num_devices: int
@@ -209,6 +244,7 @@ class SearchOptions(NamedTuple):
     phases: bool
     steady: bool
     stashing: bool
+    sharing: bool
 
 
 class SearchLimits(NamedTuple):
@@ -230,7 +266,7 @@ class Labels(NamedTuple):
 
     Attributes:
         value: (room, 4) s, by TOTAL, WORST, ...
-        link: (room, 5) by NEXT, BEHIND, ...
+        link: (room, 6) by NEXT, BEHIND, ...
         head: (n, C) the first label of every state, -1 for none.
     """
 
@@ -244,12 +280,14 @@ class Scratch(NamedTuple):
 
     Attributes:
         visited: (n,) the downset j for which a downset i was last reached.
-        stage: (6, n) bytes of the stage D_j minus D_i, by KEPT, BOUNDARY, ...
+        stage: (6 or 8, n) bytes of the stage D_j minus D_i, by KEPT, BOUNDARY, ...
+        part: (NUM_PARTS,) of the stage in hand, by STEPPED, CUT, ...
         active: (C,) combinations that have labels.
     """
 
     visited: Ints
     stage: Floats
+    part: Floats
     active: Ints
 
 
@@ -268,6 +306,7 @@ class Sweep(NamedTuple):
     subsets: Downsets
     times: DownsetTimes
     sets: Sets
+    parts: Parts
     cuts: Cuts
     moves: Moves
     options: SearchOptions
@@ -311,7 +350,8 @@ class FrontPrice(NamedTuple):
         rounds: ceil(M / R), or any number above W in a flow without end.
         warmup: W.
         turn: n.
-        again: 1.0 if it recomputes its activations, else 0.0.
+        again: 1 if it recomputes its activations, else 0.
+        level: at which its replicas share.
         spread: the least share of the slowest period in the objective; see `_least_period`.
     """
 
@@ -325,7 +365,8 @@ class FrontPrice(NamedTuple):
     rounds: int
     warmup: int
     turn: int
-    again: float
+    again: int
+    level: int
     spread: float
 
 
@@ -386,11 +427,12 @@ def grow(stage: Floats, i: int, behind: int, j: int, block: int, masks: Masks, s
         stage: `Scratch.stage`; column i is written.
     """
     empty = behind == j
-    for row in range(6):
+    for row in range(stage.shape[0]):
         stage[row, i] = 0.0 if empty else stage[row, behind]
     stage[KEPT, i] += sets.private[block]
     stage[BOUNDARY, i] += sets.returned[block]
-    stage[WORKSPACE, i] = max(stage[WORKSPACE, i], sets.workspace[block])
+    for x in range(sets.workspace.shape[0]):
+        stage[WORKSPACE + x, i] = max(stage[WORKSPACE + x, i], sets.workspace[x, block])
     one = np.uint64(1)
     word, bit = block // 64, one << np.uint64(block % 64)
     for x in range(sets.tensor_start[block], sets.tensor_start[block + 1]):
@@ -442,6 +484,27 @@ def _tied_bytes(masks: Masks, i: int, j: int, sets: Sets) -> tuple[float, float]
     return tied, first
 
 
+@inlined
+def _add_parts(part: Floats, parts: Parts, masks: Masks, i: int, j: int, sets: Sets) -> None:
+    """Writes what lies in parts of the stage D_j minus D_i, if its replicas share: no parameter
+    that other stages use, too.
+
+    Args:
+        part: `Scratch.part`.
+    """
+    for row in range(part.shape[0]):
+        part[row] = parts.sums[row, j] - parts.sums[row, i]
+    for x in range(sets.tied.shape[0]):
+        p = sets.tied[x]
+        if (
+            meets(sets.parameter_users, p, masks, i, j)
+            and not meets(sets.parameter_users, p, masks, i, i)
+            and not leaves(sets.parameter_users, p, masks, j)
+        ):
+            for row in range(part.shape[0]):
+                part[row] += parts.tied[row, x]
+
+
 # -------------------------------------------------------------------------------- the search
 
 
@@ -449,6 +512,7 @@ def search(
     subsets: Downsets,
     times: DownsetTimes,
     sets: Sets,
+    parts: Parts,
     cuts: Cuts,
     moves: Moves,
     options: SearchOptions,
@@ -456,31 +520,34 @@ def search(
 ) -> tuple[float, Ints, bool, int]:
     """The best pipeline. Where tied parameters are in several stages, its objective is an estimate
     from below: how many replicas behind share in their all-reduce is not known when it is charged.
+    It is one, too, where replicas keep parts, whose rows are not counted one by one.
 
     The arrays are allocated here, and larger ones where they do not suffice: compiling is quicker
     without.
 
     Returns:
         The objective (the incumbent if nothing is better), the stages from the first to the last
-        as rows (downset before, downset behind, combination, recomputation), whether something
-        had to be dropped, so that a better one may exist, and the labels that were extended.
+        as rows (downset before, downset behind, combination, recomputation, level), whether
+        something had to be dropped, so that a better one may exist, and the labels that were
+        extended.
     """
     n, num_moves = len(subsets.masks), moves.k.shape[0]
     room = _ROOM
     while True:
         labels = Labels(
             value=np.zeros((room, 4)),
-            link=np.zeros((room, 5), dtype=np.int64),
+            link=np.zeros((room, 6), dtype=np.int64),
             head=np.full((n, num_moves), -1, dtype=np.int32),
         )
         scratch = Scratch(
             visited=np.full(n, -1, dtype=np.int64),
-            stage=np.zeros((6, n)),
+            stage=np.zeros((WORKSPACE + len(sets.workspace), n)),
+            part=np.zeros(NUM_PARTS),
             active=np.zeros(num_moves, dtype=np.int64),
         )
         progress = np.zeros(1, PROGRESS)
         sweep = Sweep(
-            subsets, times, sets, cuts, moves, options, limits, labels, scratch, progress
+            subsets, times, sets, parts, cuts, moves, options, limits, labels, scratch, progress
         )  # fmt: skip
         _search(sweep)
         best, last, size, work, dropped = progress[0].item()
@@ -535,6 +602,8 @@ def _front_stage(sweep: Sweep, i: int, j: int) -> FrontStage:
     trained = stage[TRAINED, i]
     static = stage[HELD, i] + (1 + sweep.options.moments) * trained
     tied, first = _tied_bytes(sweep.subsets.masks, i, j, sweep.sets)
+    if sweep.options.sharing:
+        _add_parts(sweep.scratch.part, sweep.parts, sweep.subsets.masks, i, j, sweep.sets)
     return FrontStage(i, j, static, trained, tied, first)
 
 
@@ -555,11 +624,17 @@ def _try_devices(sweep: Sweep, stage: FrontStage, num_active: int) -> None:
             # Safe: D_i has blocks left that no device would be left for.
             if stage.i > 0 and _devices_left(sweep, to) == 0:
                 continue
-            again = _recomputation(sweep, stage, to)
             # Safe: the bytes of a stage do not depend on the stages in front, so no pipeline with
-            # this one fits.
-            if again != TOO_LARGE:
-                _extend_labels(sweep, stage, c, to, _price(sweep, stage, c, e, again))
+            # one that fits neither way fits. A higher level exchanges more in each pass, which
+            # costs no less than what it saves at the end. So the least at which a stage fits is
+            # the best, and recomputing, which takes longer, is only for a lower one.
+            least = NUM_LEVELS
+            for again in range(2):
+                level = _least_level(sweep, stage, to, again, least)
+                if level < least:
+                    least = level
+                    price = _price(sweep, stage, c, e, again, level)
+                    _extend_labels(sweep, stage, c, to, price)
 
 
 @inlined
@@ -569,11 +644,14 @@ def _devices_left(sweep: Sweep, c: int) -> int:
 
 
 @inlined
-def _price(sweep: Sweep, stage: FrontStage, c: int, e: int, again: float) -> FrontPrice:
+def _price(
+    sweep: Sweep, stage: FrontStage, c: int, e: int, again: int, level: int
+) -> FrontPrice:  # fmt: skip
     """What the stage takes on the devices of move e, in front of combination c.
 
     Args:
-        again: see `_recomputation`.
+        again: 1 if it recomputes its activations, else 0.
+        level: at which its replicas share.
     """
     moves, cuts, i, j = sweep.moves, sweep.cuts, stage.i, stage.j
     to = moves.to[e]
@@ -588,7 +666,7 @@ def _price(sweep: Sweep, stage: FrontStage, c: int, e: int, again: float) -> Fro
         send += moves.post[to] * cuts.messages[j] + moves.copy[to] * cuts.bytes[j]
         back += moves.post[c] * cuts.gradients[j] + moves.copy[c] * cuts.gradient_bytes[j]
     others, others_back = _posting(moves, cuts, stage, to)
-    forward, backward = _slowest_passes(sweep, stage, to, again)
+    forward, backward = _slowest_passes(sweep, stage, to, again, level)
     # A bottleneck is that of a steady pipeline: enough microbatches in flight.
     warmup, turn = rounds, rounds
     if sweep.options.trip:
@@ -597,10 +675,10 @@ def _price(sweep: Sweep, stage: FrontStage, c: int, e: int, again: float) -> Fro
             turn = rounds_to_turn(moves.w[to], moves.r[to], moves.w[c], moves.r[c])
     ahead, left = sweep.times.ahead[i], _devices_left(sweep, to)
     spread = _least_period(ahead, left, sweep.options) if i > 0 else 0.0
-    tail = _tail_s(moves, stage, to, backward - again * forward)
+    tail = _tail_s(sweep, stage, to, backward - again * forward, level)
     return FrontPrice(
         forward, backward, others, others_back, send, back, tail, rounds, warmup, turn, again,
-        spread,
+        level, spread,
     )  # fmt: skip
 
 
@@ -624,37 +702,64 @@ def _rounds(sweep: Sweep, to: int) -> int:
 
 
 @inlined
-def _slowest_passes(sweep: Sweep, stage: FrontStage, to: int, again: float) -> tuple[float, float]:
+def _slowest_passes(
+    sweep: Sweep, stage: FrontStage, to: int, again: int, level: int
+) -> tuple[float, float]:
     """Forward and backward of the stage where each is slowest, in s."""
     times, i, j = sweep.times, stage.i, stage.j
+    gather, exchange = _exchanges_s(sweep, to, level)
     forward = backward = 0.0
     for kind in range(times.forward.shape[0]):
         slow = sweep.moves.factor[kind, to]
         launch = sweep.moves.type_launch[kind, to]
-        own = slow * (times.forward[kind, j] - times.forward[kind, i])
-        gone = slow * (times.backward[kind, j] - times.backward[kind, i])
+        own = slow * (times.forward[kind, j] - times.forward[kind, i] + gather)
+        gone = slow * (times.backward[kind, j] - times.backward[kind, i] + exchange)
         forward = max(forward, own + launch)
         backward = max(backward, gone + again * own + launch)
     return forward, backward
 
 
 @inlined
-def _tail_s(moves: Moves, stage: FrontStage, to: int, backward: float) -> float:
-    """The optimizer's step and what is left of the all-reduces of gradients behind the last
-    backward, once per iteration, in s.
+def _exchanges_s(sweep: Sweep, to: int, level: int) -> tuple[float, float]:
+    """What replicas that share exchange in a forward and in a backward, in s."""
+    moves, part = sweep.moves, sweep.scratch.part
+    forward = backward = 0.0
+    if level >= 2:
+        backward += moves.scatter[0, to] * part[SCATTERS] + moves.scatter[1, to] * part[SCATTERED]
+    if level == 3:
+        forward += moves.gather[0, to] * part[GATHERS] + moves.gather[1, to] * part[GATHERED]
+        backward += moves.gather[0, to] * part[AGAINS] + moves.gather[1, to] * part[AGAIN_BYTES]
+    return forward, backward
+
+
+@inlined
+def _tail_s(sweep: Sweep, stage: FrontStage, to: int, backward: float, level: int) -> float:
+    """The optimizer's step, what is left of the sums of gradients behind the last backward, and the
+    gathers after the step, once per iteration, in s.
 
     Args:
         backward: of the stage, without a forward that is run again.
     """
-    tail = moves.step[to] * stage.trained + moves.launch[to]
-    width, own = moves.r[to], stage.trained - stage.tied
-    if width > 1 and stage.trained > stage.tied:
-        whole = ring_allreduce_s(own, width, moves.ring_latency[to], moves.ring_rate[to])
-        whole += moves.launch[to] * sum_launches(own)
-        tail += exposed_sum_s(whole, own, backward, moves.beside[to] > 0.0)
+    moves = sweep.moves
+    launch, width = moves.launch[to], moves.r[to]
+    stepped = sweep.scratch.part[STEPPED] if level > 0 else 0.0
+    tail = moves.step[to] * (stage.trained - stepped + stepped / width) + launch
+    if level < 3 and stepped > 0:  # parameters are gathered from the parts that were stepped
+        tail += moves.gather[0, to] + moves.gather[1, to] * stepped
+    # What is summed once per iteration: whole, and in parts.
+    whole, parted = stage.trained - stage.tied - stepped, stepped if level == 1 else 0.0
+    if width > 1 and whole + parted > 0:
+        sums = 0.0
+        if whole > 0:
+            sums += ring_allreduce_s(whole, width, moves.ring_latency[to], moves.ring_rate[to])
+            sums += launch * sum_launches(whole)
+        if parted > 0:
+            sums += moves.part_sum[0, to] + moves.part_sum[1, to] * parted
+            sums += launch * sum_launches(parted)
+        tail += exposed_sum_s(sums, whole + parted, backward, moves.beside[to] > 0.0)
     if stage.first > 0:
         tail += ring_allreduce_s(stage.first, width + 1, moves.tie_latency[to], moves.tie_rate[to])
-        tail += moves.launch[to]
+        tail += launch
     return float(tail)
 
 
@@ -679,7 +784,7 @@ def _extend_labels(sweep: Sweep, stage: FrontStage, c: int, to: int, price: Fron
             exposed = 0.0
         if stage.i == 0:
             objective = options.total * total + worst + options.back * worst_back + exposed
-            _finish(sweep, objective, label, to, price.again)
+            _finish(sweep, objective, label, to, price)
         # Safe to leave out otherwise: a stage in front makes no value smaller, a microbatch passes
         # through everything in front once, and the slowest period is at least that of an even
         # spread.
@@ -691,7 +796,7 @@ def _extend_labels(sweep: Sweep, stage: FrontStage, c: int, to: int, price: Fron
             new = progress.size
             value[new, TOTAL], value[new, WORST] = total, worst
             value[new, WORST_BACK], value[new, EXPOSED] = worst_back, exposed
-            _describe(link, new, label, stage.i, to, price.again)
+            _describe(link, new, label, stage.i, to, price)
             taken, full = _insert(sweep.labels.head, value, link, new, sweep.limits.labels)
             progress.size += taken
             progress.dropped = progress.dropped or full
@@ -699,7 +804,7 @@ def _extend_labels(sweep: Sweep, stage: FrontStage, c: int, to: int, price: Fron
 
 
 @inlined
-def _finish(sweep: Sweep, objective: float, behind: int, to: int, again: float) -> None:
+def _finish(sweep: Sweep, objective: float, behind: int, to: int, price: FrontPrice) -> None:
     """Keeps a whole pipeline, the first stage in front of label `behind`, if it is the best."""
     progress = sweep.progress[0]
     if objective < progress.best:
@@ -707,14 +812,15 @@ def _finish(sweep: Sweep, objective: float, behind: int, to: int, again: float) 
         if progress.last == NO_LABEL:  # one label serves every best pipeline
             progress.last = progress.size
             progress.size += 1
-        _describe(sweep.labels.link, progress.last, behind, 0, to, again)
+        _describe(sweep.labels.link, progress.last, behind, 0, to, price)
 
 
 @inlined
-def _describe(link: Ints, label: int, behind: int, i: int, to: int, again: float) -> None:
+def _describe(link: Ints, label: int, behind: int, i: int, to: int, price: FrontPrice) -> None:
     """Writes the stage that a label puts in front, and the label behind it."""
     link[label, BEHIND], link[label, DOWNSET] = behind, i
-    link[label, COMBINATION], link[label, AGAIN] = to, again
+    link[label, COMBINATION], link[label, AGAIN] = to, price.again
+    link[label, LEVEL] = price.level
 
 
 @inlined
@@ -746,25 +852,52 @@ def _cover_inside(start: Ints, cover: Ints, visited: Ints, i: int, j: int) -> in
 
 
 @inlined
-def _recomputation(sweep: Sweep, stage: FrontStage, to: int) -> float:
-    """Whether a stage keeps its activations (0.0) or recomputes them (1.0); TOO_LARGE if it fits
-    neither way. Keeping takes less time, so recomputing is only for what does not fit.
+def _least_level(sweep: Sweep, stage: FrontStage, to: int, again: int, below: int) -> int:
+    """The least level at which a stage fits, if it keeps its activations or recomputes them.
+
+    Args:
+        again: 1 if it recomputes them, else 0.
+        below: what is given where no lower level fits.
+    """
+    options = sweep.options
+    allowed = options.may_recompute if again else options.may_keep
+    if allowed:
+        for level in range(min(below, sweep.moves.levels[to])):
+            if _needed_bytes(sweep, stage, to, again, level) <= sweep.moves.limit[to]:
+                return level
+    return below
+
+
+@inlined
+def _needed_bytes(sweep: Sweep, stage: FrontStage, to: int, again: int, level: int) -> float:
+    """Bytes that a stage needs on each device.
+
+    Args:
+        again: 1 if it recomputes its activations, else 0.
+        level: at which its replicas share.
     """
     moves, cuts, options, i, j = sweep.moves, sweep.cuts, sweep.options, stage.i, stage.j
-    kept, boundary = sweep.scratch.stage[KEPT, i], sweep.scratch.stage[BOUNDARY, i]
-    entering, workspace = sweep.scratch.stage[ENTERING, i], sweep.scratch.stage[WORKSPACE, i]
-    warmup, rounds = moves.w[to], _rounds(sweep, to)
+    own, part = sweep.scratch.stage, sweep.scratch.part
+    kept, entering, leaving = own[KEPT, i], own[ENTERING, i], cuts.gradient_bytes[j]
+    workspace = own[WORKSPACE + max(0, level - 1), i]
+    warmup, rounds, width = moves.w[to], _rounds(sweep, to), moves.r[to]
     static = stage.static + ((warmup - 1) * stage.trained if options.stashing else 0.0)
-    need = search_bytes(static, kept, entering, cuts.gradient_bytes[j], workspace, warmup, rounds)
-    if options.may_keep and need <= moves.limit[to]:
-        return 0.0
-    if not options.may_recompute:
-        return TOO_LARGE
-    need = search_recompute_bytes(
-        static, kept, boundary + cuts.bytes[j], entering, cuts.gradient_bytes[j], workspace,
-        warmup, rounds,
-    )  # fmt: skip
-    return 1.0 if need <= moves.limit[to] else TOO_LARGE
+    exchanged = 0.0
+    if level > 0:
+        static = shared_static_bytes(
+            level, own[HELD, i], stage.trained, part[STEPPED], part[CUT], part[ROW], width,
+            options.moments,
+        )  # fmt: skip
+        exchanged = exchanged_bytes(level, part[STEPPED], part[ROW], sweep.parts.largest, width)
+        kept -= part[SAVED] if level == 3 else 0.0
+    if again:
+        boundary = own[BOUNDARY, i] + cuts.bytes[j]
+        need = search_recompute_bytes(
+            static, kept, boundary, entering, leaving, workspace, warmup, rounds
+        )
+    else:
+        need = search_bytes(static, kept, entering, leaving, workspace, warmup, rounds)
+    return float(max(need, static + exchanged))
 
 
 @inlined
@@ -865,6 +998,6 @@ def _stages(link: Ints, last: int) -> Ints:
     while label > 0:
         behind = link[label, BEHIND]
         row = link[label, DOWNSET], link[behind, DOWNSET], link[label, COMBINATION]
-        rows.append((*row, link[label, AGAIN]))
+        rows.append((*row, link[label, AGAIN], link[label, LEVEL]))
         label = behind
-    return np.array(rows, dtype=np.int64).reshape(-1, 4)
+    return np.array(rows, dtype=np.int64).reshape(-1, 5)

@@ -13,7 +13,8 @@ because k and r name the devices of that stage, hence links, device types and me
     V(D', k + r', r', W') = best over D > D' of: stage D minus D' put in front of V(D, k, r, W)
 
     W' = ceil(W r / r') + 1, or one more; at most ceil(M / r'); for PipeDream ceil((k + r') / r')
-    the stage fits the memory of its smallest device, with its stash or, if allowed, without
+    the stage fits the memory of its smallest device, with its stash or, if allowed, without;
+    whole or, where one device has no room for the whole model, in parts over its replicas
 
 "Put in front" is `costs.closed_form.extend`: each value is a tuple (round trip, slowest period,
 exposed end), whose sum is to be least; for PipeDream's schedule, whose flow has no end, the slowest
@@ -40,7 +41,13 @@ import numpy as np
 from planner.artefacts.graph import holders, predecessors
 from planner.artefacts.options import Objective, Recompute
 from planner.artefacts.problem import Problem, Result, Status
-from planner.artefacts.strategy import ScheduleName, Stage, Strategy, shares_devices
+from planner.artefacts.strategy import (
+    ScheduleName,
+    Stage,
+    Strategy,
+    shared_level,
+    shares_devices,
+)
 from planner.clusters.routes import bandwidth_bytes_per_s
 from planner.costs.evaluate import closed_form_s, evaluate, evaluation_work_s
 from planner.costs.stage_memory import limit_bytes
@@ -55,6 +62,7 @@ from planner.solvers.antichain.devices import (
     stage_devices,
     with_less_memory,
 )
+from planner.solvers.antichain.parts import may_share, parts_of
 from planner.solvers.graphs.coarsen import Coarsening, coarsen, summary
 from planner.solvers.graphs.downsets import Downsets, count_downsets, downsets, members
 from planner.support.arrays import Ints
@@ -240,7 +248,9 @@ def _space(problem: Problem, coarse: Coarsening) -> str:
     """What was searched, in words."""
     count = len(problem.topology.devices)
     orders = " or ".join(_shown(order) for order in orders_of(problem))
-    some = ""
+    some, parts = "", ""
+    if may_share(problem):
+        parts = ", stages that do not fit whole in parts over all their replicas"
     if count > ALL_WIDTHS:
         every, *_, powers = rounds_of(problem, count)
         asynchronous = problem.training.schedule.is_asynchronous
@@ -252,7 +262,7 @@ def _space(problem: Problem, coarse: Coarsening) -> str:
             f" all stages with the default warm-up depth{deeper}"
         )
     return (
-        f"pipelines of {summary(coarse)}; devices in the order {orders}{some}; by the closed"
+        f"pipelines of {summary(coarse)}; devices in the order {orders}{some}{parts}; by the closed"
         " forms of time and memory"
     )
 
@@ -345,20 +355,21 @@ def _search(
     """
     subsets = downsets(coarse.predecessors)
     sets = sets_of(problem, coarse, cautious)
-    times = times_of(problem, coarse, subsets)
+    times, parts = times_of(problem, coarse, subsets), parts_of(problem, coarse, subsets)
     cuts = kernels.cut_bytes(subsets.masks, sets)
     exact, work, bound_s = True, 0.0, math.inf
     for row in rows:
         best_s = pipelines[-1].objective_s if pipelines else math.inf
         objective, stages, dropped, extended = kernels.search(
-            subsets, times, sets, cuts, row.moves, _training(problem, len(row.order)),
+            subsets, times, sets, parts, cuts, row.moves, _training(problem, len(row.order)),
             kernels.SearchLimits(best_s, row.labels, most_work),
         )  # fmt: skip
         exact, work = exact and not dropped, work + extended + len(subsets.masks) ** 2 / 2
         bound_s = min(bound_s, float(objective))
         if len(stages):
             strategy = _strategy(problem, coarse, subsets, stages, row)
-            priced_s = closed_form_s(problem, strategy) if len(sets.tied) else float(objective)
+            estimated = len(sets.tied) or any(shared_level(stage) for stage in strategy.stages)
+            priced_s = closed_form_s(problem, strategy) if estimated else float(objective)
             better = (_PricedPipeline(priced_s, strategy),)
             pipelines = (*pipelines, *better) if priced_s < best_s else (*better, *pipelines)
     return _CoarseAnswer(pipelines, coarse, bound_s, exact, work)
@@ -394,6 +405,7 @@ def _training(problem: Problem, count: int) -> kernels.SearchOptions:
         phases=problem.training.schedule is ScheduleName.GPIPE and objective is Objective.ITERATION,
         steady=asynchronous and objective is not Objective.LATENCY,
         stashing=asynchronous,
+        sharing=may_share(problem),
     )
 
 
@@ -407,17 +419,16 @@ def _strategy(
     """The strategy that the kernel's rows describe."""
     operators, moves = problem.profile.graph.operators, devices.moves
     stages = []
-    for before, behind, c, recompute in rows.tolist():
+    for before, behind, c, recompute, level in rows.tolist():
         blocks = members(subsets.masks[behind] & ~subsets.masks[before])
         inside = sorted(v for b in blocks for v in coarse.blocks[b])
-        stages.append(
-            Stage.whole(
-                operators=tuple(operators[v].name for v in inside),
-                devices=stage_devices(devices.order, int(moves.k[c]), int(moves.r[c])),
-                warmup=int(moves.w[c]),
-                recompute=bool(recompute),
-            )
+        stage = Stage.whole(
+            operators=tuple(operators[v].name for v in inside),
+            devices=stage_devices(devices.order, int(moves.k[c]), int(moves.r[c])),
+            warmup=int(moves.w[c]),
+            recompute=bool(recompute),
         )
+        stages.append(replace(stage, over=stage.num_replicas, zero=level) if level else stage)
     return Strategy(
         tuple(stages),
         problem.training.schedule,

@@ -29,9 +29,9 @@ class Megatron(Options):
 
 @dataclass(frozen=True, slots=True)
 class Zero(Options):
-    """The tensors that `zero` splits over the devices."""
+    """What `zero` splits over the devices."""
 
     zero_stage: int = option(
-        "zero: split the optimizer's state (1), gradients too (2), parameters too (3).", 3,
-        least=1, most=3, metavar="1|2|3",
+        "zero: split samples alone (0), the optimizer's state (1), gradients too (2), parameters"
+        " too (3).", 3, least=0, most=3, metavar="0|1|2|3",
     )  # fmt: skip

@@ -11,6 +11,7 @@ Where no number divides the microbatch, all devices split what they can split fa
 sequence. Along the axis each parameter is cut in the first dimension that can be (Rajbhandari et
 al. 2020, section 5):
 
+    0   nothing: each device has whole copies, and samples of its own
     1   the optimizer's state: each device steps through its part, which is gathered then
     2   gradients, too: each backward scatters them
     3   parameters, too: each forward gathers them, and each backward does so again
@@ -54,9 +55,9 @@ def solve(problem: Problem, time_limit_s: float) -> Result:
     if has_rules(problem.profile):
         layouts += _layouts(problem, stage)
     if not layouts:
-        reason = ONE_DEVICE
-        if len(problem.topology.devices) > 1:
-            reason = NOTHING_TO_SPLIT if has_rules(problem.profile) else NO_RULES
+        reason = NOTHING_TO_SPLIT if has_rules(problem.profile) else NO_RULES
+        if len(problem.topology.devices) == 1:
+            reason = ONE_DEVICE
         return Result(Status.INFEASIBLE, None, space=space, reason=reason)
     return best_of(problem, layouts, space)
 
@@ -64,9 +65,9 @@ def solve(problem: Problem, time_limit_s: float) -> Result:
 def _over_replicas(problem: Problem, stage: int) -> Iterator[Layout]:
     """A replica on every device, or on as many of them as the microbatches can be dealt to evenly,
     where they exchange gradients in their backwards: with parts over all, and over the most of a
-    host that are fewer.
+    host that are fewer. Whole replicas are the solver `data-parallel`'s.
     """
-    if problem.training.schedule.is_asynchronous:
+    if stage == 0 or problem.training.schedule.is_asynchronous:
         return
     rounds = problem.num_microbatches
     count = min(len(problem.topology.devices), rounds)
@@ -100,7 +101,7 @@ def _layouts(problem: Problem, stage: int) -> Iterator[Layout]:
     about = dict(named(graph))
     lines: tuple[SplitRule, ...] = ()
     dividing = [n for n in sizes if samples % n == 0]
-    if dividing and replicas_suffice(problem):
+    if stage and dividing and replicas_suffice(problem):
         return
     for size in dividing or sizes:
         replicas = len(devices) // size
@@ -144,7 +145,9 @@ def data_policy(problem: Problem) -> Policy:
 
 
 def cut_further(problem: Problem, data: Sharding, stage: int) -> Sharding:
-    """Data parallelism with the parts of ZeRO's stage 1, 2 or 3."""
+    """Data parallelism with the parts of ZeRO's stage 0, 1, 2 or 3."""
+    if stage == 0:
+        return data
     cut = dict(_parts(problem, data.mesh[0]))
     match stage:
         case 1:
