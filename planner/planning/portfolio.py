@@ -37,6 +37,8 @@ from planner.support.units import format_seconds
 
 # The search ends when a plan is this close to the lower bound.
 GOOD_ENOUGH = 0.01
+# What a solver without a first answer is expected to find, over the best plan.
+WITHOUT_ANSWER = 1.1
 # The reason of a solver for which no work was left.
 OUT_OF_TIME = "not asked: the time limit was reached"
 # The questions of a round, each in a process of its own where there are as many cores.
@@ -500,12 +502,13 @@ class Search:
 
 
 def _promise(question: _Question) -> tuple[float, float]:
-    """Smaller is more promising: the plan of the first answer or, without one, the best plan for
-    the same problem; then the bound.
+    """Smaller is more promising: the plan of the first answer or, without one, something above the
+    best plan for the same problem; then the bound.
     """
     case, name = question
     value_s = case.value_s(name)
-    return value_s if math.isfinite(value_s) else case.best_s, case.lower_bound_s / case.size
+    expected_s = value_s if math.isfinite(value_s) else WITHOUT_ANSWER * case.best_s
+    return expected_s, case.lower_bound_s / case.size
 
 
 def _asked(case: _Case, name: str, limit_s: float, judged_s: float) -> Answer:
