@@ -5,7 +5,6 @@ and where nothing fits otherwise.
 from dataclasses import replace
 from itertools import combinations, pairwise, product
 
-import pytest
 from hypothesis import strategies as st
 
 from planner.artefacts.graph import Parameter
