@@ -15,7 +15,7 @@ from planner.resharding.conversion import Collective, Step
 from planner.resharding.over_replicas import over_replicas
 from planner.resharding.sums import (
     gathered_together,
-    lies_in,
+    parameter_specs,
     scattered_buckets,
     state_steps,
     steps_key,
@@ -147,7 +147,7 @@ def gather_bytes(stage: Stage, graph: Graph) -> int:
     several axes what is gathered along one.
     """
     steps, mesh, most = state_steps(stage, graph), over_replicas(stage, graph).mesh, 0
-    known, lies = parameters_by_name(graph), lies_in(stage, graph)
+    known, lies = parameters_by_name(graph), parameter_specs(stage, graph)
     for names in gathered_together(stage, graph):
         size = sum(local_bytes(known[name], lies[name].state, mesh) for name in names)
         held, gather = 0, steps[names[0]].gather

@@ -30,7 +30,7 @@ from planner.costs.passes import (
     used_outside,
 )
 from planner.resharding.over_replicas import over_replicas
-from planner.resharding.sums import lies_in
+from planner.resharding.sums import parameter_specs
 
 
 class StaticBytes(NamedTuple):
@@ -119,14 +119,14 @@ def memory_of(
 
 
 def _stage_static_bytes(stage: Stage, graph: Graph, shared: Collection[str] = ()) -> StaticBytes:
-    """The bytes of the parameters of a stage, as `lies_in` places them.
+    """The bytes of the parameters of a stage, as `parameter_specs` places them.
 
     Args:
         shared: names of parameters that an earlier stage on the same device holds.
     """
     parameter = trainable = gradient = state = 0
     known, mesh = parameters_by_name(graph), over_replicas(stage, graph).mesh
-    for name, lies in lies_in(stage, graph).items():
+    for name, lies in parameter_specs(stage, graph).items():
         if name in shared:
             continue
         size = local_bytes(known[name], lies.parameter, mesh)

@@ -30,7 +30,7 @@ from planner.operators.losses import Criterion, LossValue
 from planner.operators.running import autocast
 from planner.resharding.conversion import conversion
 from planner.resharding.over_replicas import over_replicas
-from planner.resharding.sums import lies_in
+from planner.resharding.sums import parameter_specs
 from planner.support.errors import LaunchError
 
 
@@ -203,7 +203,7 @@ def local_parameters(
     One after the other is read whole, so that no more than one of them is in memory at once.
     """
     known, values = parameters_by_name(model.graph), dict[str, Tensor]()
-    lies = lies_in(place.shared, model.graph)
+    lies = parameter_specs(place.shared, model.graph)
     for name in names:
         whole = parameters(model, [name], device)[name].detach()
         spec = lies[name].parameter if name in lies else ("R",) * len(place.shared_mesh.sizes)

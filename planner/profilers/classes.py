@@ -61,7 +61,7 @@ def contiguous(shape: tuple[int, ...], dtype: str, *, requires_grad: bool = Fals
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class GradientContext:
     """The gradients that the backward pass of an operator finds, and those that it has to sum.
 
     Attributes:
@@ -88,7 +88,7 @@ def _differentiated_readers(graph: Graph) -> Mapping[str, list[int]]:
     return readers
 
 
-def surroundings(graph: Graph, facts: Sequence["Facts"] = ()) -> tuple[Surroundings, ...]:
+def surroundings(graph: Graph, facts: Sequence["Facts"] = ()) -> tuple[GradientContext, ...]:
     """The surroundings of every operator of a graph, in its order.
 
     Args:
@@ -101,7 +101,7 @@ def surroundings(graph: Graph, facts: Sequence["Facts"] = ()) -> tuple[Surroundi
         for one in graph.operators
     ]
 
-    def around(v: int, operator: Operator) -> Surroundings:
+    def around(v: int, operator: Operator) -> GradientContext:
         weights = {n: trained_readers.get(n, []) for n in operator.parameters}
         users: dict[str, Sequence[int]] = {
             n: read_by[n] for n in operator.inputs if tensors[n].gradient
@@ -111,13 +111,13 @@ def surroundings(graph: Graph, facts: Sequence["Facts"] = ()) -> tuple[Surroundi
         later = (n for n, readers in users.items() if any(w > v and reached[w] for w in readers))
         first = (n for n, readers in weights.items() if readers[:1] == [v])
         arriving = facts[v].arriving if facts else {}
-        return Surroundings(reached[v], frozenset(later), frozenset(first), arriving)
+        return GradientContext(reached[v], frozenset(later), frozenset(first), arriving)
 
     return tuple(map(around, range(len(graph.operators)), graph.operators))
 
 
 def class_name(
-    model: Model, operator: int, layouts: Mapping[str, TensorLayout], around: Surroundings
+    model: Model, operator: int, layouts: Mapping[str, TensorLayout], around: GradientContext
 ) -> str:
     """The hash of everything that the cost of an operator depends on, except the machine.
 

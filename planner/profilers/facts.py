@@ -27,7 +27,7 @@ from planner.operators import to_torch
 from planner.operators.binding import Call, Read, bind
 from planner.operators.running import REFUSALS, autocast
 from planner.profilers.kernels import Kernels, listed
-from planner.profilers.runnable import Stash, Unit, address, observe, unit_of
+from planner.profilers.runnable import RunnableOperator, Stash, address, observe, runnable_of
 from planner.support.errors import OperatorError, words_of
 
 
@@ -119,7 +119,7 @@ class _Forward:
         kernels: kernels of the forward pass.
     """
 
-    unit: Unit
+    unit: RunnableOperator
     names: Mapping[str, str]
     key: object
     inputs: tuple[Tensor, ...]
@@ -265,7 +265,7 @@ class _FakeStep:
         outputs = tuple(one.detach().requires_grad_(one.requires_grad) for one in outputs)
         return _Forward(unit, {}, key, inputs, outputs, stash, tuple(kernels.seen))
 
-    def unit(self, operator: int, values: Mapping[str, Tensor]) -> Unit:
+    def unit(self, operator: int, values: Mapping[str, Tensor]) -> RunnableOperator:
         """The operator as a torch function on fake tensors; its parameters are fake, too."""
         graph = self.model.graph
         module = to_torch(self.model, [operator], values)
@@ -276,7 +276,7 @@ class _FakeStep:
                 made: tuple[Tensor, ...] = module.forward(*given)
             return made
 
-        return unit_of(module, graph, operator, held, forward)
+        return runnable_of(module, graph, operator, held, forward)
 
     def backwards(self, forwards: Sequence[_Forward]) -> list[_OwnBackward]:
         """Every operator's backward pass, in the graph's order, with the sums that it makes.

@@ -33,7 +33,7 @@ from planner.artefacts.profile import LossCost, Profile, Source, WholeStep
 from planner.model.load import Model
 from planner.profilers.cache import Cache, MeasuredClass, cache_for, processor
 from planner.profilers.classes import (
-    Surroundings,
+    GradientContext,
     TensorLayout,
     class_name,
     contiguous,
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
     from planner.profilers.facts import Facts
     from planner.profilers.losses import RunnableLoss
-    from planner.profilers.runnable import Unit
+    from planner.profilers.runnable import RunnableOperator
     from planner.profilers.timing import OperatorTimer, StepTimes
 
 PRECISION = 0.03
@@ -362,7 +362,7 @@ class ModelTimer:
 
         return synthetic.inputs(self.model, seed=self.seed, microbatch=0, device=self.here.device)
 
-    def _unit(self, operator: int) -> "Unit":
+    def _unit(self, operator: int) -> "RunnableOperator":
         from planner.profilers.runnable import unit
 
         return unit(self.model, operator, self.here.device, self.held)
@@ -515,7 +515,7 @@ class ModelTimer:
             progress(i + 1, len(graph.operators))
         return operators, new, len(known)
 
-    def _measured(self, operator: int, around: Surroundings) -> MeasuredClass:
+    def _measured(self, operator: int, around: GradientContext) -> MeasuredClass:
         """Observes and times an operator, with the values that it reads."""
         self.advance(operator)
         one = self._unit(operator)
@@ -524,7 +524,11 @@ class ModelTimer:
         return measured
 
     def timed(
-        self, operator: int, one: "Unit", values: "Mapping[str, Tensor]", around: Surroundings
+        self,
+        operator: int,
+        one: "RunnableOperator",
+        values: "Mapping[str, Tensor]",
+        around: GradientContext,
     ) -> "tuple[MeasuredClass, tuple[Tensor, ...]]":
         """Observes and times an operator, or a part of it; its outputs are given, too.
 

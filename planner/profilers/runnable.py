@@ -1,5 +1,5 @@
-"""`Unit`: one operator of a model as a torch function that can run alone; and `observe`: its stash,
-the tensors that autograd keeps for it, seen through autograd's hooks.
+"""`RunnableOperator`: one operator of a model as a torch function that can run alone; and `observe`:
+its stash, the tensors that autograd keeps for it, seen through autograd's hooks.
 
 A saved tensor is recognised by its storage: that of an input or an output has a name, that of a
 parameter is on the device anyway, and every other one is private to the operator. Each input gets
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class RunnableOperator:
     """One operator that can run alone.
 
     Attributes:
@@ -51,7 +51,7 @@ class Unit:
 
 def unit(
     model: Model, operator: int, device: str, values: Mapping[str, Tensor] | None = None
-) -> Unit:
+) -> RunnableOperator:
     """One operator of the model.
 
     Args:
@@ -66,23 +66,23 @@ def unit(
     names = model.graph.operators[operator].parameters
     held = parameters(model, names, device) if values is None else {n: values[n] for n in names}
     module = to_torch(model, [operator], values=held, device=device)
-    return unit_of(module, model.graph, operator, held)
+    return runnable_of(module, model.graph, operator, held)
 
 
-def unit_of(
+def runnable_of(
     module: GraphModule,
     graph: Graph,
     operator: int,
     held: Mapping[str, Tensor],
     forward: Callable[..., tuple[Tensor, ...]] | None = None,
-) -> Unit:
+) -> RunnableOperator:
     """One operator, as a module that was made of it.
 
     Args:
         held: the graph's parameters that the module reads, by name.
         forward: another function than the module's.
     """
-    return Unit(
+    return RunnableOperator(
         forward=forward or module.forward,
         inputs=input_names(graph, [operator]),
         outputs=output_names(graph, [operator]),
@@ -110,7 +110,9 @@ class Stash:
     views: tuple[View, ...]
 
 
-def observe(unit: Unit, values: Mapping[str, Tensor]) -> tuple[tuple[Tensor, ...], Stash]:
+def observe(
+    unit: RunnableOperator, values: Mapping[str, Tensor]
+) -> tuple[tuple[Tensor, ...], Stash]:
     """The outputs and the stash of an operator, from one run of it.
 
     Args:

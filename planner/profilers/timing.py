@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from planner.operators.running import autocast
-from planner.profilers.classes import Surroundings
-from planner.profilers.runnable import Unit
+from planner.profilers.classes import GradientContext
+from planner.profilers.runnable import RunnableOperator
 from planner.profilers.storages import watching
 from planner.support.repeat import repeat
 
@@ -184,7 +184,10 @@ def _step(
 
 
 def forwards_s(
-    units: Sequence[Unit], inputs: Mapping[str, Tensor], dtype: str | None, watch: Stopwatch
+    units: Sequence[RunnableOperator],
+    inputs: Mapping[str, Tensor],
+    dtype: str | None,
+    watch: Stopwatch,
 ) -> list[float]:
     """Median forward time of each operator within forward passes of the whole model, in s. All that
     autograd keeps of a pass is alive, so an operator writes to memory that is in no cache.
@@ -233,9 +236,9 @@ class OperatorTimer:
 
     def __init__(
         self,
-        unit: Unit,
+        unit: RunnableOperator,
         inputs: tuple[Tensor, ...],
-        around: Surroundings,
+        around: GradientContext,
         watch: Stopwatch,
         dtype: str | None,
     ) -> None:

@@ -13,7 +13,7 @@ gradients are summands. What is cut is a device's own part of a parameter after 
 chunks of rows. A parameter that several stages hold keeps level 0, and so does a scalar.
 
 So one machine converts, prices and runs both: where this stage has the parts, `reshardings`,
-`lies_in` and what builds on them ask for `over_replicas(stage, graph)`.
+`parameter_specs` and what builds on them ask for `over_replicas(stage, graph)`.
 """
 
 from collections.abc import Iterable, Mapping

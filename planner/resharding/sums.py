@@ -37,7 +37,7 @@ from planner.support.memo import remembered
 
 
 @dataclass(frozen=True, slots=True)
-class Lies:
+class ParameterSpecs:
     """How a parameter lies on the mesh of a stage; that of an unsplit one has no axes.
 
     Attributes:
@@ -52,12 +52,12 @@ class Lies:
 
 
 @remembered
-def lies_in(stage: Stage, graph: Graph) -> Mapping[str, Lies]:
+def parameter_specs(stage: Stage, graph: Graph) -> Mapping[str, ParameterSpecs]:
     """How the parameters of a stage lie, by name; those that are not trained, in one way."""
     stage = over_replicas(stage, graph)
     sharding = stage.sharding
     if sharding is None:
-        whole = Lies((), (), ())
+        whole = ParameterSpecs((), (), ())
         return {
             name: whole for v in indices_of(stage, graph) for name in graph.operators[v].parameters
         }
@@ -67,9 +67,9 @@ def lies_in(stage: Stage, graph: Graph) -> Mapping[str, Lies]:
         if name in known:
             cut = sharding.gradients.get(name, home.spec)
             lies[name] = (
-                Lies(home.spec, home.gradient, sharding.states.get(name, cut))
+                ParameterSpecs(home.spec, home.gradient, sharding.states.get(name, cut))
                 if known[name].trainable
-                else Lies(home.spec, home.spec, home.spec)
+                else ParameterSpecs(home.spec, home.spec, home.spec)
             )
     return lies
 
@@ -90,12 +90,12 @@ def gradient_sums(strategy: Strategy, graph: Graph) -> tuple[GradientSum, ...]:
     users, used_in = holders(graph), stages_of(strategy, graph)
     groups: dict[tuple[int, _Group], list[Parameter]] = {}
     # Parameters that lie alike in the same stages have the same groups.
-    alike: dict[tuple[tuple[int, ...], tuple[Lies, ...]], list[list[Parameter]]] = {}
+    alike: dict[tuple[tuple[int, ...], tuple[ParameterSpecs, ...]], list[list[Parameter]]] = {}
     for parameter in graph.parameters:
         if not parameter.trainable or not used_in[parameter.name]:
             continue
         stages = [strategy.stages[s] for s in used_in[parameter.name]]
-        lies = tuple(lies_in(stage, graph)[parameter.name] for stage in stages)
+        lies = tuple(parameter_specs(stage, graph)[parameter.name] for stage in stages)
         key = used_in[parameter.name], lies
         if key not in alike:
             alike[key] = [
@@ -139,7 +139,7 @@ class _Group:
 
 def _groups(name: str, stages: Sequence[Stage], graph: Graph) -> Iterator[_Group]:
     """The sums of one parameter."""
-    lies = [lies_in(stage, graph)[name] for stage in stages]
+    lies = [parameter_specs(stage, graph)[name] for stage in stages]
     on_one_mesh = len({stage.mesh for stage in stages}) == 1
     if not _lies_alike(lies, on_one_mesh):
         raise ValueError(f"parameter {name} lies differently in stages that share it")
@@ -154,7 +154,7 @@ def _groups(name: str, stages: Sequence[Stage], graph: Graph) -> Iterator[_Group
         yield _Group(tuple(sorted(chain(*shards))), shards if scattered else ())
 
 
-def _lies_alike(lies: Sequence[Lies], on_one_mesh: bool) -> bool:
+def _lies_alike(lies: Sequence[ParameterSpecs], on_one_mesh: bool) -> bool:
     """Whether stages hold a parameter and its state in the same way; on different meshes, whole."""
     if on_one_mesh:
         return len({(one.parameter, one.state) for one in lies}) == 1
@@ -189,7 +189,7 @@ def _by_part(
     return [found[part] for part in sorted(found)]
 
 
-def _combined(lies: Sequence[Lies]) -> Spec:
+def _combined(lies: Sequence[ParameterSpecs]) -> Spec:
     """How the gradients of several stages lie together."""
     return tuple(
         "P" if "P" in parts else parts[0]
@@ -207,7 +207,7 @@ def non_contributing(strategy: Strategy, graph: Graph, device: int) -> frozenset
         own = next((stage for stage in stages if device in stage.devices), None)
         if own is None or own.sharding is None or not known[name].trainable:
             continue
-        lies = [lies_in(stage, graph)[name] for stage in stages]
+        lies = [parameter_specs(stage, graph)[name] for stage in stages]
         mesh = own.mesh
         apart = len({stage.mesh for stage in stages}) > 1
         # On different meshes all devices of all stages are in one sum (`_groups`), and of devices
@@ -215,7 +215,7 @@ def non_contributing(strategy: Strategy, graph: Graph, device: int) -> frozenset
         summed = "P" * len(mesh) if apart else "".join(part[0] for part in _combined(lies))
         group = next(group for group in own.groups if device in group)
         where = coordinates(group.index(device), mesh)
-        if _is_given_again(summed, lies_in(own, graph)[name].gradient, where):
+        if _is_given_again(summed, parameter_specs(own, graph)[name].gradient, where):
             found.add(name)
     return frozenset(found)
 
@@ -254,7 +254,7 @@ def owns(
     if device not in group:
         return False
     where = coordinates(group.index(device), stage.mesh)
-    lies = lies_in(stage, graph)[name].state if spec is None else spec
+    lies = parameter_specs(stage, graph)[name].state if spec is None else spec
     first = [0] * len(own.mesh) + [replica % own.over] * (len(where) - len(own.mesh))
     return all(
         part != "R" or coordinate == at
@@ -280,7 +280,7 @@ class StateSteps:
 def state_steps(stage: Stage, graph: Graph) -> Mapping[str, StateSteps]:
     """The parameters of a stage whose state is cut further than they are, by name."""
     stage, found, known = over_replicas(stage, graph), {}, parameters_by_name(graph)
-    for name, lies in lies_in(stage, graph).items():
+    for name, lies in parameter_specs(stage, graph).items():
         if lies.state == lies.parameter:
             continue
         one, mesh = known[name], stage.mesh
@@ -339,7 +339,7 @@ def _in_buckets(
 
 def _local(parameter: Parameter, stage: Stage, graph: Graph) -> Parameter:
     """A parameter of the size of its accumulated gradient on one device."""
-    gradient = lies_in(stage, graph)[parameter.name].gradient
+    gradient = parameter_specs(stage, graph)[parameter.name].gradient
     return replace(parameter, shape=local_shape(parameter.shape, gradient, stage.mesh))
 
 

@@ -11,7 +11,7 @@ from planner.artefacts.strategy import ScheduleName, Stage, Strategy
 from planner.costs.evaluate import evaluate
 from planner.costs.stage_memory import stage_memory
 from planner.resharding import reshardings
-from planner.resharding.sums import gradient_sums, lies_in
+from planner.resharding.sums import gradient_sums, parameter_specs
 from planner.simulator.events import run
 from tests.support.builders import cluster, problem_of
 from tests.support.counted_runs import NAMES, ROWS, model_of
@@ -98,7 +98,7 @@ def test_what_is_not_trained_lies_in_parts_as_parameters_do(models, level, lies)
     )
     devices = tuple((d,) for d in range(4))
     stage = Stage(names_of(models[0]), devices, 1, recompute=False, over=4, zero=level)
-    found = lies_in(stage, frozen)["w1"]
+    found = parameter_specs(stage, frozen)["w1"]
     assert (found.parameter, found.gradient, found.state) == ((lies,),) * 3
 
 
@@ -109,4 +109,4 @@ def test_groups_of_replicas_sum_their_parts_with_the_others(models):
     stage = Stage(names_of(model), devices, 1, recompute=False, over=2, zero=3)
     sums = gradient_sums(Strategy((stage,), ScheduleName.ONE_F_ONE_B, 4), model.graph)
     assert {one.devices for one in sums} == {(0, 2), (1, 3)}
-    assert {one.gradient for one in lies_in(stage, model.graph).values()} == {("C",)}
+    assert {one.gradient for one in parameter_specs(stage, model.graph).values()} == {("C",)}

@@ -9,7 +9,7 @@ from planner.model.load import ReadOptions, load
 from planner.operators import parameters, synthetic, to_torch
 from planner.profilers.facts import facts
 from planner.profilers.measured import measure
-from planner.profilers.runnable import Unit, observe
+from planner.profilers.runnable import RunnableOperator, observe
 from planner.support.errors import OperatorError
 from tests.profilers.test_profilers import attention, read, residual
 from tests.support.models import LIGHT_MODELS, MODELS, cached, deep_transformer
@@ -25,7 +25,7 @@ def observed(model):
     found = []
     for i, operator in enumerate(model.graph.operators):
         module = to_torch(model, [i], values=held)
-        unit = Unit(
+        unit = RunnableOperator(
             forward=module.forward,
             inputs=module.input_names,
             outputs=module.output_names,

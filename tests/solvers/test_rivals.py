@@ -22,7 +22,7 @@ from planner.solvers.placement.baechi import (
     place_m_topo,
     relaxed,
 )
-from planner.solvers.placement.list_schedule import (
+from planner.solvers.placement.baechi_schedule import (
     ListSchedule,
     NoRoom,
     OperatorMemory,

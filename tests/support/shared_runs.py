@@ -16,9 +16,12 @@ from torch.utils.data import TensorDataset
 from planner.artefacts.files import write_plan
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy
 from planner.commands.errors import ranks_leave_at_once
+from planner.solvers import SOLVERS
 from tests.support import split_launches
+from tests.support.builders import cluster, problem_of
 from tests.support.counted_runs import NAMES, SAMPLES, lies, samples
 from tests.support.split_plans import plan_of
+from tests.support.split_profiles import FAST, profiled
 
 HERE = "tests.support.shared_runs"
 WIDTH, BATCH = 5, 3
@@ -43,6 +46,15 @@ def few():
     return TensorDataset(x[:7], y[:7])
 
 
+def searched(model, count):
+    """The stages of the antichain solver on four devices that have no room for a whole copy."""
+    problem = problem_of(
+        profiled(model), cluster([FAST] * 4, 1e9, 1e-7), count, measured_on=FAST,
+        optimizer="momentum", device_memory=29_567, recompute="none",
+    )  # fmt: skip
+    return SOLVERS["antichain"](problem, 1.0).strategy.stages
+
+
 def write(folder, model):
     """A strategy of each kind; gives the number of ranks of each."""
     names, count = tuple(one.name for one in model.graph.operators), SAMPLES // BATCH
@@ -60,6 +72,7 @@ def write(folder, model):
         "mixed": [whole(both, over=2, zero=1, zero_of={"w1": 3, "words": 2, "g": 0})],
         "four": [whole(four, over=4, zero=3)],
         "hybrid": [whole(four, over=2, zero=3)],
+        "searched": searched(model, count),
         "mesh": [whole(((0, 1), (2, 3)), sharding=lies(model, "classes"), over=2, zero=3)],
         **{
             f"pipeline{level}": [

@@ -18,7 +18,7 @@ WHOLE = {**HOW, "steps": STEPS, "data": f"{HERE}:data"}
 TWO = ("zero1", "zero2", "zero3", "again", "mixed")
 SPLIT = ("states", "gradients", "parameters")
 """What lies in uneven chunks on a mesh of two."""
-FOUR = ("four", "hybrid", "mesh", "pipeline1", "pipeline2", "pipeline3")
+FOUR = ("four", "searched", "hybrid", "mesh", "pipeline1", "pipeline2", "pipeline3")
 RESUMED = {"zero3": ("replicas", "zero1"), "replicas": ("zero3", "zero2")}
 """By the form of the first half, those of the second."""
 
@@ -88,6 +88,12 @@ def test_two_devices_that_share_train_as_a_plain_loop(made, two, name):
 @pytest.mark.parametrize("name", FOUR)
 def test_four_devices_that_share_train_as_a_plain_loop(made, four, name):
     check(made[0], name, four[name], by_torch(made[1], batches()))
+
+
+def test_the_solver_that_searched_chose_parts(made):
+    """Among the plans of four devices is one that it found."""
+    stages = json.loads((made[0] / "searched.json").read_text())["strategy"]["stages"]
+    assert any(stage.get("zero") for stage in stages)
 
 
 @pytest.mark.parametrize("name", [f"{a} then {b}" for a, some in RESUMED.items() for b in some])

@@ -20,7 +20,7 @@ from planner.launcher.mesh.lines import ConversionGroup, Mesh
 from planner.launcher.mesh.module import conversions_of
 from planner.operators.parts.slices import chunk_rows, joined, part_of, views_of_parts
 from planner.resharding.conversion import Collective, Step
-from planner.resharding.sums import gathered_together, lies_in, state_steps, steps_key
+from planner.resharding.sums import gathered_together, parameter_specs, state_steps, steps_key
 
 
 class OptimizerShards:
@@ -41,7 +41,7 @@ class OptimizerShards:
         self, stage: Stage, mesh: Mesh, values: Mapping[str, Tensor], graph: Graph
     ) -> None:
         self._mesh, self._values = mesh, values
-        self._steps, lies = state_steps(stage, graph), lies_in(stage, graph)
+        self._steps, lies = state_steps(stage, graph), parameter_specs(stage, graph)
         self._further: dict[str, Spec] = {}
         self.shards: dict[str, nn.Parameter] = {}
         cut = set()

@@ -18,7 +18,7 @@ from planner.artefacts.profile import OperatorCost, Part, PartTime, Profile, Sou
 from planner.artefacts.sharding import local_shape, reads, rule_of
 from planner.model.load import Model
 from planner.profilers.cache import MeasuredClass
-from planner.profilers.classes import Surroundings, class_name, surroundings
+from planner.profilers.classes import GradientContext, class_name, surroundings
 from planner.profilers.devices import device_type, gpu_names
 from planner.profilers.measured import ModelTimer, layout, session
 from planner.profilers.reliability import Conditions, signs_of_load
@@ -140,7 +140,7 @@ class _Run:
         num_timed: number of classes of parts that were timed.
     """
 
-    def __init__(self, timer: ModelTimer, around: tuple[Surroundings, ...]) -> None:
+    def __init__(self, timer: ModelTimer, around: tuple[GradientContext, ...]) -> None:
         self.timer, self.around = timer, around
         self.known: dict[str, tuple[float, float]] = {}
         self.new: dict[str, MeasuredClass] = {}

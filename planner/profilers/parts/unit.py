@@ -21,12 +21,12 @@ from planner.operators.parts.calls import (
     values_of,
 )
 from planner.operators.parts.slices import local_part
-from planner.profilers.runnable import Unit, unit_of
+from planner.profilers.runnable import RunnableOperator, runnable_of
 
 
 def part_unit(
     model: Model, operator: int, part: Part, device: str, values: Mapping[str, Tensor] | None
-) -> Unit:
+) -> RunnableOperator:
     """A part of one operator of the model.
 
     Args:
@@ -58,7 +58,7 @@ def part_unit(
     take_means(made, own, rule, mesh)
     module.graph.lint()
     module.recompile()
-    return unit_of(module, graph, operator, held)
+    return runnable_of(module, graph, operator, held)
 
 
 def local_values(

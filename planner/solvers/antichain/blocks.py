@@ -156,7 +156,9 @@ def _private_bytes(
 
 
 def _workspaces(problem: Problem, coarse: Coarsening, cautious: bool) -> list[list[float]]:
-    """Per block, bytes that live inside one pass, by row of `kernels.Sets`; see `sets_of`."""
+    """Per row of `kernels.Sets.workspace` and block, bytes that live inside one pass; argument as
+    `sets_of`.
+    """
     profile = problem.profile
     whole = workspaces(profile, coarse.blocks, cautious=cautious)
     if not may_share(problem):

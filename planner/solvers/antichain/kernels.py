@@ -316,7 +316,7 @@ class Sweep(NamedTuple):
     progress: Any  # (1,) PROGRESS; mypy does not see the fields of a record
 
 
-class FrontStage(NamedTuple):
+class NewStage(NamedTuple):
     """A stage D_j minus D_i, to be put in front.
 
     Attributes:
@@ -336,7 +336,7 @@ class FrontStage(NamedTuple):
     first: float
 
 
-class FrontPrice(NamedTuple):
+class NewStageTimes(NamedTuple):
     """Time of such a stage on its devices, in s; letters of `costs.closed_form`.
 
     Attributes:
@@ -596,7 +596,7 @@ def _put_stages_in_front(sweep: Sweep, j: int, num_active: int) -> None:
 
 
 @inlined
-def _front_stage(sweep: Sweep, i: int, j: int) -> FrontStage:
+def _front_stage(sweep: Sweep, i: int, j: int) -> NewStage:
     """The stage D_j minus D_i, whose bytes are in `Scratch.stage`."""
     stage = sweep.scratch.stage
     trained = stage[TRAINED, i]
@@ -604,11 +604,11 @@ def _front_stage(sweep: Sweep, i: int, j: int) -> FrontStage:
     tied, first = _tied_bytes(sweep.subsets.masks, i, j, sweep.sets)
     if sweep.options.sharing:
         _add_parts(sweep.scratch.part, sweep.parts, sweep.subsets.masks, i, j, sweep.sets)
-    return FrontStage(i, j, static, trained, tied, first)
+    return NewStage(i, j, static, trained, tied, first)
 
 
 @inlined
-def _try_devices(sweep: Sweep, stage: FrontStage, num_active: int) -> None:
+def _try_devices(sweep: Sweep, stage: NewStage, num_active: int) -> None:
     """Puts a stage in front of the labels behind it, on all devices that it may have there."""
     moves = sweep.moves
     # Safe: such a stage shares a parameter with another one, which no asynchronous schedule runs.
@@ -645,8 +645,8 @@ def _devices_left(sweep: Sweep, c: int) -> int:
 
 @inlined
 def _price(
-    sweep: Sweep, stage: FrontStage, c: int, e: int, again: int, level: int
-) -> FrontPrice:  # fmt: skip
+    sweep: Sweep, stage: NewStage, c: int, e: int, again: int, level: int
+) -> NewStageTimes:  # fmt: skip
     """What the stage takes on the devices of move e, in front of combination c.
 
     Args:
@@ -676,14 +676,14 @@ def _price(
     ahead, left = sweep.times.ahead[i], _devices_left(sweep, to)
     spread = _least_period(ahead, left, sweep.options) if i > 0 else 0.0
     tail = _tail_s(sweep, stage, to, backward - again * forward, level)
-    return FrontPrice(
+    return NewStageTimes(
         forward, backward, others, others_back, send, back, tail, rounds, warmup, turn, again,
         level, spread,
     )  # fmt: skip
 
 
 @inlined
-def _posting(moves: Moves, cuts: Cuts, stage: FrontStage, to: int) -> tuple[float, float]:
+def _posting(moves: Moves, cuts: Cuts, stage: NewStage, to: int) -> tuple[float, float]:
     """For how long posting what comes and goes keeps a device of the stage, forward and back."""
     post, copy, i, j = moves.post[to], moves.copy[to], stage.i, stage.j
     return (
@@ -703,7 +703,7 @@ def _rounds(sweep: Sweep, to: int) -> int:
 
 @inlined
 def _slowest_passes(
-    sweep: Sweep, stage: FrontStage, to: int, again: int, level: int
+    sweep: Sweep, stage: NewStage, to: int, again: int, level: int
 ) -> tuple[float, float]:
     """Forward and backward of the stage where each is slowest, in s."""
     times, i, j = sweep.times, stage.i, stage.j
@@ -733,7 +733,7 @@ def _exchanges_s(sweep: Sweep, to: int, level: int) -> tuple[float, float]:
 
 
 @inlined
-def _tail_s(sweep: Sweep, stage: FrontStage, to: int, backward: float, level: int) -> float:
+def _tail_s(sweep: Sweep, stage: NewStage, to: int, backward: float, level: int) -> float:
     """The optimizer's step, what is left of the sums of gradients behind the last backward, and the
     gathers after the step, once per iteration, in s.
 
@@ -764,7 +764,7 @@ def _tail_s(sweep: Sweep, stage: FrontStage, to: int, backward: float, level: in
 
 
 @inlined
-def _extend_labels(sweep: Sweep, stage: FrontStage, c: int, to: int, price: FrontPrice) -> None:
+def _extend_labels(sweep: Sweep, stage: NewStage, c: int, to: int, price: NewStageTimes) -> None:
     """Puts a stage in front of every label of a combination c behind it, which leads to `to`."""
     value, link, progress = sweep.labels.value, sweep.labels.link, sweep.progress[0]
     moves, options = sweep.moves, sweep.options
@@ -804,7 +804,7 @@ def _extend_labels(sweep: Sweep, stage: FrontStage, c: int, to: int, price: Fron
 
 
 @inlined
-def _finish(sweep: Sweep, objective: float, behind: int, to: int, price: FrontPrice) -> None:
+def _finish(sweep: Sweep, objective: float, behind: int, to: int, price: NewStageTimes) -> None:
     """Keeps a whole pipeline, the first stage in front of label `behind`, if it is the best."""
     progress = sweep.progress[0]
     if objective < progress.best:
@@ -816,7 +816,7 @@ def _finish(sweep: Sweep, objective: float, behind: int, to: int, price: FrontPr
 
 
 @inlined
-def _describe(link: Ints, label: int, behind: int, i: int, to: int, price: FrontPrice) -> None:
+def _describe(link: Ints, label: int, behind: int, i: int, to: int, price: NewStageTimes) -> None:
     """Writes the stage that a label puts in front, and the label behind it."""
     link[label, BEHIND], link[label, DOWNSET] = behind, i
     link[label, COMBINATION], link[label, AGAIN] = to, price.again
@@ -852,7 +852,7 @@ def _cover_inside(start: Ints, cover: Ints, visited: Ints, i: int, j: int) -> in
 
 
 @inlined
-def _least_level(sweep: Sweep, stage: FrontStage, to: int, again: int, below: int) -> int:
+def _least_level(sweep: Sweep, stage: NewStage, to: int, again: int, below: int) -> int:
     """The least level at which a stage fits, if it keeps its activations or recomputes them.
 
     Args:
@@ -869,7 +869,7 @@ def _least_level(sweep: Sweep, stage: FrontStage, to: int, again: int, below: in
 
 
 @inlined
-def _needed_bytes(sweep: Sweep, stage: FrontStage, to: int, again: int, level: int) -> float:
+def _needed_bytes(sweep: Sweep, stage: NewStage, to: int, again: int, level: int) -> float:
     """Bytes that a stage needs on each device.
 
     Args:

@@ -25,7 +25,7 @@ from planner.costs.stage_memory import limit_bytes, memory_of, search_bytes, sta
 from planner.costs.transfers import half_line
 from planner.resharding import reshardings
 from planner.resharding.conversion import LOCAL
-from planner.resharding.sums import lies_in
+from planner.resharding.sums import parameter_specs
 from planner.solvers.antichain import kernels
 from planner.solvers.graphs.coarsen import Coarsening
 from planner.solvers.graphs.downsets import Downsets, sums_over
@@ -128,7 +128,7 @@ def _figures(problem: Problem) -> Mapping[str, Floats]:
     graph = problem.profile.graph
     stage, known = _shared(problem, 3), parameters_by_name(graph)
     rows = {name: np.zeros(kernels.NUM_PARTS) for name in known}
-    for name, lies in lies_in(stage, graph).items():
+    for name, lies in parameter_specs(stage, graph).items():
         size = known[name].bytes
         if CHUNKS in lies.parameter:
             rows[name][kernels.CUT], rows[name][kernels.ROW] = size, _row_bytes(known[name])

@@ -55,8 +55,8 @@ from planner.solvers.netsplit.model import (
 from planner.solvers.netsplit.options import Pesto
 from planner.solvers.placement import heft
 from planner.solvers.placement.baechi import place_m_topo
+from planner.solvers.placement.baechi_schedule import NoRoom, earliest, list_schedule
 from planner.solvers.placement.coplacement import coplaced, kept_bytes
-from planner.solvers.placement.list_schedule import NoRoom, earliest, list_schedule
 from planner.solvers.placement.problem import (
     Placement,
     PlacementProblem,

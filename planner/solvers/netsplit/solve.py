@@ -53,13 +53,13 @@ from planner.solvers.netsplit.model import (
 from planner.solvers.netsplit.options import NetSplit
 from planner.solvers.placement import heft
 from planner.solvers.placement.baechi import NoFavouritesError, m_sct_rule, place_m_topo
-from planner.solvers.placement.coplacement import coplaced, kept_bytes
-from planner.solvers.placement.list_schedule import (
+from planner.solvers.placement.baechi_schedule import (
     DispatchRule,
     NoRoom,
     earliest,
     list_schedule,
 )
+from planner.solvers.placement.coplacement import coplaced, kept_bytes
 from planner.solvers.placement.problem import (
     Placement,
     PlacementProblem,

@@ -11,7 +11,7 @@ A device is left when the next operator exceeds its cap, so each device but the 
 an equal share, and the last one always has room. The cap ignores the memory of the devices: the
 evaluator checks that.
 
-**m-ETF**, earliest task first, on the devices and channels of `list_schedule.py`.
+**m-ETF**, earliest task first, on the devices and channels of `baechi_schedule.py`.
 
     (4) of all ready operators and devices with enough free memory, take the pair with the earliest
         start = max(device is free, data are there); ties by topological order, then by device
@@ -50,7 +50,7 @@ from collections.abc import Mapping
 
 from planner.artefacts.problem import Problem, Result, Status
 from planner.solvers.fit import placed
-from planner.solvers.placement.list_schedule import (
+from planner.solvers.placement.baechi_schedule import (
     DispatchRule,
     ListSchedule,
     NoRoom,

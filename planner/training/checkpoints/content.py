@@ -27,7 +27,7 @@ from planner.artefacts.sharding import local_shape_at, tiles
 from planner.launcher.device_part import DevicePart
 from planner.launcher.groups import Groups
 from planner.launcher.job import TrainingJob
-from planner.resharding.sums import lies_in, owns, stages_of
+from planner.resharding.sums import owns, parameter_specs, stages_of
 from planner.support.errors import FileError, LaunchError
 from planner.training.checkpoints.folder import (
     DATA,
@@ -258,7 +258,7 @@ class Content:
         """
         place = next(iter(self._part.places.values()))  # in all, parameters lie alike
         shape, mesh = self._known[name].shape, place.shared_mesh
-        whole, lies = ("R",) * len(mesh.sizes), lies_in(place.stage, self._graph)
+        whole, lies = ("R",) * len(mesh.sizes), parameter_specs(place.stage, self._graph)
         spec = whole if name not in lies else lies[name].parameter
         if of_state and name in lies:
             spec = lies[name].state

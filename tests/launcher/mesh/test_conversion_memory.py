@@ -16,7 +16,7 @@ from planner.launcher.mesh.lines import Mesh, ProcessGroupAxis, SingleDeviceAxis
 from planner.launcher.mesh.shards import OptimizerShards
 from planner.profilers.storages import StorageTracker
 from planner.resharding import conversion
-from planner.resharding.sums import gradient_sums, lies_in, scattered_buckets
+from planner.resharding.sums import gradient_sums, parameter_specs, scattered_buckets
 from tests.support.split import HIDDEN, WIDTH, mlp, one_stage, sharding, zero
 from tests.support.split_plans import fits
 
@@ -111,7 +111,7 @@ def test_gathers_of_parameters_and_scatters_of_gradients_take_what_the_tracker_s
     split = sharding(sizes, rules, states=dict(zip(names, cycle(specs), strict=False)))
     stage = one_stage(mlp(), split, [range(prod(sizes))], 2).stages[0]
     mesh = last_of(sizes)
-    lies, values = lies_in(stage, graph), {}
+    lies, values = parameter_specs(stage, graph), {}
     for one in graph.parameters:
         shape = local_shape(one.shape, lies[one.name].parameter, sizes)
         values[one.name] = torch.zeros(shape, requires_grad=True)
