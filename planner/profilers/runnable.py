@@ -1,5 +1,5 @@
-"""`RunnableOperator`: one operator of a model as a torch function that can run alone; and `observe`:
-its stash, the tensors that autograd keeps for it, seen through autograd's hooks.
+"""`RunnableOperator`: one operator of a model as a torch function that runs alone; `observe`: its
+stash, the tensors that autograd keeps for it, seen through autograd's hooks.
 
 A saved tensor is recognised by its storage: that of an input or an output has a name, that of a
 parameter is on the device anyway, and every other one is private to the operator. Each input gets

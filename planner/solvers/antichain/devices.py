@@ -261,18 +261,9 @@ def _stages_on(
     ]
     step = speed * np.array(steps)
     launch = np.array([launch_s(problem, d) for d in order])
-    # Sums between other types of devices are left as they are.
-    of_sums = sum_factor(problem, order)
-    latency, width = pair_widths(topology)
-    zero = ("limit", "ring_latency", "tie_latency", "step", "launch", "post", "copy", "beside")
-    infinite = ("ring_rate", "tie_rate")
-    decided = {name: np.zeros(len(stages)) for name in zero}
-    decided |= {name: np.full(len(stages), math.inf) for name in infinite}
+    decided = {name: np.zeros(len(stages)) for name in ("limit", "step", "launch", "post", "copy")}
     decided["factor"] = np.zeros((len(kinds), len(stages)))
     decided["type_launch"] = np.zeros((len(kinds), len(stages)))
-    decided |= {name: np.zeros((2, len(stages))) for name in ("gather", "scatter", "part_sum")}
-    rings: dict[tuple[int, int], tuple[float, float, bool]] = {}
-    lines: dict[tuple[int, int], Lines] = {}
     for c, (k, r) in enumerate(stages):
         if k == 0:
             continue
@@ -286,28 +277,47 @@ def _stages_on(
             decided["factor"][row, c] = speed[where].max(where=there, initial=0.0)
             slowed = speed[where] * launch[where]
             decided["type_launch"][row, c] = slowed.max(where=there, initial=0.0)
-        # A table may beat the best link, and so may a sum inside hosts and over them.
-        one_ring = not topology.tables and len({topology.devices[d].host for d in order}) == 1
+    return decided | _sums_on(problem, order, stages)
+
+
+def _sums_on(
+    problem: Problem, order: tuple[int, ...], stages: Sequence[tuple[int, int]]
+) -> dict[str, Floats]:
+    """The fields of `kernels.Moves` about sums of gradients, and about what replicas exchange that
+    keep parts.
+    """
+    topology = problem.topology
+    # Sums between other types of devices are left as they are.
+    of_sums = sum_factor(problem, order)
+    latency, width = pair_widths(topology)
+    # A table may beat the best link, and so may a sum inside hosts and over them.
+    one_ring = not topology.tables and len({topology.devices[d].host for d in order}) == 1
+    of_rings = ("ring_latency", "tie_latency", "beside")
+    decided = {name: np.zeros(len(stages)) for name in of_rings}
+    decided |= {name: np.full(len(stages), math.inf) for name in ("ring_rate", "tie_rate")}
+    decided |= {name: np.zeros((2, len(stages))) for name in ("gather", "scatter", "part_sum")}
+    rings: dict[tuple[int, int], tuple[float, float, bool]] = {}
+    lines: dict[tuple[int, int], Lines] = {}
+    for c, (k, r) in enumerate(stages):
+        where = slice(len(order) - k, len(order) - k + r)
         if k > r and one_ring:
             pairs = np.ix_(order[where], order[len(order) - k + r :])
-            decided["tie_latency"][c], decided["tie_rate"][c] = (
-                of_sums * latency[pairs].min(),
-                width[pairs].max() / of_sums,
-            )
-        if r > 1:
-            if (k, r) not in rings:
-                devices = tuple(sorted(order[where]))
-                beside = sums_overlap_compute(problem, order, devices)
-                rings[k, r] = *ring_links(topology, devices), beside
-            latency_s, rate, beside = rings[k, r]
-            decided["ring_latency"][c] = of_sums * latency_s
-            decided["ring_rate"][c] = rate / of_sums
-            decided["beside"][c] = beside
-            if levels_of(problem, r) > 1:
-                if (k, r) not in lines:
-                    lines[k, r] = lines_of(problem, tuple(sorted(order[where])), of_sums)
-                for name, line in zip(("gather", "scatter", "part_sum"), lines[k, r], strict=True):
-                    decided[name][:, c] = line
+            decided["tie_latency"][c] = of_sums * latency[pairs].min()
+            decided["tie_rate"][c] = width[pairs].max() / of_sums
+        if r < 2:
+            continue
+        devices = tuple(sorted(order[where]))
+        if (k, r) not in rings:
+            beside = sums_overlap_compute(problem, order, devices)
+            rings[k, r] = *ring_links(topology, devices), beside
+        latency_s, rate, decided["beside"][c] = rings[k, r]
+        decided["ring_latency"][c] = of_sums * latency_s
+        decided["ring_rate"][c] = rate / of_sums
+        if levels_of(problem, r) > 1:
+            if (k, r) not in lines:
+                lines[k, r] = lines_of(problem, devices, of_sums)
+            for name, line in zip(("gather", "scatter", "part_sum"), lines[k, r], strict=True):
+                decided[name][:, c] = line
     return decided
 
 
