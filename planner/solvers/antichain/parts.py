@@ -123,6 +123,7 @@ def _shared(problem: Problem, level: int) -> Stage:
     return replace(stage, over=2, zero=level)
 
 
+@remembered
 def _figures(problem: Problem) -> Mapping[str, Floats]:
     """By parameter, the rows of `kernels.Parts`."""
     graph = problem.profile.graph
@@ -154,21 +155,21 @@ def _row_bytes(parameter: Parameter) -> float:
     return parameter.bytes / max(1, parameter.shape[0])
 
 
-def _saved_bytes(problem: Problem) -> Iterator[float]:
+@remembered
+def _saved_bytes(problem: Problem) -> tuple[float, ...]:
     """Per operator, the bytes that it keeps for its backward where parameters are whole, and makes
     again at level 3.
     """
     local = local_stage(problem.profile, _shared(problem, 3))
     known, tensors = parameters_by_name(problem.profile.graph), _copied_bytes(local)
     place = {v: i for i, v in enumerate(local.graph_index) if v >= 0}
+    saved = []
     for v, cost in enumerate(problem.profile.operators):
         here = local.profile.operators[place[v]]
         copies = {name for name in here.stash_tensors if name in tensors} - known.keys()
-        yield (
-            cost.stash_private_bytes
-            - here.stash_private_bytes
-            - sum(tensors[name] for name in copies)
-        )
+        kept = here.stash_private_bytes + sum(tensors[name] for name in copies)
+        saved.append(float(cost.stash_private_bytes - kept))
+    return tuple(saved)
 
 
 def _copied_bytes(local: LocalStage) -> Mapping[str, int]:
