@@ -326,7 +326,7 @@ def test_powers_of_two_are_asked_first_and_no_more_than_a_few():
 
 
 def test_where_not_even_the_smallest_fits_nothing_larger_is_asked():
-    found, asked = asked_of([2, 16], 64, device_memory=400)
+    found, asked = asked_of([2, 16], 64, device_memory=200)
     assert found.best is None
     assert asked == [2, 16]
 
