@@ -34,8 +34,8 @@ ROWS = 64
 """Of the models here; trials are smaller."""
 WORDS = "operators that ended the process in which they were run on parts are planned whole: "
 ONE_SIZE = (
-    f"good for microbatches of {ROWS} only: model.onnx: the batch of {ROWS} is written into the file;"
-    " export it with a symbolic first dimension for others"
+    f"good for microbatches of {ROWS} only: model.onnx: the batch of {ROWS} is written into the"
+    " file; export it with a symbolic first dimension for others"
 )
 
 
