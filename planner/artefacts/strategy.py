@@ -37,6 +37,11 @@ class ScheduleName(StrEnum):
         """
         return self is ScheduleName.PIPEDREAM
 
+    @property
+    def has_phases(self) -> bool:
+        """Whether a device runs all forwards of an iteration before its first backward."""
+        return self is ScheduleName.GPIPE
+
 
 @dataclass(frozen=True, slots=True)
 class Stage:

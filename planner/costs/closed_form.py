@@ -208,7 +208,7 @@ def iteration_s(
     """
     if schedule.is_asynchronous:
         return num_microbatches * _steady_s(stages)
-    phases = schedule is ScheduleName.GPIPE
+    phases = schedule.has_phases
     total = worst = worst_back = exposed = behind = 0.0
     for stage in reversed(stages):
         rounds = -(-num_microbatches // stage.num_replicas)

@@ -20,7 +20,7 @@ import numpy as np
 from planner.artefacts.graph import Graph, Tensor, tensors_by_name
 from planner.artefacts.plan import MemoryParts
 from planner.artefacts.problem import Problem
-from planner.artefacts.strategy import ScheduleName, Stage, Strategy, crossings
+from planner.artefacts.strategy import Stage, Strategy, crossings
 from planner.costs.mesh_memory import local_bytes
 from planner.costs.stage_memory import StageMemory
 from planner.schedules.actions import ActionKind, Code, piece_bytes
@@ -435,7 +435,7 @@ def outputs_waiting(strategy: Strategy, graph: Graph, s: int, forward: Bools, ba
     targets = {t for one in crossings(strategy, graph) if one.source == s for t in one.targets}
     if not targets:
         return np.zeros_like(ahead)
-    if strategy.schedule is ScheduleName.GPIPE:
+    if strategy.schedule.has_phases:
         return np.where(latest < 0, np.minimum(ahead, np.where(forward, 1, 2)), 0)
     readers = [strategy.stages[t] for t in targets]
     most = min((one.warmup - 1) * one.num_replicas for one in readers) // width

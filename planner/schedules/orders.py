@@ -80,7 +80,7 @@ def default_warmups(
     # No `extra`, even where it is faster: W decides how old the parameters are.
     if schedule is ScheduleName.PIPEDREAM:
         return tuple(-(-sum(widths[s:]) // width) for s, width in enumerate(widths))
-    if schedule is ScheduleName.GPIPE:
+    if schedule.has_phases:
         return tuple(-(-num_microbatches // width) for width in widths)
     warmups: list[int] = []
     later: set[int] = set()

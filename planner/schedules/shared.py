@@ -33,7 +33,6 @@ from planner.artefacts.plan import StagePrediction
 from planner.artefacts.strategy import (
     Crossing,
     GradientSum,
-    ScheduleName,
     Strategy,
     deliveries,
     stages_by_device,
@@ -133,7 +132,7 @@ def _in_turn(strategy: Strategy, device: int, mine: Sequence[int]) -> list[Compu
 
 def _shared(strategy: Strategy, mine: Sequence[int]) -> Iterable[tuple[Compute, Compute]]:
     """Pairs (earlier, later) of computations of a device that runs several stages."""
-    num_microbatches, phases = strategy.num_microbatches, strategy.schedule is ScheduleName.GPIPE
+    num_microbatches, phases = strategy.num_microbatches, strategy.schedule.has_phases
     for m in range(num_microbatches):
         for s, after in pairwise(mine):
             yield Compute(_F, s, m), Compute(_F, after, m)

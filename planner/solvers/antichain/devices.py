@@ -164,7 +164,7 @@ def _warmups(
     if problem.training.schedule is ScheduleName.PIPEDREAM:
         return (-(-(k + width) // width),)
     most = -(-problem.num_microbatches // width)
-    if problem.training.schedule is ScheduleName.GPIPE:
+    if problem.training.schedule.has_phases:
         return (most,)
     if k == 0:
         return (1,)

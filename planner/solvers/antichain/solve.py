@@ -42,7 +42,6 @@ from planner.artefacts.graph import holders, predecessors
 from planner.artefacts.options import Objective, Recompute
 from planner.artefacts.problem import Problem, Result, Status
 from planner.artefacts.strategy import (
-    ScheduleName,
     Stage,
     Strategy,
     shared_level,
@@ -402,7 +401,7 @@ def _training(problem: Problem, count: int) -> kernels.SearchOptions:
         even=even,
         may_keep=problem.training.recompute is not Recompute.FULL,
         may_recompute=problem.training.recompute is not Recompute.NONE,
-        phases=problem.training.schedule is ScheduleName.GPIPE and objective is Objective.ITERATION,
+        phases=problem.training.schedule.has_phases and objective is Objective.ITERATION,
         steady=asynchronous and objective is not Objective.LATENCY,
         stashing=asynchronous,
         sharing=may_share(problem),
