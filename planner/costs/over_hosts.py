@@ -56,13 +56,9 @@ def at_once(topology: Topology, rings: Sequence[Sequence[int]]) -> tuple[float, 
         rings: devices in the order of each ring.
     """
     hops = [hop for ring in rings for hop in _hops(ring)]
-    known, (latency, width) = routes(topology), pair_widths(topology)
+    known, (latency, _) = routes(topology), pair_widths(topology)
     users = Counter(link for hop in hops for link in known[hop])
-    if max(users.values()) == 1:
-        return max(float(latency[hop]) for hop in hops), min(float(width[hop]) for hop in hops)
-    shares = (
-        topology.links[link].bandwidth_bytes_per_s / count for link, count in users.items()
-    )  # fmt: skip
+    shares = (topology.links[link].bandwidth_bytes_per_s / n for link, n in users.items())
     return max(float(latency[hop]) for hop in hops), min(shares)
 
 
