@@ -38,8 +38,8 @@ PROFILE_SET_FORMATS = (PROFILE_SET_FORMAT, GROWING_SET_FORMAT, "planner-profile-
 STRATEGY_FORMAT = "planner-strategy/2"
 # Stages of format 2 share nothing over replicas, and those of
 # format 1 have no mesh either; a file that shares nothing is of format 2.
-SHARING_FORMAT = "planner-strategy/3"
-STRATEGY_FORMATS = (STRATEGY_FORMAT, SHARING_FORMAT, "planner-strategy/1")
+NEWEST_FORMAT = "planner-strategy/3"
+STRATEGY_FORMATS = (STRATEGY_FORMAT, NEWEST_FORMAT, "planner-strategy/1")
 CALIBRATION_FORMAT = "planner-calibration/1"
 CALIBRATION_ENDING = ".calibration.json"
 
@@ -67,10 +67,11 @@ class _StageFields:
     over: int = 1
     zero: int = 0
     zero_of: dict[str, int] = field(default_factory=dict)
+    prefetch: int | None = None
 
 
-_UNSHARED = {"over": 1, "zero": 0, "zero_of": {}}
-"""Where nothing lies in parts over replicas; not written."""
+_NEW_FIELDS = {"over": 1, "zero": 0, "zero_of": {}, "prefetch": None}
+"""What stages have since format 3, with the values that are not written."""
 
 
 def _stage_schema(source: object, handler: Callable[[Any], Any]) -> Any:
@@ -86,7 +87,7 @@ def _stage_of(fields: _StageFields) -> Stage:
         if fields.rules or any(getattr(fields, name) for name in AT_REST):
             raise ValueError("mesh: missing, but there are rules or specs")
         whole = Stage.whole(fields.operators, fields.devices, fields.warmup, fields.recompute)
-        return replace(whole, over=fields.over, zero=fields.zero, zero_of=fields.zero_of)
+        return replace(whole, **{name: getattr(fields, name) for name in _NEW_FIELDS})
     rules = {}
     for name, lines in fields.rules.items():
         try:
@@ -100,7 +101,7 @@ def _stage_of(fields: _StageFields) -> Stage:
     groups = tuple(devices[i : i + size] for i in range(0, len(devices), size))
     return Stage(
         fields.operators, groups, fields.warmup, fields.recompute, sharding, fields.over,
-        fields.zero, fields.zero_of,
+        fields.zero, fields.zero_of, fields.prefetch,
     )  # fmt: skip
 
 
@@ -111,8 +112,11 @@ def _fields_of(stage: Stage) -> dict[str, Any]:
         "warmup": stage.warmup,
         "recompute": stage.recompute,
     }
-    shared = {"over": stage.over, "zero": stage.zero, "zero_of": stage.zero_of}
-    plain |= {name: value for name, value in shared.items() if value not in (_UNSHARED[name], {})}
+    plain |= {
+        name: getattr(stage, name)
+        for name, usual in _NEW_FIELDS.items()
+        if getattr(stage, name) != usual
+    }
     if stage.sharding is None:
         return plain
     at_rest = {name: getattr(stage.sharding, name) for name in AT_REST}
@@ -292,8 +296,8 @@ def write_plan(plan: Plan, path: Path) -> None:
 
 def plan_bytes(plan: Plan) -> bytes:
     """The content of a plan's strategy JSON."""
-    shares = any(stage.over > 1 for stage in plan.strategy.stages)
-    return _content(plan, SHARING_FORMAT if shares else STRATEGY_FORMAT, _one_value_a_line)
+    is_new = any(one.over > 1 or one.prefetch is not None for one in plan.strategy.stages)
+    return _content(plan, NEWEST_FORMAT if is_new else STRATEGY_FORMAT, _one_value_a_line)
 
 
 def write_calibration(calibration: CalibrationFile, path: Path) -> None:

@@ -59,6 +59,9 @@ class Stage:
         zero: what these hold in parts: 0 nothing, 1 the optimizer's state, 2 gradients, too, 3
             parameters, too; see `resharding/over_replicas.py`.
         zero_of: the same of single parameters, by name.
+        prefetch: bytes of converted copies that may be held ahead of the operators that read them
+            (`resharding/overlap.py`); None where no collective inside the stage runs beside its
+            computations.
     """
 
     operators: tuple[str, ...]
@@ -71,6 +74,7 @@ class Stage:
     zero_of: Mapping[str, int] = field(
         hash=False, default_factory=dict, metadata=LEFT_OUT_AS_DEFAULT
     )
+    prefetch: int | None = field(default=None, metadata=LEFT_OUT_AS_DEFAULT)
 
     @classmethod
     def whole(
@@ -347,6 +351,8 @@ def _stage_violations(strategy: Strategy) -> Iterator[str]:
     if strategy.num_microbatches < 1:
         yield "there is no microbatch"
     for s, stage in enumerate(strategy.stages):
+        if (stage.prefetch or 0) < 0:
+            yield f"stage {s}: prefetch: expected bytes of at least 0, got {stage.prefetch}"
         if not stage.operators or not stage.devices:
             yield f"stage {s} is empty or has no device"
         elif not 1 <= stage.warmup <= most_in_flight(strategy, s):
