@@ -2,12 +2,15 @@
 operators and tensors, which the rest of this folder prices and measures like any other one.
 
 Operators run at their local shapes. A resharding (`resharding/reshardings.py`) is an operator of
-its own in front of the first that reads the copy, or, of a tensor that leaves the stage, at the
-end. The copy is a tensor that its readers stash, unless they gather it again, and its gradient is
-another. Such an operator takes no time here; `stage_pass.py` has that of its collectives, which
-depends on the devices.
+its own where it is started (`resharding/overlap.py`): without overlap in front of the first that
+reads the copy, or, of a tensor that leaves the stage, at the end. The copy is a tensor that its
+readers stash, unless they gather it again, and its gradient is another. So what is held ahead is
+alive from there on, and the gradients that wait are so until the backward has come there. Such an
+operator takes no time here; `stage_pass.py` has that of its collectives, which depends on the
+devices.
 """
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -37,6 +40,7 @@ from planner.resharding import Resharding, reshardings
 from planner.resharding.conversion import Collective, Step
 from planner.resharding.cut_losses import vocabulary_parallel_steps
 from planner.resharding.over_replicas import over_replicas
+from planner.resharding.overlap import PassOrder, pass_order
 from planner.resharding.reshardings import has_gradient, homes, leaving, reads_back
 from planner.resharding.statistics import Sides, statistics_steps
 from planner.support.memo import remembered
@@ -62,6 +66,9 @@ class LocalStage:
             of its forward and of its backward.
         share: per operator, of the work of the whole one.
         loss_share: per operator, of the losses of what it makes.
+        order: where the reshardings are started.
+        operator_rows: the operators of the stage, by their indices there.
+        copy_rows: the reshardings, as `order` numbers them, by their indices there.
     """
 
     profile: Profile
@@ -73,6 +80,9 @@ class LocalStage:
     statistics: Mapping[int, Sides]
     share: tuple[float, ...]
     loss_share: tuple[float, ...]
+    order: PassOrder
+    operator_rows: tuple[int, ...]
+    copy_rows: tuple[int, ...]
 
 
 def work_share(rule: Rule, mesh: Sequence[int]) -> float:
@@ -167,21 +177,49 @@ class _Builder:
         self.read_as: dict[tuple[str, str], str] = {}
         # By operator's name, the reshardings that its backward runs again.
         self.regathered: dict[str, tuple[int, ...]] = {}
+        self.order = pass_order(stage, self.graph)
+        self.operator_rows: list[int] = []
+        self.copy_rows = [-1] * len(self.order.start)
 
     def _run(self, indices: Sequence[int]) -> None:
-        """Adds the operators, each conversion before the first one that reads the copy."""
-        copies = reshardings(self.stage, self.graph)
-        first: dict[str, list[Resharding]] = {}
-        for copy in copies:
-            for reader in copy.readers[:1]:
-                first.setdefault(reader, []).append(copy)
-        for v in indices:
-            for copy in first.get(self.graph.operators[v].name, ()):
-                self._convert(copy)
-            self._operator(v)
-        for copy in copies:
-            if copy.leaves:
-                self._convert(copy)
+        """Adds the operators, each conversion where it is started."""
+        copies, todo = reshardings(self.stage, self.graph), deque(self.order.order)
+        for place in range(len(indices) + 1):
+            while todo and self.order.start[todo[0]] == place:
+                self.copy_rows[todo[0]] = len(self.rows)
+                self._convert(copies[todo.popleft()])
+            if place < len(indices):
+                self.operator_rows.append(len(self.rows))
+                self._operator(indices[place])
+        self._hold_in_flight()
+
+    def _hold_in_flight(self) -> None:
+        """Adds to the operators what is held beside them for collectives that run meanwhile, but
+        for copies and gradients, which are tensors: the buffers of these, and parameters that are
+        gathered again ahead.
+        """
+        order, there, back = self.order, [0] * len(self.rows), [0] * len(self.rows)
+        for c, row in enumerate(self.copy_rows):
+            until = (*self.operator_rows, len(self.rows))[order.first[c]]
+            forward, backward = self._taken(self.conversions[row])
+            for i in range(row, until):
+                there[i] += forward
+                back[i] += backward
+        for at, places in order.again.items():
+            for place in places:
+                row = self.operator_rows[place]
+                for i in range(row + 1, self.operator_rows[at] + 1):
+                    back[i] += self._gathered_bytes(self.rows[row])
+        for i in self.operator_rows:
+            cost, beside = self.rows[i].cost, max(there[i], back[i])
+            if beside:
+                cost = replace(cost, workspace_bytes=cost.workspace_bytes + beside)
+                self.rows[i] = self.rows[i]._replace(cost=cost)
+
+    def _gathered_bytes(self, row: "_Row") -> int:
+        """What is held while the parameters of an operator are gathered again ahead."""
+        made = [self.rows[i].operator.outputs[0] for i in row.regathered]
+        return self._bytes(made) + max(self._taken(self.conversions[i])[0] for i in row.regathered)
 
     def built(self) -> LocalStage:
         """The local stage."""
@@ -222,6 +260,9 @@ class _Builder:
             statistics=self._statistics(),
             share=tuple(row.share for row in self.rows),
             loss_share=tuple(self._loss_share(row.graph_index) for row in self.rows),
+            order=self.order,
+            operator_rows=tuple(self.operator_rows),
+            copy_rows=tuple(self.copy_rows),
         )
 
     def _place(self, names: Iterable[str]) -> None:
