@@ -117,17 +117,23 @@ def alone_times(
 
 
 def forward_times(
-    local: LocalStage, order: PassOrder, durations: SideDurations, *, beside: bool
-) -> PassTimes:
+    local: LocalStage, order: PassOrder, durations: SideDurations, *, beside: bool,
+    before: Sequence[tuple[int, float]] = (),
+) -> PassTimes:  # fmt: skip
     """The times of a forward.
 
     Args:
         order: of the stage, which may be another one than that of the rows.
         durations: of the forward; a loss is asked for behind its operator, statistics before.
         beside: whether collectives run beside computations.
+        before: collectives that are in the queue when the forward begins: the place of the operator
+            that waits for each, and its duration.
     """
     streams, todo = _Streams(len(durations.compute), beside=beside), iter(order.order)
-    waited = _waited_at(order)
+    waited, awaited = _waited_at(order), dict[int, float]()
+    for place, duration in before:
+        streams.queue += duration
+        awaited[place] = streams.queue
     due = next(todo, None)
     for place, row in enumerate((*local.operator_rows, None)):
         while due is not None and order.start[due] == place:
@@ -138,6 +144,7 @@ def forward_times(
             streams.wait(local.copy_rows[c])
         if row is None:
             break
+        streams.main = max(streams.main, awaited.get(place, 0.0))
         if row not in local.losses:
             streams.ask(row, durations.asked[row])
         streams.main += durations.compute[row]

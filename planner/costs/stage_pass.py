@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from planner.artefacts.graph import holders
 from planner.artefacts.problem import Problem
 from planner.artefacts.profile import Part, Profile, is_computed
 from planner.artefacts.roofline import EMPTY_KERNEL_S, loss_times_s, roofline_s
@@ -53,7 +54,7 @@ from planner.costs.pass_times import (
 from planner.costs.transfers import conversion_s
 from planner.resharding.conversion import LOCAL, Step
 from planner.resharding.over_replicas import over_replicas
-from planner.resharding.overlap import PRODUCTS
+from planner.resharding.overlap import PRODUCTS, PassOrder
 from planner.resharding.sums import gathered_together, state_steps
 from planner.support.arrays import Floats, Ints
 from planner.support.memo import remembered
@@ -135,20 +136,36 @@ def _stage_pass(problem: Problem, stage: Stage, group: tuple[int, ...], device: 
         both = np.array([known.forward_s[operators], known.backward_s[operators]])
         alone = alone_times(*both.tolist())
         return StagePass(operators, both, np.zeros_like(both), alone)
-    durations = _durations(problem, stage, group, device)
-    local = local_stage(problem.profile, stage)
-    beside = _runs_beside(problem, group)
+    durations, local = (
+        _durations(problem, stage, group, device), local_stage(problem.profile, stage)
+    )  # fmt: skip
     return StagePass(
         np.array(local.graph_index, dtype=np.int64),
         np.array([side.compute for side in durations]),
         np.array([np.add(side.moved, side.asked) for side in durations]),
-        (
-            forward_times(local, local.order, durations[0], beside=beside),
-            backward_times(local, local.order, durations[1], beside=beside),
-        ),
+        pass_with(problem, stage, (group, device), local.order),
     )
 
 
+def pass_with(
+    problem: Problem, stage: Stage, place: tuple[tuple[int, ...], int], order: PassOrder
+) -> tuple[PassTimes, PassTimes]:
+    """Forward and backward of a split stage with its collectives started in some order.
+
+    Args:
+        place: the devices of a mesh, and one of them.
+        order: may be another one than the stage's own.
+    """
+    group, device = place
+    local, both = local_stage(problem.profile, stage), _durations(problem, stage, group, device)
+    beside = _runs_beside(problem, group)
+    return (
+        forward_times(local, order, both[0], beside=beside),
+        backward_times(local, order, both[1], beside=beside),
+    )
+
+
+@remembered(kept=64)
 def _durations(
     problem: Problem, stage: Stage, group: tuple[int, ...], device: int
 ) -> tuple[SideDurations, SideDurations]:
@@ -353,18 +370,47 @@ def gather_s(problem: Problem, stage: Stage, group: tuple[int, ...]) -> float:
     """Time, in s, in which the parameters are gathered again after a step on parts of them: in
     buckets of parameters that are gathered by the same steps.
     """
-    mesh = over_replicas(stage, problem.profile.graph).mesh
-    if not mesh:
+    return sum(time_s for _, time_s in _gathers(problem, stage, group))
+
+
+def gather_beside_s(problem: Problem, stage: Stage, group: tuple[int, ...], device: int) -> float:
+    """By how much a forward takes longer, in s, that the same gathers run beside, which were
+    started when it began.
+    """
+    gathers = _gathers(problem, stage, group)
+    if not gathers:
         return 0.0
-    steps = state_steps(stage, problem.profile.graph)
-    total = 0.0
-    for names in gathered_together(stage, problem.profile.graph):
+    stage = over_replicas(stage, problem.profile.graph)
+    local, (durations, _) = (
+        local_stage(problem.profile, stage), _durations(problem, stage, group, device)
+    )  # fmt: skip
+    place = {name: i for i, name in enumerate(stage.operators)}
+    users, operators = holders(problem.profile.graph), problem.profile.graph.operators
+    before = [
+        (min(place[operators[v].name] for name in names for v in users[name]
+             if operators[v].name in place), time_s)
+        for names, time_s in gathers
+    ]  # fmt: skip
+    beside = _runs_beside(problem, group)
+    times = forward_times(local, local.order, durations, beside=beside, before=before)
+    alone_s = forward_times(local, local.order, durations, beside=beside).total
+    return times.total - alone_s if beside else sum(time_s for _, time_s in gathers)
+
+
+def _gathers(
+    problem: Problem, stage: Stage, group: tuple[int, ...]
+) -> list[tuple[tuple[str, ...], float]]:
+    """The parameters that are gathered together after a step, and the time of that, in s."""
+    mesh = over_replicas(stage, problem.profile.graph).mesh
+    steps = state_steps(stage, problem.profile.graph) if mesh else {}
+    found = []
+    for names in gathered_together(stage, problem.profile.graph) if mesh else ():
         together = [
             replace(same[0], bytes=sum(step.bytes for step in same))
             for same in zip(*(steps[name].gather for name in names), strict=True)
         ]
-        total += stage_collectives_s(problem, group, mesh, together)
-    return total
+        found.append((names, stage_collectives_s(problem, group, mesh, together)))
+    return found
 
 
 # ------------------------------------------------------------ sums of gradients beside a backward

@@ -20,6 +20,7 @@ from planner.clusters.routes import host_order
 from planner.costs.closed_form import bottleneck_s, iteration_s
 from planner.costs.evaluate import Evaluation, evaluate, evaluation_work_s
 from planner.costs.operators import hosts_with_contention, slowdowns
+from planner.costs.overlap import evaluated_with_overlap, with_overlap
 from planner.schedules.orders import default_warmups
 from planner.simulator.objective import latency_s
 from planner.simulator.steady import Iteration, iterate
@@ -114,7 +115,7 @@ def judge(
         if verdicts and work_s + next_s > min(limit_s, MAX_WORK_S):
             left_out += 1
             continue
-        evaluation = evaluate(problem, candidate)
+        candidate, evaluation = evaluated_with_overlap(problem, with_overlap(problem, candidate))
         next_s = evaluation_work_s(candidate, evaluation)
         work_s += next_s
         if evaluation.shortage is None:

@@ -12,10 +12,10 @@ from planner.artefacts.strategy import Stage, Strategy, asynchronous_violations,
 from planner.costs.evaluate import (
     Evaluation,
     closed_form_s,
-    evaluate,
     evaluation_work_s,
     pricing_work_s,
 )
+from planner.costs.overlap import evaluated_with_overlap, with_overlap
 from planner.costs.stage_memory import limit_bytes
 from planner.resharding.checks import all_violations
 from planner.schedules.orders import default_warmups
@@ -107,7 +107,7 @@ class _LayoutSearch:
         problem, first = self.problem, recompute_choices(self.problem)[0]
         found: list[_Priced] = []
         for layout in layouts:
-            strategy = strategy_of(problem, layout, [first] * len(layout.operators))
+            strategy = _overlapped(problem, layout, [first] * len(layout.operators))
             wrong = next(asynchronous_violations(strategy, problem.profile.graph), None)
             wrong = wrong or next(iter(_wrong(problem, strategy)), None)
             if wrong is None:
@@ -176,6 +176,13 @@ def strategy_of(problem: Problem, layout: Layout, recompute: Sequence[bool]) -> 
     )
 
 
+def _overlapped(problem: Problem, layout: Layout, recompute: Sequence[bool]) -> Strategy:
+    """The strategy of a layout, if it is sound with its collectives beside its computations."""
+    strategy = strategy_of(problem, layout, recompute)
+    wrong = next(asynchronous_violations(strategy, problem.profile.graph), None)
+    return strategy if wrong or _wrong(problem, strategy) else with_overlap(problem, strategy)
+
+
 def _that_fits(
     problem: Problem, layout: Layout, first: Strategy
 ) -> tuple[Strategy, str | None, float]:
@@ -191,8 +198,8 @@ def _that_fits(
     shortage, work_s = None, 0.0
     sharing = _distributed_optimizer(problem, layout)
     for attempt in range(-(sharing != layout.sharing), _ROUNDS + 1):
-        strategy = first if shortage is None else strategy_of(problem, layout, recompute)
-        evaluation = evaluate(problem, strategy)
+        strategy = first if shortage is None else _overlapped(problem, layout, recompute)
+        strategy, evaluation = evaluated_with_overlap(problem, strategy)
         work_s += evaluation_work_s(strategy, evaluation)
         if evaluation.shortage is None:
             return strategy, None, work_s
