@@ -13,7 +13,7 @@ devices.
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import accumulate, combinations
 from math import prod
 from typing import NamedTuple
 
@@ -198,21 +198,26 @@ class _Builder:
         for copies and gradients, which are tensors: the buffers of these, and parameters that are
         gathered again ahead.
         """
-        order, there, back = self.order, [0] * len(self.rows), [0] * len(self.rows)
+        order, rows, end = self.order, self.operator_rows, len(self.rows)
+        # Changes of the bytes from row to row, in the forward and in the backward.
+        there, back = ([0] * (end + 1) for _ in range(2))
         for c, row in enumerate(self.copy_rows):
-            until = (*self.operator_rows, len(self.rows))[order.first[c]]
-            forward, backward = self._taken(self.conversions[row])
-            for i in range(row, until):
-                there[i] += forward
-                back[i] += backward
+            if order.start[c] < order.first[c]:
+                until = rows[order.first[c]] if order.first[c] < len(rows) else end
+                for held, size in zip(
+                    (there, back), self._taken(self.conversions[row]), strict=True
+                ):
+                    held[row] += size
+                    held[until] -= size
         for at, places in order.again.items():
             for place in places:
-                row = self.operator_rows[place]
-                for i in range(row + 1, self.operator_rows[at] + 1):
-                    back[i] += self._gathered_bytes(self.rows[row])
-        for i in self.operator_rows:
-            cost, beside = self.rows[i].cost, max(there[i], back[i])
-            if beside:
+                if place < at:
+                    size = self._gathered_bytes(self.rows[rows[place]])
+                    back[rows[place] + 1] += size
+                    back[rows[at] + 1] -= size
+        for i, beside in enumerate(map(max, accumulate(there), accumulate(back))):
+            cost = self.rows[i].cost if i < end else None
+            if beside and cost is not None and self.rows[i].graph_index >= 0:
                 cost = replace(cost, workspace_bytes=cost.workspace_bytes + beside)
                 self.rows[i] = self.rows[i]._replace(cost=cost)
 

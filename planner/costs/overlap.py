@@ -21,7 +21,8 @@ from planner.resharding.sums import state_steps
 NEARLY = 1.01
 """A pass that takes so much longer than the fastest is as good, if less is held ahead."""
 
-MOST_BUDGETS = 8
+SMALLEST, MOST_BUDGETS = 8, 9
+"""The smallest budget that is tried is that part of the largest copy; how many doublings are."""
 
 
 def with_overlap(problem: Problem, strategy: Strategy) -> Strategy:
@@ -54,7 +55,7 @@ def _budget(problem: Problem, stage: Stage, whole: Stage) -> int | None:
     graph, training = problem.profile.graph, problem.training
     largest, every = held_ahead_bytes(stage, graph)
     most = every if training.prefetch is None else training.prefetch
-    budgets = sorted({0, *(min(largest << k, most) for k in range(MOST_BUDGETS))})
+    budgets = sorted({0, *(min((largest << k) // SMALLEST, most) for k in range(MOST_BUDGETS))})
     if training.prefetch is not None:
         budgets = [most]
     group = whole.groups[0]
