@@ -161,7 +161,9 @@ class GradientBuckets:
         and a sum of the parts over those that keep the same. Without a queue for it, the former
         waits until nothing else is done.
         """
-        begun_s, scattering = self._scattering.pop(index, None) or self._scatter(index)
+        if index not in self._scattering:
+            self._scattering[index] = self._scatter(index)
+        begun_s, scattering = self._scattering.pop(index)
         start_s = max(self._free_s, begun_s)
         self._free_s = max(start_s, scattering.wait())
         if self._groups.sums_parts(index):

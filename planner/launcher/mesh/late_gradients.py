@@ -1,5 +1,5 @@
-"""Products that compute the gradients of their parameters when the gradient of their input is on its
-way to be converted (`PassOrder.late`).
+"""Products that compute the gradients of their parameters when that of their input is on its way
+to be converted (`PassOrder.late`).
 
 Such a product is two functions of autograd with one graph of its own between them, which the second
 one has recorded. Autograd runs backwards in the reverse order of forwards:
@@ -73,7 +73,8 @@ class ProductInTwo(nn.Module):
         Args:
             late: its parameters, which are among its arguments, too.
         """
-        given: dict[int | str, Any] = {**dict(enumerate(args)), **kwargs}
+        given: dict[int | str, Any] = dict(enumerate(args))
+        given.update(kwargs.items())
         known = {id(one) for one in late.own}
         inputs = {
             name: one

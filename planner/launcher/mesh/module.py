@@ -202,8 +202,8 @@ def _gather_again(
         for place, others in pass_order(stage, graph).again.items():
             name = stage.operators[place]
             before = [again[stage.operators[other]] for other in others]
-            make = partial(GatheringOperator, gathered=before)
-            nodes[name] = _wrapped(module, nodes[name], "gathering", make)
+            gathering = partial(GatheringOperator, gathered=before)
+            nodes[name] = _wrapped(module, nodes[name], "gathering", gathering)
 
 
 def _wrapped(

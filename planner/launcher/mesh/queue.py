@@ -145,7 +145,7 @@ class StreamQueue:
     """
 
     def __init__(self, device: str) -> None:
-        self._stream = torch.cuda.Stream(device)
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def start(self, function: Callable[..., T], *given: Tensor) -> Pending[T]:
         """As `CollectiveQueue.start`."""

@@ -14,7 +14,6 @@ from planner.costs.pass_times import SideDurations, backward_times, forward_time
 from planner.launcher.mesh import module as modules
 from planner.launcher.mesh.lines import queued
 from planner.launcher.mesh.queue import ThreadQueue
-from planner.resharding.conversion import LOCAL
 from planner.resharding.overlap import pass_order, sends
 from tests.support.split_models import MODELS, gpt, loaded, megatron
 from tests.support.split_plans import alone, cut_further, data, local_run, random_sharding, stage_of

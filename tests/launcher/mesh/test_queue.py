@@ -2,13 +2,14 @@
 
 import gc
 import weakref
+from functools import partial
 from threading import Event, current_thread, main_thread
 
 import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from planner.launcher.mesh.queue import INLINE, ThreadQueue
+from planner.launcher.mesh.queue import INLINE, StreamQueue, ThreadQueue
 from planner.profilers.storages import watching
 
 
@@ -86,3 +87,28 @@ def test_while_memory_is_watched_all_of_it_is_seen():
         del held
     pending.wait()
     assert ran == ["before", "watched"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_cuda_a_stream_computes_what_the_other_one_waits_for():
+    """Each stream reads what the other one has just made, without a wait of this process."""
+    queue, one = StreamQueue("cuda"), torch.randn(2048, 2048, device="cuda")
+    expected = one
+    for _ in range(8):
+        expected = (expected @ one).relu() / 64
+        expected = expected @ one / 64
+    made = one
+    for _ in range(8):
+        made = (made @ one).relu() / 64
+        streams = []
+        made = queue.start(partial(_times, one, streams), made).wait()
+        assert streams[0] != torch.cuda.current_stream()
+    assert torch.equal(made, expected)
+    inside = queue.start(lambda: queue.start(torch.cuda.current_stream).wait()).wait()
+    assert inside != torch.cuda.current_stream()
+
+
+def _times(one, streams, other):
+    streams.append(torch.cuda.current_stream())
+    return other @ one / 64
