@@ -167,6 +167,8 @@ def _stage_columns(plan: Plan) -> tuple[Column[int], ...]:
         Column("devices", lambda s: list(stages[s].devices), "devices", device_runs, left=True),
         Column("", lambda s: _mesh_text(stages[s]), "mesh", left=True, sparse=True),
         Column("", lambda s: _sharing_text(stages[s]), "in parts", left=True, sparse=True),
+        Column("prefetch_bytes", lambda s: stages[s].prefetch, "held ahead", format_bytes,
+               sparse=True, gives_way=3),
         Column("num_operators", lambda s: len(stages[s].operators), "operators", gives_way=4),
         Column("forward_s", lambda s: times[s].forward_s, "forward", format_seconds),
         Column("backward_s", lambda s: times[s].backward_s, "backward", format_seconds),
