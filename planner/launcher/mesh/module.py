@@ -4,7 +4,7 @@ It is the module that `to_torch` makes of the whole operators, changed in four p
 whose rule says so has its attributes divided, or another function, which asks the devices with the
 other parts (`operators.parts`); an output that is a summand of a mean is divided; and between
 producer and consumer stand the conversions that `resharding.reshardings` lists, with one copy for
-all who read the same.
+all who read the same. Where each of them starts and ends is that of `resharding.overlap`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
