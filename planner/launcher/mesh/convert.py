@@ -180,7 +180,7 @@ class _Start(torch.autograd.Function):
         ctx.running = running
         ctx.set_materialize_grads(False)
         running.start(tensor.detach(), running.how.forward_steps)
-        return stand_in(tensor)
+        return stand_in(tensor.device).detach()
 
     @staticmethod
     def backward(ctx: Any, there: Tensor | None) -> Any:
@@ -198,7 +198,6 @@ class _Finish(torch.autograd.Function):
     def forward(ctx: Any, there: Tensor, running: _Running) -> Tensor:
         ctx.running = running
         ctx.set_materialize_grads(False)
-        ctx.home = stand_in(there)
         return running.take()
 
     @staticmethod
@@ -206,14 +205,10 @@ class _Finish(torch.autograd.Function):
         if gradient is None:
             return None, None
         ctx.running.start(gradient, ctx.running.how.backward_steps)
-        return ctx.home, None
-
-
-def stand_in(tensor: Tensor) -> Tensor:
-    """A tensor of the same shape, without memory of its own and of any numbers."""
-    return _number(tensor.dtype, tensor.device).expand(tensor.shape)
+        return stand_in(gradient.device), None
 
 
 @cache
-def _number(dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.zeros((), dtype=dtype, device=device)
+def stand_in(device: torch.device) -> Tensor:
+    """A number that stands for a tensor in autograd's graph, and for its gradient there."""
+    return torch.zeros((), device=device)

@@ -103,7 +103,7 @@ class _Parameters(torch.autograd.Function):
     def forward(ctx: Any, recorded: _Recorded, *trained: Tensor) -> Tensor:
         ctx.recorded, ctx.number = recorded, len(trained)
         ctx.set_materialize_grads(False)
-        return stand_in(trained[0])
+        return stand_in(trained[0].device).detach()
 
     @staticmethod
     def backward(ctx: Any, there: Tensor | None) -> Any:
@@ -132,7 +132,7 @@ class _Product(torch.autograd.Function):
         # Edges of the graph, not tensors: nothing else would keep the output.
         ctx.output, ctx.inputs = get_gradient_edge(made), [*map(get_gradient_edge, leaves)]
         late.recorded.edges = ctx.output, [*map(get_gradient_edge, parameters)]
-        ctx.recorded, ctx.there = late.recorded, stand_in(there)
+        ctx.recorded = late.recorded
         return made.detach()
 
     @staticmethod
@@ -145,4 +145,4 @@ class _Product(torch.autograd.Function):
             [ctx.output], ctx.inputs, [gradient], retain_graph=True, allow_unused=True
         )
         ctx.output = ctx.inputs = None
-        return None, None, None, ctx.there, *some
+        return None, None, None, stand_in(gradient.device), *some
