@@ -4,10 +4,9 @@ import random
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from threading import Semaphore, get_ident
+from threading import Semaphore
 
 import pytest
-import torch
 
 from planner.costs.local_stage import local_stage
 from planner.costs.pass_times import SideDurations, backward_times, forward_times
@@ -15,6 +14,7 @@ from planner.launcher.mesh import module as modules
 from planner.launcher.mesh.lines import queued
 from planner.launcher.mesh.queue import ThreadQueue
 from planner.resharding.overlap import pass_order, sends
+from tests.support.recording import RecordingQueue
 from tests.support.split_models import MODELS, gpt, loaded, megatron
 from tests.support.split_plans import alone, cut_further, data, local_run, random_sharding, stage_of
 from tests.support.split_profiles import profiled
@@ -22,26 +22,6 @@ from tests.support.threads import on_all
 
 BUDGETS = (0, 2_000, 2**30)
 CASES = [((2,), 0), ((2,), 3), ((4,), 3), ((2, 2), 0), ((2, 2), 3)]
-
-
-class RecordingQueue(ThreadQueue):
-    """Notes what is posted: the steps of a conversion, or the name of a line's method; and the
-    bytes that it is given.
-    """
-
-    def __init__(self):
-        super().__init__()
-        self.posted = []
-
-    def start(self, function, *given):
-        if torch.is_tensor(given[0]) and not self.is_inside():
-            how = getattr(function, "keywords", {}).get("steps") or function.__name__
-            self.posted.append((how, sum(one.nbytes for one in given)))
-        return super().start(function, *given)
-
-    def is_inside(self):
-        """Whether a function of the queue asks."""
-        return get_ident() == self._thread.ident
 
 
 def expected(model, stage, recompute):
@@ -73,15 +53,15 @@ def models(tmp_path_factory):
     return {name: loaded(make(folder / f"{name}.onnx")) for name, make in MODELS.items()}
 
 
-@pytest.mark.parametrize("mesh, zero", CASES, ids=str)
-@pytest.mark.parametrize("name", MODELS)
-def test_all_devices_post_the_same_in_the_order_that_is_priced(models, name, mesh, zero):
-    model, chance = models[name], random.Random(zero)
-    for i, prefetch in enumerate(BUDGETS):
+def check_order(model, mesh, zero, num_plans, seed):
+    """What all devices of a mesh post in two microbatches of some random plans."""
+    chance = random.Random(seed)
+    for i in range(num_plans):
         sharding = random_sharding(model, mesh, chance)
         if zero:
             sharding = cut_further(sharding, model, zero, chance)
-        stage, recompute = replace(stage_of(model, sharding), prefetch=prefetch), i == 1
+        prefetch, recompute = BUDGETS[i % len(BUDGETS)], i % 4 == 1
+        stage = replace(stage_of(model, sharding), prefetch=prefetch)
 
         def on_one(mesh, stage=stage, recompute=recompute):
             queue = RecordingQueue()
@@ -89,10 +69,22 @@ def test_all_devices_post_the_same_in_the_order_that_is_priced(models, name, mes
             return queue.posted
 
         found, _ = on_all(mesh, on_one)
-        # A line whose first and last chunks differ has devices with other bytes; here all are even.
         assert all(one == found[0] for one in found)
         conversions = [how for how, _ in found[0] if not isinstance(how, str)]
-        assert conversions == expected(model, stage, recompute) * 2
+        assert conversions == expected(model, stage, recompute) * 2, (i, sharding)
+
+
+@pytest.mark.parametrize("mesh, zero", CASES, ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_all_devices_post_the_same_in_the_order_that_is_priced(models, name, mesh, zero):
+    check_order(models[name], mesh, zero, 3, zero)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh, zero", CASES, ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_the_order_of_many_plans(models, name, mesh, zero):
+    check_order(models[name], mesh, zero, 16, 10 + zero)
 
 
 class WaitingLine:
