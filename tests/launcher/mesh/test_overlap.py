@@ -7,13 +7,19 @@ from itertools import count
 from threading import Semaphore
 
 import pytest
+import torch
 
 from planner.costs.local_stage import local_stage
 from planner.costs.pass_times import SideDurations, backward_times, forward_times
+from planner.launcher.device_part import StagePlace, local_parameters
 from planner.launcher.mesh import module as modules
 from planner.launcher.mesh.lines import queued
+from planner.launcher.mesh.module import split_module
 from planner.launcher.mesh.queue import ThreadQueue
+from planner.launcher.mesh.shards import OptimizerShards
+from planner.operators import parameters, to_torch
 from planner.resharding.overlap import pass_order, sends
+from planner.resharding.sums import gathered_together
 from tests.support.recording import RecordingQueue
 from tests.support.split_models import MODELS, gpt, loaded, megatron
 from tests.support.split_plans import alone, cut_further, data, local_run, random_sharding, stage_of
@@ -179,3 +185,62 @@ def test_parameters_are_gathered_beside_the_operators_that_read_others(block, mo
     found, counts = on_all((2,), on_one)
     assert counts[0]["all-gather"] > gathers > 10
     assert sum(loss for loss, _ in found) == pytest.approx(alone(block, data(block, 1))[0])
+
+
+class Releasing(torch.nn.Module):
+    """Between operators: says that those before have run."""
+
+    def __init__(self, computed):
+        super().__init__()
+        self._computed = computed
+
+    def forward(self):
+        self._computed.release()
+
+
+def test_parameters_are_gathered_after_a_step_beside_the_forward_that_waits_for_them(tmp_path):
+    """The gather of the parameters that are read last waits until an operator before has run; each
+    operator reads what the step has made.
+    """
+    model = loaded(MODELS["mlp"](tmp_path / "mlp.onnx"))
+    plain = replace(random_sharding(model, (2,), random.Random(1)), rules={}, inputs={}, outputs={})
+    specs = {"w1": ("S0",), "w2": ("S1",)}
+    names = [one.name for one in model.graph.parameters]
+    lies = replace(plain, parameters=dict.fromkeys(names, ("R",)), states=specs)
+    stage = replace(stage_of(model, lies), prefetch=0)
+    assert gathered_together(stage, model.graph) == (("w1",), ("w2",))
+    ((inputs, _),) = data(model, 1)
+
+    def on_one(mesh):
+        computed = Semaphore(0)
+        line = WaitingLine(mesh.lines[0], "all_gather", [1], computed)
+        beside = queued(replace(mesh, lines=[line]), ThreadQueue())
+        place = StagePlace(stage, 0, beside, stage, beside)
+        values = local_parameters(model, names, place, "cpu")
+        module = split_module(model, stage, beside, values, "cpu")
+        shards = OptimizerShards(stage, beside, values, model.graph)
+        shards.connect(module)
+        given = [inputs[name] for name in module.input_names]
+        (before,) = module(*given)
+        gelu = next(one for one in module.graph.nodes if "gelu" in one.name)
+        with module.graph.inserting_after(gelu):
+            module.add_submodule("releasing", Releasing(computed))
+            module.graph.call_module("releasing")
+        module.recompile()
+        with torch.no_grad():
+            for one in shards.shards.values():
+                one.mul_(2.0)
+        shards.gather()
+        (after,) = module(*given)
+        shards.settle()
+        return before, after, values
+
+    found, counts = on_all((2,), on_one)
+    assert counts == [{"all-gather": 2}]
+    whole = parameters(model, names)
+    for before, after, values in found:
+        assert all(torch.equal(values[name], 2 * whole[name]) for name in specs)
+        held = {name: one.detach() * (1 + (name in specs)) for name, one in whole.items()}
+        (expected,) = to_torch(model, values=held)(inputs["x"])
+        torch.testing.assert_close(after, expected)
+        assert not torch.allclose(before, after)
