@@ -21,6 +21,7 @@ from planner.costs.closed_form import bottleneck_s, iteration_s
 from planner.costs.evaluate import Evaluation, evaluate, evaluation_work_s
 from planner.costs.operators import hosts_with_contention, slowdowns
 from planner.costs.overlap import evaluated_with_overlap, with_overlap
+from planner.costs.peak_bound import peak_bound_s
 from planner.schedules.orders import default_warmups
 from planner.simulator.objective import latency_s
 from planner.simulator.steady import Iteration, iterate
@@ -251,6 +252,7 @@ def as_plan(
             gap=gap_to(bound_s, value_s),
             space_bound_s=result.bound_s,
             space=result.space,
+            peak_bound_s=peak_bound_s(problem) or None,
         ),
         solver=solver,
         status=result.status.value,
