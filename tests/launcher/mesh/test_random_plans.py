@@ -156,8 +156,9 @@ def test_parameters_are_gathered_as_often_as_is_priced(models, name, seed):
     assert again and counts[0]["all-gather"] == priced
 
 
+@pytest.mark.parametrize("prefetch", [None, 2_000])
 @pytest.mark.parametrize("name", MODELS)
-def test_no_gathered_parameter_waits_for_its_backward(models, name, monkeypatch):
+def test_no_gathered_parameter_waits_for_its_backward(models, name, prefetch, monkeypatch):
     """When a backward begins, PyTorch has freed the storages of all copies that come again."""
     model = models[name]
     sharding = zero_3(model, 1)
@@ -177,7 +178,7 @@ def test_no_gathered_parameter_waits_for_its_backward(models, name, monkeypatch)
 
     monkeypatch.setattr(modules, "finished", noted)
     monkeypatch.setattr(StageModule, "backward", asked)
-    split(model, sharding, data(model, 1))
+    split(model, sharding, data(model, 1), prefetch=prefetch)
     assert made and not waiting
 
 
