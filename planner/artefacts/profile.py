@@ -204,7 +204,6 @@ class OperatorCost:
 
     def __post_init__(self) -> None:
         times = (("forward_s", self.forward_s), ("backward_s", self.backward_s))
-        of_weight = (("backward_weight_s", self.backward_weight_s or 0.0),)
         sizes = (
             ("output_bytes", self.output_bytes),
             ("parameter_bytes", self.parameter_bytes),
@@ -215,7 +214,7 @@ class OperatorCost:
         _raise(
             (
                 *_outside(times, 0, MAX_SECONDS),
-                *_outside(of_weight, 0, self.backward_s),
+                *self._weights(),
                 *_outside(sizes, 0, MAX_BYTES),
                 *_outside((("flops", self.flops),), 0, MAX_FLOPS),
                 *_outside((("interval", self.interval),), 0),
@@ -226,6 +225,15 @@ class OperatorCost:
                 ),
             )
         )
+
+    def _weights(self) -> Iterator[str]:
+        """What is wrong with the time of weights."""
+        of_weight_s = self.backward_weight_s
+        if of_weight_s is not None and not 0 <= of_weight_s <= self.backward_s:
+            yield (
+                "backward_weight_s: expected at least 0 and at most backward_s"
+                f" ({self.backward_s}), got {of_weight_s}"
+            )
 
 
 def with_times(cost: OperatorCost, forward_s: float, backward_s: float) -> OperatorCost:
