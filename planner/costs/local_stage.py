@@ -32,7 +32,7 @@ from planner.artefacts.graph import (
     producers,
     tensors_by_name,
 )
-from planner.artefacts.profile import LossCost, OperatorCost, Profile, view_bases
+from planner.artefacts.profile import LossCost, OperatorCost, Profile, view_bases, with_times
 from planner.artefacts.sharding import Rule, blocks_of, local_shape, rule_by
 from planner.artefacts.strategy import Stage, indices_of
 from planner.costs.mesh_memory import conversion_bytes
@@ -388,9 +388,7 @@ class _Builder:
         workspace = round(cost.workspace_bytes * of_all) + round(remade_bytes)
         gathering = (self._taken(self.conversions[i])[0] for i in reads.regathered)
         return replace(
-            cost,
-            forward_s=cost.forward_s * share,
-            backward_s=cost.backward_s * share,
+            with_times(cost, cost.forward_s * share, cost.backward_s * share),
             output_bytes=self._bytes(operator.outputs),
             parameter_bytes=self._bytes(reads.held),
             flops=round(cost.flops * share),

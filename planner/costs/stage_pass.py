@@ -42,6 +42,7 @@ from planner.artefacts.strategy import (
     used_devices,
 )
 from planner.artefacts.topology import DeviceType, device_type, hosts_by_name
+from planner.artefacts.weight_gradients import backward_weight_share
 from planner.costs.local_stage import LocalStage, local_stage
 from planner.costs.operators import operator_times
 from planner.costs.pass_times import (
@@ -54,7 +55,7 @@ from planner.costs.pass_times import (
 from planner.costs.transfers import conversion_s
 from planner.resharding.conversion import LOCAL, Step
 from planner.resharding.over_replicas import over_replicas
-from planner.resharding.overlap import PRODUCTS, PassOrder
+from planner.resharding.overlap import PassOrder
 from planner.resharding.sums import gathered_together, state_steps
 from planner.support.arrays import Floats, Ints
 from planner.support.memo import remembered
@@ -186,17 +187,12 @@ def _durations(
 
 
 def _weight_shares(profile: Profile, local: LocalStage) -> Floats:
-    """(n,) of the backward of each operator, the part in which it makes gradients of parameters."""
-    shares = backward_weight_share(profile)
-    return np.array([shares[v] if v >= 0 else 0.0 for v in local.graph_index])
-
-
-@remembered
-def backward_weight_share(profile: Profile) -> tuple[float, ...]:
-    """By operator."""
-    return tuple(
-        0.5 if one.type in PRODUCTS and one.parameters else 0.0 for one in profile.graph.operators
-    )
+    """(n,) of the backward of each operator with its losses, the part in which it makes gradients
+    of parameters.
+    """
+    own = np.array(local.graph_index)
+    shares = np.array(backward_weight_share(profile)) * (1.0 - _loss_shares(profile)[1])
+    return np.where(own >= 0, shares[own], 0.0)
 
 
 def _runs_beside(problem: Problem, group: tuple[int, ...]) -> bool:
