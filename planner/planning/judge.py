@@ -14,13 +14,14 @@ from planner.artefacts.plan import Certificate, DevicePrediction, Plan, Predicti
 from planner.artefacts.problem import Problem, Result
 from planner.artefacts.profile import Profile
 from planner.artefacts.roofline import device_is_unknown, rescaled, unknown_speeds
-from planner.artefacts.strategy import Strategy, crossings, indices_of, used_devices
+from planner.artefacts.strategy import Strategy, crossings, in_parts, indices_of, used_devices
 from planner.artefacts.topology import Topology
 from planner.clusters.routes import host_order
 from planner.costs.closed_form import bottleneck_s, iteration_s
 from planner.costs.evaluate import Evaluation, evaluate, evaluation_work_s
 from planner.costs.operators import hosts_with_contention, slowdowns
 from planner.schedules.orders import default_warmups
+from planner.simulator.estimate import estimated_iteration_s
 from planner.simulator.objective import latency_s
 from planner.simulator.steady import Iteration, iterate
 from planner.simulator.timeline import shares_s
@@ -188,6 +189,11 @@ def predict(
     used = used_devices(strategy)
     devices = problem.topology.devices
     num_microbatches = strategy.num_microbatches
+    closed_s = (
+        estimated_iteration_s(problem, strategy)
+        if any(map(in_parts, strategy.stages))
+        else iteration_s(evaluation.stages, num_microbatches, strategy.schedule)
+    )
     computing, communicating, idle = (share.tolist() for share in shares_s(times))
     return Prediction(
         iteration_s=times.iteration_s,
@@ -195,7 +201,7 @@ def predict(
         latency_s=latency_s(problem, strategy, evaluation, iteration.times),
         throughput=num_microbatches * problem.profile.microbatch_size / times.iteration_s,
         bubble_fraction=max(0.0, 1.0 - sum(computing) / (len(used) * times.iteration_s)),
-        closed_form_s=iteration_s(evaluation.stages, num_microbatches, strategy.schedule),
+        closed_form_s=closed_s,
         stages=evaluation.times,
         devices=tuple(
             DevicePrediction(
