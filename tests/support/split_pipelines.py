@@ -4,12 +4,13 @@ from dataclasses import replace
 from functools import lru_cache
 from math import prod
 
+import planner
 from planner.artefacts.files import shipped
 from planner.artefacts.formats.any import read_any_profiles
 from planner.artefacts.problem import Problem
 from planner.artefacts.sharding import rule_of
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy
-from planner.clusters.yaml.read import device_table, find_topology, read_topology
+from planner.clusters.yaml.read import device_table
 from planner.resharding.checks import all_violations
 from planner.resharding.sums import gradient_sums
 from planner.schedules.orders import default_warmups
@@ -29,8 +30,7 @@ WIDTHS = [1, 1, 2, 4]
 def shipped_problem(profile, topology, num_devices, **how):
     """The question of a shipped profile on the first devices of a shipped topology."""
     (one, *_) = read_any_profiles(shipped("profiles") / f"{profile}.json")
-    devices = read_topology(find_topology(topology), num_devices)
-    kinds = device_table()
+    devices, kinds = planner.read_topology(topology, num_devices, pruned=True), device_table()
     return Problem(one, devices, **asked(4, **how), measured_on=kinds.get(one.device_type))
 
 
