@@ -29,7 +29,7 @@ from planner.simulator.steady import iterate
 from planner.support.memo import remembered
 
 ERROR = 0.03
-"""By how much, relatively, an estimate is off at most. `make bench-closed-form` found none that was
+"""By how much, relatively, an estimate is off at most. `make bench-estimates` found none that was
 off by more than 0.2 %.
 """
 OVERRATED = 1.25

@@ -1,7 +1,10 @@
-"""Random pipelines whose stages are split over meshes, or keep state in parts over replicas."""
+"""Random pipelines of shipped models on shipped clusters, with stages that are split over meshes,
+or keep parts over their replicas.
+"""
 
 from dataclasses import replace
 from functools import lru_cache
+from itertools import accumulate
 from math import prod
 
 import planner
@@ -9,24 +12,43 @@ from planner.artefacts.files import shipped
 from planner.artefacts.formats.any import read_any_profiles
 from planner.artefacts.problem import Problem
 from planner.artefacts.sharding import rule_of
-from planner.artefacts.strategy import ScheduleName, Stage, Strategy
+from planner.artefacts.strategy import ScheduleName, Stage, Strategy, in_parts
 from planner.clusters.yaml.read import device_table
 from planner.resharding.checks import all_violations
 from planner.resharding.sums import gradient_sums
 from planner.schedules.orders import default_warmups
 from planner.solvers.sharded.along import Policy
 from planner.solvers.sharded.complete import may_leave, shardings
-from planner.solvers.sharded.layout import axis_of, chosen_for_sure, host_by_host, stage_cuts
+from planner.solvers.sharded.layout import (
+    axis_of,
+    chosen_for_sure,
+    groups_of,
+    host_by_host,
+    stage_cuts,
+)
 from planner.solvers.sharded.rules import holds, named, rules_of
 from planner.solvers.sharded.zero import cut_further, data_policy
 from planner.support.memo import remembered
 from tests.support.builders import asked
 
-MESHES = [(), (), (2,), (4,), (8,), (2, 2)]
-WIDTHS = [1, 1, 2, 4]
+MESHES, WIDTHS = [(), (), (2,), (4,), (8,), (2, 2)], [1, 1, 2, 4]
+SHORT, LONG = (1, 2, 4, 5, 8, 12, 16), (257, 1000, 2000)
+"""Numbers of microbatches."""
+SCHEDULES = [ScheduleName.ONE_F_ONE_B, ScheduleName.ONE_F_ONE_B, ScheduleName.GPIPE]
+CASES = (
+    ("gpt2", "p3", 8),
+    ("llama7b-a100", "p4d-x8", 16),
+    ("resnet50", "p3-16xlarge-x2", 16),
+    ("bert", "mixed-a100-t4", 16),
+    ("gpt2-medium-a100", "dgx-a100-x4", 16),
+    ("gpt2", "p3-16xlarge-x2", 16),
+)
+"""Profiles, topologies, and numbers of devices: links of one host, a card per device, cards that
+devices share, devices of two types.
+"""
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=len(CASES))
 def shipped_problem(profile, topology, num_devices, **how):
     """The question of a shipped profile on the first devices of a shipped topology."""
     (one, *_) = read_any_profiles(shipped("profiles") / f"{profile}.json")
@@ -34,85 +56,104 @@ def shipped_problem(profile, topology, num_devices, **how):
     return Problem(one, devices, **asked(4, **how), measured_on=kinds.get(one.device_type))
 
 
-COUNTS = (1, 2, 4, 5, 8, 12, 16)
+def random_pipeline(base, rng, counts=SHORT, *, whole=False):
+    """A problem with another number of microbatches and schedule, and a sound strategy of it;
+    memory is not looked at.
 
-
-def random_pipeline(problem, rng, counts=COUNTS):
-    """A problem with another number of microbatches and schedule, and a sound strategy of it with a
-    stage that is split or shares state; memory is not looked at.
+    Args:
+        base: with another number and schedule.
+        counts: numbers of microbatches.
+        whole: whether no stage is in parts, instead of one at least.
     """
     while True:
-        made = _drawn(problem, rng, counts)
-        if made is not None:
+        made = _drawn(base, rng, counts, whole)
+        if made is not None and _is_sound(made[1], base) and _has_parts(made[1]) is not whole:
             return made
 
 
-def _drawn(base, rng, counts):
-    devices = host_by_host(base)
-    num_stages = rng.choice([1, 1, 2, 2, 3, 4])
-    same = rng.random() < 0.5
-    shapes, left = [], len(devices)
-    for _ in range(num_stages):
-        mesh, width = shapes[0] if same and shapes else (rng.choice(MESHES), rng.choice(WIDTHS))
-        if prod(mesh) * width > left:
-            return None
-        left -= prod(mesh) * width
-        shapes.append((mesh, width))
-    widths = [width for _, width in shapes]
-    schedule = rng.choice([ScheduleName.ONE_F_ONE_B, ScheduleName.ONE_F_ONE_B, ScheduleName.GPIPE])
+def _has_parts(strategy):
+    return any(map(in_parts, strategy.stages))
+
+
+def _is_sound(strategy, problem):
+    graph = problem.profile.graph
+    if all_violations(strategy, graph, len(problem.topology.devices)):
+        return False
+    try:
+        gradient_sums(strategy, graph)
+    except ValueError:  # a parameter of several stages that lies differently in them
+        return False
+    return True
+
+
+def _drawn(base, rng, counts, whole):
+    """A problem and a strategy of it, which may be unsound; None where devices are short."""
+    shapes = _shapes(rng, whole)
+    sizes = [prod(mesh) * width for mesh, width in shapes]
+    if sum(sizes) > len(base.topology.devices):
+        return None
+    widths, schedule = [width for _, width in shapes], rng.choice(SCHEDULES)
     count = max(*widths, rng.choice(counts))
     training = replace(base.training, schedule=schedule)
     problem = replace(base, num_microbatches=count, training=training)
     depths = default_warmups(widths, count, rng.choice([0, 0, 1]), schedule)
-    cuts, recompute, level = stage_cuts(problem, num_stages), rng.random() < 0.3, rng.randrange(4)
-    graph, stages, first = problem.profile.graph, [], 0
-    for (mesh, width), inside, depth in zip(shapes, cuts, depths, strict=True):
-        size = prod(mesh)
-        groups = tuple(
-            tuple(devices[first + r * size + i] for i in range(size)) for r in range(width)
+    level, recompute = 0 if whole else rng.randrange(4), rng.random() < 0.3
+    names = [one.name for one in base.profile.graph.operators]
+    devices, cuts = host_by_host(base), stage_cuts(base, len(shapes))
+    stages = []
+    for (mesh, width), inside, depth, end in zip(
+        shapes, cuts, depths, accumulate(sizes), strict=True
+    ):
+        own = devices[end - prod(mesh) * width : end]
+        over = rng.choice([n for n in (1, 2, 4) if width % n == 0]) if level else 1
+        sharding = _sharding(base, mesh, inside, rng) if mesh else None
+        stages.append(
+            Stage(
+                tuple(names[v] for v in inside),
+                groups_of(own, mesh, width, 1)[0],
+                depth,
+                recompute,
+                sharding,
+                over=over,
+                zero=level if over > 1 else 0,
+            )
         )
-        first += size * width
-        over = rng.choice([n for n in (1, 2, 4) if width % n == 0])
-        zero = level if over > 1 else 0
-        if zero >= 2 and count % width:
-            return None
-        sharding = None if not mesh else _sharding(base, mesh, inside, rng)
-        names = tuple(graph.operators[v].name for v in inside)
-        over = over if zero else 1
-        stages.append(Stage(names, groups, depth, recompute, sharding, over=over, zero=zero))
-    if all(stage.sharding is None and not stage.zero for stage in stages):
-        return None
-    strategy = Strategy(tuple(stages), schedule, count)
-    if all_violations(strategy, graph, len(problem.topology.devices)):
-        return None
-    try:
-        gradient_sums(strategy, graph)
-    except ValueError:  # a parameter of several stages that lies differently in them
-        return None
-    return problem, strategy
+    return problem, Strategy(tuple(stages), schedule, count)
+
+
+def _shapes(rng, whole):
+    """Per stage, its mesh and its number of replicas: the same for all, or not."""
+    count, meshes = rng.choice([1, 1, 2, 2, 3, 4]), [()] if whole else MESHES
+    shapes = [(rng.choice(meshes), rng.choice(WIDTHS)) for _ in range(count)]
+    return [shapes[0]] * count if rng.random() < 0.5 else shapes
 
 
 def _sharding(problem, mesh, inside, rng):
-    """Rules that are fast, or any that hold, along each axis of a stage's mesh."""
-    graph, lines = problem.profile.graph, []
+    """Rules that are fast, or any that hold, along each axis of a stage's mesh; data parallelism
+    with parts of any level.
+    """
     way = rng.choice(["data", "data", "free", "free", "any"])
-    for axis in range(len(mesh)):
-        if way == "any":
-            lines.append(_any_lines(problem, mesh[axis], rng))
-        else:
-            lines.append(_fast_lines(problem, mesh, axis, way == "data" and axis == 0))
-    (made,) = shardings(graph, [inside], mesh, _compatible(problem, lines))
-    level = rng.randrange(4)
-    if len(mesh) == 1 and level and way == "data":
-        whole = cut_further(problem, made, level)
-        held = {name for v in inside for name in graph.operators[v].parameters}
-        made = replace(
-            whole,
-            parameters={n: s for n, s in whole.parameters.items() if n in held},
-            gradients={n: s for n, s in whole.gradients.items() if n in held},
-            states={n: s for n, s in whole.states.items() if n in held},
-        )
-    return made
+    lines = [
+        _any_lines(problem, size, rng)
+        if way == "any"
+        else _fast_lines(problem, mesh, axis, way == "data" and axis == 0)
+        for axis, size in enumerate(mesh)
+    ]
+    (made,) = shardings(problem.profile.graph, [inside], mesh, _composing(problem, lines))
+    if len(mesh) > 1 or way != "data":
+        return made
+    further = cut_further(problem, made, rng.randrange(4))
+    held = {name for v in inside for name in problem.profile.graph.operators[v].parameters}
+
+    def own(specs):
+        return {name: spec for name, spec in specs.items() if name in held}
+
+    return replace(
+        further,
+        parameters=own(further.parameters),
+        gradients=own(further.gradients),
+        states=own(further.states),
+    )
 
 
 @remembered(kept=64)
@@ -129,26 +170,25 @@ def _fast_lines(problem, mesh, axis, data):
 def _any_lines(problem, size, rng):
     graph = problem.profile.graph
     about = dict(named(graph))
-    every = zip(rules_of(problem.profile), graph.operators, strict=True)
-    return [rng.choice([one for one in some if holds(one, operator, about, size)][:4])
-            for some, operator in every]  # fmt: skip
-
-
-def _compatible(problem, lines):
-    """The rules of two axes, of the first alone where both do not go together."""
-    whole = [some[0] for some in rules_of(problem.profile)]
-    if len(lines) == 1:
-        return lines
-    pairs = zip(*lines, whole, strict=True)
     return [
-        lines[0],
-        [second if _composes(first, second) else none for first, second, none in pairs],
+        rng.choice([one for one in some if holds(one, operator, about, size)][:4])
+        for some, operator in zip(rules_of(problem.profile), graph.operators, strict=True)
     ]
 
 
-def _composes(first, second):
+def _composing(problem, lines):
+    """The rules of both axes, and of the first alone where they do not go together."""
+    if len(lines) == 1:
+        return lines
+    whole = [some[0] for some in rules_of(problem.profile)]
+    pairs = zip(*lines, whole, strict=True)
+    second = [two if _compose(one, two) else neither for one, two, neither in pairs]
+    return [lines[0], second]
+
+
+def _compose(one, two):
     try:
-        rule_of([first.line, second.line])
+        rule_of([one.line, two.line])
     except ValueError:
         return False
     return True
