@@ -16,6 +16,7 @@ from planner.schedules.program import program
 from planner.simulator import estimate
 from planner.simulator.estimate import (
     ERROR,
+    MAX_COMPUTATIONS,
     OVERRATED,
     estimate_s,
     estimate_work_s,
@@ -47,22 +48,23 @@ def simulated_s(problem, strategy):
 
 
 @pytest.mark.parametrize(
-    ("cases", "count", "counts"),
+    ("cases", "count", "counts", "most"),
     [
-        (CASES[:1] + CASES[2:3], 60, LONG),
-        pytest.param(CASES, 200, LONG, marks=pytest.mark.slow),
-        pytest.param(CASES, 200, (48, 100, 300), marks=pytest.mark.slow),
+        (CASES[:1] + CASES[2:3], 60, LONG, 8_192),
+        pytest.param(CASES, 200, LONG, MAX_COMPUTATIONS, marks=pytest.mark.slow),
+        pytest.param(CASES, 200, (48, 100, 300), MAX_COMPUTATIONS, marks=pytest.mark.slow),
     ],
 )
-def test_random_plans_with_stages_in_parts(cases, count, counts):
-    """Most of these iterations are not simulated whole."""
+def test_random_plans_with_stages_in_parts(cases, count, counts, most, monkeypatch):
+    """Iterations of many microbatches are often too long to be simulated whole."""
+    monkeypatch.setattr(estimate, "MAX_COMPUTATIONS", most)
     rng, shortened = random.Random(11), 0
     for i in range(count):
         problem, strategy = random_pipeline(shipped_problem(*cases[i % len(cases)]), rng, counts)
         found_s, due_s = estimated_iteration_s(problem, strategy), simulated_s(problem, strategy)
         assert found_s == pytest.approx(due_s, rel=ERROR)
         shortened += simulated_counts(strategy)[1] < strategy.num_microbatches
-    assert counts != LONG or shortened > count / 10
+    assert counts != LONG or shortened >= count / 20
 
 
 def test_what_a_plan_says_of_stages_in_parts_is_within_the_error():
