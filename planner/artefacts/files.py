@@ -29,12 +29,13 @@ from planner.support.writing import write_atomically
 
 PROFILE_FORMAT = "planner-profile/2"
 PROFILE_SET_FORMAT = "planner-profile-set/2"
-# Profiles of format 2 are of one size of the microbatch, and those of format 1 have no rules by
-# which operators are split either; a file without growth is of format 2.
-GROWING_FORMAT = "planner-profile/3"
-GROWING_SET_FORMAT = "planner-profile-set/3"
-PROFILE_FORMATS = (PROFILE_FORMAT, GROWING_FORMAT, "planner-profile/1")
-PROFILE_SET_FORMATS = (PROFILE_SET_FORMAT, GROWING_SET_FORMAT, "planner-profile-set/1")
+# Profiles of format 2 are of one size of the microbatch and know backward passes as a whole only,
+# and those of format 1 have no rules by which operators are split either; a file with neither
+# growth nor times of weights is of format 2.
+NEWEST_PROFILE_FORMAT = "planner-profile/3"
+NEWEST_PROFILE_SET_FORMAT = "planner-profile-set/3"
+PROFILE_FORMATS = (PROFILE_FORMAT, NEWEST_PROFILE_FORMAT, "planner-profile/1")
+PROFILE_SET_FORMATS = (PROFILE_SET_FORMAT, NEWEST_PROFILE_SET_FORMAT, "planner-profile-set/1")
 STRATEGY_FORMAT = "planner-strategy/2"
 # Stages of format 2 share nothing over replicas, and those of
 # format 1 have no mesh either; a file that shares nothing is of format 2.
@@ -204,13 +205,15 @@ def to_plain(artefact: Any) -> Any:
 
 @remembered
 def artefact_hash(artefact: Any) -> str:
-    """sha256 of an artefact's canonical JSON. Of a profile, times of parts and the growth are left
-    out: they say nothing of its operators at its size, and strategies and corrections that were
-    made without them stay valid.
+    """sha256 of an artefact's canonical JSON. Of a profile, times of parts and of weights and the
+    growth are left out: they say nothing of whole operators at its size, and strategies and
+    corrections that were made without them stay valid.
     """
     if isinstance(artefact, Profile):
-        if any(one.parts for one in artefact.operators):
-            whole = tuple(replace(one, parts=()) for one in artefact.operators)
+        if any(one.parts or one.backward_weight_s is not None for one in artefact.operators):
+            whole = tuple(
+                replace(one, parts=(), backward_weight_s=None) for one in artefact.operators
+            )
             artefact = replace(artefact, operators=whole)
         if artefact.growth is not None:
             artefact = replace(artefact, growth=None)
@@ -274,8 +277,14 @@ def artefact_bytes(artefact: object, form: str) -> bytes:
 
 def write_profile(profile: Profile, path: Path) -> None:
     """Writes a profile as JSON."""
-    form = PROFILE_FORMAT if profile.growth is None else GROWING_FORMAT
+    form = NEWEST_PROFILE_FORMAT if _is_new(profile) else PROFILE_FORMAT
     write_atomically(path, _content(profile, form, _one_record_a_line))
+
+
+def _is_new(profile: Profile) -> bool:
+    """Whether a profile has fields that files have since format 3."""
+    timed = any(one.backward_weight_s is not None for one in profile.operators)
+    return timed or profile.growth is not None
 
 
 def write_profiles(profiles: Sequence[Profile], path: Path) -> None:
@@ -283,8 +292,8 @@ def write_profiles(profiles: Sequence[Profile], path: Path) -> None:
     if len(profiles) == 1:
         write_profile(profiles[0], path)
     else:
-        growing = any(profile.growth is not None for profile in profiles)
-        form = GROWING_SET_FORMAT if growing else PROFILE_SET_FORMAT
+        is_new = any(map(_is_new, profiles))
+        form = NEWEST_PROFILE_SET_FORMAT if is_new else PROFILE_SET_FORMAT
         content = _content(ProfileSet(tuple(profiles)), form, _one_record_a_line)
         write_atomically(path, content)
 

@@ -132,6 +132,14 @@ class Training(Options):
         " or everywhere.",
         Recompute.AUTO,
     )
+    overlap: bool = option(
+        "Run the collectives inside split stages beside their computations.", True
+    )
+    prefetch: int | None = option(
+        "Memory of each device for parameters that are gathered ahead of the operators that read"
+        " them, and for gradients that wait to be scattered.",
+        parse=parse_bytes, words=SIZE, least=0, metavar="SIZE", shown="as much as hides something",
+    )  # fmt: skip
     device_memory: int | None = option(
         'Memory of each device, such as "8 GiB".', parse=parse_bytes, words=SIZE_ABOVE_0, above=0,
         metavar="SIZE", shown="as in the topology",

@@ -151,6 +151,8 @@ class Certificate:
         gap: (predicted - bound) / bound.
         space_bound_s: the solver's own bound, for its own space only; None if it has none.
         space: that space, in words.
+        peak_bound_s: no kernels are faster, either, however they compute the model on these devices
+            (`costs/peak_bound.py`); None where FLOPs are not known.
     """
 
     objective: str
@@ -158,6 +160,7 @@ class Certificate:
     gap: float
     space_bound_s: float | None
     space: str
+    peak_bound_s: float | None = field(default=None, metadata=LEFT_OUT_AS_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True)

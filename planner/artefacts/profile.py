@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from planner.artefacts.graph import (
@@ -178,9 +178,13 @@ class OperatorCost:
         rules: the ways to split it over one axis of a mesh; it can always run whole. Files leave
             out none.
         parts: times of parts of it, each part once; files leave out none.
+        backward_weight_s: part of `backward_s` in which it computes the gradients of its trained
+            parameters, in s; the rest computes those of its inputs. Files leave out None, where
+            that was not measured: `backward_weight_share` has it of every operator.
 
     Raises:
-        ValueError: if a figure is negative or absurdly large, or a part is there twice.
+        ValueError: if a figure is negative or absurdly large, a part is there twice, or the time of
+            the weight is more than that of the backward pass.
     """
 
     name: str
@@ -196,6 +200,7 @@ class OperatorCost:
     interval: float = 0.0
     rules: tuple[SplitRule, ...] = field(default=(), metadata=LEFT_OUT_AS_DEFAULT)
     parts: tuple[PartTime, ...] = field(default=(), metadata=LEFT_OUT_AS_DEFAULT)
+    backward_weight_s: float | None = field(default=None, metadata=LEFT_OUT_AS_DEFAULT)
 
     def __post_init__(self) -> None:
         times = (("forward_s", self.forward_s), ("backward_s", self.backward_s))
@@ -209,6 +214,7 @@ class OperatorCost:
         _raise(
             (
                 *_outside(times, 0, MAX_SECONDS),
+                *self._weights(),
                 *_outside(sizes, 0, MAX_BYTES),
                 *_outside((("flops", self.flops),), 0, MAX_FLOPS),
                 *_outside((("interval", self.interval),), 0),
@@ -219,6 +225,28 @@ class OperatorCost:
                 ),
             )
         )
+
+    def _weights(self) -> Iterator[str]:
+        """What is wrong with the time of weights."""
+        of_weight_s = self.backward_weight_s
+        if of_weight_s is not None and not 0 <= of_weight_s <= self.backward_s:
+            yield (
+                "backward_weight_s: expected at least 0 and at most backward_s"
+                f" ({self.backward_s}), got {of_weight_s}"
+            )
+
+
+def with_times(cost: OperatorCost, forward_s: float, backward_s: float) -> OperatorCost:
+    """The costs of an operator with other times; the gradients of its parameters take the same
+    share of its backward pass.
+    """
+    of_weight_s = cost.backward_weight_s
+    if of_weight_s:
+        share = of_weight_s / cost.backward_s
+        of_weight_s = min(backward_s, round(share * backward_s, 9))
+    return replace(
+        cost, forward_s=forward_s, backward_s=backward_s, backward_weight_s=of_weight_s
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

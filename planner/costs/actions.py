@@ -15,7 +15,7 @@ from planner.artefacts.strategy import (
 )
 from planner.artefacts.topology import Topology, device_type
 from planner.costs.operators import hosts_with_contention, launch_s, slowdown, slowdowns, step_s
-from planner.costs.stage_pass import backward_left_s, gather_s, stage_pass
+from planner.costs.stage_pass import backward_left_s, gather_beside_s, gather_s, stage_pass
 from planner.costs.transfers import crowding, gradient_sum_s
 from planner.resharding.over_replicas import over_replicas
 
@@ -49,6 +49,8 @@ class ActionCosts:
             all-reduce when that has made all gradients that are summed, in s; where there is no
             entry they are there when the device comes to the all-reduce.
         step_s: by device, time of the optimizer's step, in s.
+        head_s: by device, by how much its first forward takes longer, in s, because parameters are
+            gathered beside it that the last step has changed.
         post_s: by device, how long posting a send or a receive keeps it from its next action, in s.
         copy_s_per_byte: by device, time that posting takes longer for each byte of the tensor, for
             copies that its own processor makes.
@@ -63,6 +65,7 @@ class ActionCosts:
     sum_s: tuple[float, ...]
     step_s: Mapping[int, float]
     backward_left_s: Mapping[tuple[int, int], float] = field(default_factory=dict)
+    head_s: Mapping[int, float] = field(default_factory=dict)
     post_s: Mapping[int, float] = field(default_factory=dict)
     copy_s_per_byte: Mapping[int, float] = field(default_factory=dict)
     link_share: float = 1.0
@@ -91,6 +94,7 @@ def action_costs(
     own = [d for d in slow if topology.devices[d].type == calibration.device_type]
     forward, backward = {}, {}
     step, gather = dict.fromkeys(slow, 0.0), dict.fromkeys(slow, 0.0)
+    head, arrives_s = dict[int, float](), 0.0
     for s, stage in enumerate(strategy.stages):
         shared = over_replicas(stage, problem.profile.graph)
         alone = shared if shared_level(stage) >= 2 else stage
@@ -101,13 +105,19 @@ def action_costs(
             for device in group
         }
         for group in shared.groups:
-            gathered_s = gather_s(problem, stage, group)
+            beside = stage.prefetch is not None
+            gathered_s = 0.0 if beside else gather_s(problem, stage, group)
+            head_s = gather_beside_s(problem, stage, group, group[0]) if beside else 0.0
             for device in group:
+                if head_s > arrives_s:
+                    head[device] = slow[device] * (head_s - arrives_s)
                 step[device] += slow[device] * step_s(
                     problem.training.optimizer, state_bytes[s], device_type(topology, device)
                 )
                 gather[device] += gathered_s
                 forward[s, device], backward[s, device] = both_s[device]
+        # Before that no microbatch comes to the next stage.
+        arrives_s += min(forward_s for forward_s, _ in both_s.values())
     of_sums = sum_factor(problem, slow)
     return ActionCosts(
         forward_s=forward,
@@ -126,6 +136,7 @@ def action_costs(
             d: (calibration.steps if d in own else 1.0) * time_s + gather[d] + launch_s(problem, d)
             for d, time_s in step.items()
         },
+        head_s=head,
         link_share=link_share(problem, slow),
         post_s=dict.fromkeys(own, calibration.post_s),
         copy_s_per_byte=dict.fromkeys(own, calibration.copy_s_per_byte),

@@ -2,15 +2,18 @@
 operators and tensors, which the rest of this folder prices and measures like any other one.
 
 Operators run at their local shapes. A resharding (`resharding/reshardings.py`) is an operator of
-its own in front of the first that reads the copy, or, of a tensor that leaves the stage, at the
-end. The copy is a tensor that its readers stash, unless they gather it again, and its gradient is
-another. Such an operator takes no time here; `stage_pass.py` has that of its collectives, which
-depends on the devices.
+its own where it is started (`resharding/overlap.py`): without overlap in front of the first that
+reads the copy, or, of a tensor that leaves the stage, at the end. The copy is a tensor that its
+readers stash, unless they gather it again, and its gradient is another. So what is held ahead is
+alive from there on, and the gradients that wait are so until the backward has come there. Such an
+operator takes no time here; `stage_pass.py` has that of its collectives, which depends on the
+devices.
 """
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import accumulate, combinations
 from math import prod
 from typing import NamedTuple
 
@@ -29,7 +32,7 @@ from planner.artefacts.graph import (
     producers,
     tensors_by_name,
 )
-from planner.artefacts.profile import LossCost, OperatorCost, Profile, view_bases
+from planner.artefacts.profile import LossCost, OperatorCost, Profile, view_bases, with_times
 from planner.artefacts.sharding import Rule, blocks_of, local_shape, rule_by
 from planner.artefacts.strategy import Stage, indices_of
 from planner.costs.mesh_memory import conversion_bytes
@@ -37,6 +40,7 @@ from planner.resharding import Resharding, reshardings
 from planner.resharding.conversion import Collective, Step
 from planner.resharding.cut_losses import vocabulary_parallel_steps
 from planner.resharding.over_replicas import over_replicas
+from planner.resharding.overlap import PassOrder, pass_order
 from planner.resharding.reshardings import has_gradient, homes, leaving, reads_back
 from planner.resharding.statistics import Sides, statistics_steps
 from planner.support.memo import remembered
@@ -62,6 +66,9 @@ class LocalStage:
             of its forward and of its backward.
         share: per operator, of the work of the whole one.
         loss_share: per operator, of the losses of what it makes.
+        order: where the reshardings are started.
+        operator_rows: the operators of the stage, by their indices there.
+        copy_rows: the reshardings, as `order` numbers them, by their indices there.
     """
 
     profile: Profile
@@ -73,6 +80,9 @@ class LocalStage:
     statistics: Mapping[int, Sides]
     share: tuple[float, ...]
     loss_share: tuple[float, ...]
+    order: PassOrder
+    operator_rows: tuple[int, ...]
+    copy_rows: tuple[int, ...]
 
 
 def work_share(rule: Rule, mesh: Sequence[int]) -> float:
@@ -167,21 +177,54 @@ class _Builder:
         self.read_as: dict[tuple[str, str], str] = {}
         # By operator's name, the reshardings that its backward runs again.
         self.regathered: dict[str, tuple[int, ...]] = {}
+        self.order = pass_order(stage, self.graph)
+        self.operator_rows: list[int] = []
+        self.copy_rows = [-1] * len(self.order.start)
 
     def _run(self, indices: Sequence[int]) -> None:
-        """Adds the operators, each conversion before the first one that reads the copy."""
-        copies = reshardings(self.stage, self.graph)
-        first: dict[str, list[Resharding]] = {}
-        for copy in copies:
-            for reader in copy.readers[:1]:
-                first.setdefault(reader, []).append(copy)
-        for v in indices:
-            for copy in first.get(self.graph.operators[v].name, ()):
-                self._convert(copy)
-            self._operator(v)
-        for copy in copies:
-            if copy.leaves:
-                self._convert(copy)
+        """Adds the operators, each conversion where it is started."""
+        copies, todo = reshardings(self.stage, self.graph), deque(self.order.order)
+        for place in range(len(indices) + 1):
+            while todo and self.order.start[todo[0]] == place:
+                self.copy_rows[todo[0]] = len(self.rows)
+                self._convert(copies[todo.popleft()])
+            if place < len(indices):
+                self.operator_rows.append(len(self.rows))
+                self._operator(indices[place])
+        self._hold_in_flight()
+
+    def _hold_in_flight(self) -> None:
+        """Adds to the operators what is held beside them for collectives that run meanwhile, but
+        for copies and gradients, which are tensors: the buffers of these, and parameters that are
+        gathered again ahead.
+        """
+        order, rows, end = self.order, self.operator_rows, len(self.rows)
+        # Changes of the bytes from row to row, in the forward and in the backward.
+        there, back = ([0] * (end + 1) for _ in range(2))
+        for c, row in enumerate(self.copy_rows):
+            if order.start[c] < order.first[c]:
+                until = rows[order.first[c]] if order.first[c] < len(rows) else end
+                for held, size in zip(
+                    (there, back), self._taken(self.conversions[row]), strict=True
+                ):
+                    held[row] += size
+                    held[until] -= size
+        for at, places in order.again.items():
+            for place in places:
+                if place < at:
+                    size = self._gathered_bytes(self.rows[rows[place]])
+                    back[rows[place] + 1] += size
+                    back[rows[at] + 1] -= size
+        for i, beside in enumerate(map(max, accumulate(there), accumulate(back))):
+            cost = self.rows[i].cost if i < end else None
+            if beside and cost is not None and self.rows[i].graph_index >= 0:
+                cost = replace(cost, workspace_bytes=cost.workspace_bytes + beside)
+                self.rows[i] = self.rows[i]._replace(cost=cost)
+
+    def _gathered_bytes(self, row: "_Row") -> int:
+        """What is held while the parameters of an operator are gathered again ahead."""
+        made = [self.rows[i].operator.outputs[0] for i in row.regathered]
+        return self._bytes(made) + max(self._taken(self.conversions[i])[0] for i in row.regathered)
 
     def built(self) -> LocalStage:
         """The local stage."""
@@ -222,6 +265,9 @@ class _Builder:
             statistics=self._statistics(),
             share=tuple(row.share for row in self.rows),
             loss_share=tuple(self._loss_share(row.graph_index) for row in self.rows),
+            order=self.order,
+            operator_rows=tuple(self.operator_rows),
+            copy_rows=tuple(self.copy_rows),
         )
 
     def _place(self, names: Iterable[str]) -> None:
@@ -342,9 +388,7 @@ class _Builder:
         workspace = round(cost.workspace_bytes * of_all) + round(remade_bytes)
         gathering = (self._taken(self.conversions[i])[0] for i in reads.regathered)
         return replace(
-            cost,
-            forward_s=cost.forward_s * share,
-            backward_s=cost.backward_s * share,
+            with_times(cost, cost.forward_s * share, cost.backward_s * share),
             output_bytes=self._bytes(operator.outputs),
             parameter_bytes=self._bytes(reads.held),
             flops=round(cost.flops * share),

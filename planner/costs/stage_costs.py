@@ -74,7 +74,9 @@ def stage_costs(
                 backward_s=backward[s],
                 send_s=send_s,
                 return_s=return_s,
-                tail_s=own_s + max(costs.step_s[d] for d in stage.devices),
+                # What the first forward waits for counts as if it were at the end.
+                tail_s=own_s
+                + max(costs.step_s[d] + costs.head_s.get(d, 0.0) for d in stage.devices),
                 num_replicas=stage.num_replicas,
                 warmup=stage.warmup,
                 others_forward_s=sum(forward[t] for t in others) + post_s,

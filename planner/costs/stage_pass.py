@@ -37,15 +37,25 @@ from planner.artefacts.strategy import (
     Strategy,
     indices_of,
     not_runnable,
+    shared_level,
     stages_by_device,
     used_devices,
 )
 from planner.artefacts.topology import DeviceType, device_type, hosts_by_name
+from planner.artefacts.weight_gradients import backward_weight_share
 from planner.costs.local_stage import LocalStage, local_stage
 from planner.costs.operators import operator_times
+from planner.costs.pass_times import (
+    PassTimes,
+    SideDurations,
+    alone_times,
+    backward_times,
+    forward_times,
+)
 from planner.costs.transfers import conversion_s
 from planner.resharding.conversion import LOCAL, Step
 from planner.resharding.over_replicas import over_replicas
+from planner.resharding.overlap import PassOrder
 from planner.resharding.sums import gathered_together, state_steps
 from planner.support.arrays import Floats, Ints
 from planner.support.memo import remembered
@@ -54,7 +64,7 @@ from planner.support.memo import remembered
 @dataclass(frozen=True, slots=True)
 class StagePass:
     """Forward and backward of one microbatch on one device of a replica, which has its host to
-    itself; n operators and reshardings in running order.
+    itself; n operators and reshardings in the order of `LocalStage`.
 
     Attributes:
         operators: (n,) index in the graph; -1 of a resharding.
@@ -62,48 +72,35 @@ class StagePass:
         collective_s: (2, n) the collectives of each: of reshardings, of operators that gather
             parameters again before their backward or add up statistics, and of losses over cut
             classes.
+        times: when each of them starts and ends in the forward, and in the backward.
     """
 
     operators: Ints
     compute_s: Floats
     collective_s: Floats
+    times: tuple[PassTimes, PassTimes]
 
     @property
     def forward_s(self) -> float:
         """The whole forward, in s."""
-        return _totals_s(self)[0]
+        return self.times[0].total
 
     @property
     def backward_s(self) -> float:
         """The whole backward, in s."""
-        return _totals_s(self)[1]
+        return self.times[1].total
 
     def by_operator_s(self) -> Floats:
-        """(2, N) forward and backward of the operators alone, each with all that is in front of it,
-        the last one with what is behind it, too.
+        """(2, N) forward and backward of the operators alone, each with what is waited for between
+        it and the one before, the last one with what is behind it, too.
         """
-        ends = np.flatnonzero(self.operators >= 0)
-        starts = [0, *(ends[:-1] + 1)]
-        each: Floats = np.add.reduceat(self.compute_s + self.collective_s, starts, axis=1)
+        rows = np.flatnonzero(self.operators >= 0)
+        there, back = (np.array(side.end)[rows] for side in self.times)
+        ends = np.array([there, back[::-1]])
+        ends[:, -1] = self.forward_s, self.backward_s
+        each: Floats = np.diff(ends, axis=1, prepend=0.0)
+        each[1] = each[1][::-1]
         return each
-
-
-@remembered(kept=256)
-def _totals_s(one: StagePass) -> tuple[float, float]:
-    """Forward and backward."""
-    forward_s, backward_s = one.compute_s.sum(axis=1) + one.collective_s.sum(axis=1)
-    return float(forward_s), float(backward_s)
-
-
-@remembered(kept=256)
-def _backward_left_s(one: StagePass) -> Mapping[int, float]:
-    """By operator, what is left of the backward when its own has ended, in s: its gradients are
-    there then.
-    """
-    each = one.compute_s[1] + one.collective_s[1]
-    left = np.concatenate([[0.0], np.cumsum(each)[:-1]])
-    both = zip(one.operators.tolist(), left.tolist(), strict=True)
-    return {v: time_s for v, time_s in both if v >= 0}
 
 
 def stage_pass(problem: Problem, stage: Stage, device: int) -> StagePass:
@@ -136,15 +133,73 @@ def _stage_passes(problem: Problem, stage: Stage) -> Mapping[int, StagePass]:
 def _stage_pass(problem: Problem, stage: Stage, group: tuple[int, ...], device: int) -> StagePass:
     if stage.sharding is None:
         operators = np.array(indices_of(stage, problem.profile.graph), dtype=np.int64)
-        times = operator_times(problem, device)
-        both = np.array([times.forward_s[operators], times.backward_s[operators]])
-        return StagePass(operators, both, np.zeros_like(both))
-    operators = np.array(local_stage(problem.profile, stage).graph_index, dtype=np.int64)
-    collective_s = np.zeros((2, len(operators)))
-    for row, side in zip(collective_s, collective_steps(problem.profile, stage), strict=True):
-        for i, steps in side.items():
-            row[i] = stage_collectives_s(problem, group, stage.sharding.mesh, steps)
-    return StagePass(operators, _part_times_s(problem, stage, device), collective_s)
+        known = operator_times(problem, device)
+        both = np.array([known.forward_s[operators], known.backward_s[operators]])
+        alone = alone_times(*both.tolist())
+        return StagePass(operators, both, np.zeros_like(both), alone)
+    durations, local = (
+        _durations(problem, stage, group, device), local_stage(problem.profile, stage)
+    )  # fmt: skip
+    return StagePass(
+        np.array(local.graph_index, dtype=np.int64),
+        np.array([side.compute for side in durations]),
+        np.array([np.add(side.moved, side.asked) for side in durations]),
+        pass_with(problem, stage, (group, device), local.order),
+    )
+
+
+def pass_with(
+    problem: Problem, stage: Stage, place: tuple[tuple[int, ...], int], order: PassOrder
+) -> tuple[PassTimes, PassTimes]:
+    """Forward and backward of a split stage with its collectives started in some order.
+
+    Args:
+        place: the devices of a mesh, and one of them.
+        order: may be another one than the stage's own.
+    """
+    group, device = place
+    local, both = local_stage(problem.profile, stage), _durations(problem, stage, group, device)
+    beside = _runs_beside(problem, group)
+    return (
+        forward_times(local, order, both[0], beside=beside),
+        backward_times(local, order, both[1], beside=beside),
+    )
+
+
+@remembered(kept=64)
+def _durations(
+    problem: Problem, stage: Stage, group: tuple[int, ...], device: int
+) -> tuple[SideDurations, SideDurations]:
+    """The durations of a forward and of a backward of a split stage."""
+    local = local_stage(problem.profile, stage)
+    both_s = _part_times_s(problem, stage, device)
+    assert stage.sharding is not None
+    made = []
+    for side, compute_s in enumerate(both_s):
+        moved, asked = ([0.0] * len(local.graph_index) for _ in range(2))
+        for row, steps in _moved_steps(local, side).items():
+            moved[row] = stage_collectives_s(problem, group, stage.sharding.mesh, steps)
+        for row, steps in _asked_steps(local, side).items():
+            asked[row] = stage_collectives_s(problem, group, stage.sharding.mesh, steps)
+        share = _weight_shares(problem.profile, local)
+        made.append(SideDurations(compute_s.tolist(), moved, asked, (compute_s * share).tolist()))
+    return made[0], made[1]
+
+
+def _weight_shares(profile: Profile, local: LocalStage) -> Floats:
+    """(n,) of the backward of each operator with its losses, the part in which it makes gradients
+    of parameters.
+    """
+    own = np.array(local.graph_index)
+    shares = np.array(backward_weight_share(profile)) * (1.0 - _loss_shares(profile)[1])
+    return np.where(own >= 0, shares[own], 0.0)
+
+
+def _runs_beside(problem: Problem, group: tuple[int, ...]) -> bool:
+    """Whether the collectives of a split stage run beside its computations, if all devices of the
+    topology are used.
+    """
+    return sums_overlap_compute(problem, range(len(problem.topology.devices)), group)
 
 
 # ------------------------------------------------------------------------ parts of operators
@@ -252,24 +307,37 @@ def _loss_shares(profile: Profile) -> Floats:
 # -------------------------------------------------------------------------- collectives
 
 
-def collective_steps(
-    profile: Profile, stage: Stage
-) -> tuple[dict[int, tuple[Step, ...]], dict[int, tuple[Step, ...]]]:
-    """The steps of the reshardings of `local_stage`, of operators that gather parameters again
-    before their backward, of statistics of cut dimensions, and of losses over cut classes, by
-    index, forward and backward.
-    """
+def collective_steps(profile: Profile, stage: Stage) -> tuple[Sequence[Step], Sequence[Step]]:
+    """The steps of a forward, and of a backward."""
     local = local_stage(profile, stage)
-    forward = {i: copy.forward for i, copy in local.conversions.items()}
-    backward = {i: copy.backward for i, copy in local.conversions.items()}
-    for i, copies in local.regathered.items():
-        backward[i] = tuple(step for copy in copies for step in local.conversions[copy].forward)
-    for i, both in local.statistics.items():
-        for side, own in zip((forward, backward), both, strict=True):
-            side[i] = (*side.get(i, ()), *own)
-    for i, steps in local.losses.items():
-        forward[i] = (*forward.get(i, ()), *steps)
+    forward, backward = (
+        [step for rows in (_moved_steps(local, side), _asked_steps(local, side))
+         for steps in rows.values() for step in steps]
+        for side in range(2)
+    )  # fmt: skip
     return forward, backward
+
+
+def _moved_steps(local: LocalStage, side: int) -> dict[int, Sequence[Step]]:
+    """The steps of the reshardings of a stage, by row, in a forward (0) or a backward (1); of
+    operators those that gather parameters again before their backward.
+    """
+    if side == 0:
+        return {i: copy.forward for i, copy in local.conversions.items()}
+    steps: dict[int, Sequence[Step]] = {i: one.backward for i, one in local.conversions.items()}
+    for i, copies in local.regathered.items():
+        steps[i] = tuple(step for copy in copies for step in local.conversions[copy].forward)
+    return steps
+
+
+def _asked_steps(local: LocalStage, side: int) -> dict[int, Sequence[Step]]:
+    """The steps of statistics of cut dimensions, and in a forward of losses over cut classes, by
+    row.
+    """
+    steps: dict[int, Sequence[Step]] = {i: both[side] for i, both in local.statistics.items()}
+    for i, some in local.losses.items() if side == 0 else ():
+        steps[i] = (*steps.get(i, ()), *some)
+    return steps
 
 
 def stage_collectives_s(
@@ -298,18 +366,47 @@ def gather_s(problem: Problem, stage: Stage, group: tuple[int, ...]) -> float:
     """Time, in s, in which the parameters are gathered again after a step on parts of them: in
     buckets of parameters that are gathered by the same steps.
     """
-    mesh = over_replicas(stage, problem.profile.graph).mesh
-    if not mesh:
+    return sum(time_s for _, time_s in _gathers(problem, stage, group))
+
+
+def gather_beside_s(problem: Problem, stage: Stage, group: tuple[int, ...], device: int) -> float:
+    """By how much a forward takes longer, in s, that the same gathers run beside, which were
+    started when it began.
+    """
+    gathers = _gathers(problem, stage, group)
+    if not gathers:
         return 0.0
-    steps = state_steps(stage, problem.profile.graph)
-    total = 0.0
-    for names in gathered_together(stage, problem.profile.graph):
+    stage = over_replicas(stage, problem.profile.graph)
+    local, (durations, _) = (
+        local_stage(problem.profile, stage), _durations(problem, stage, group, device)
+    )  # fmt: skip
+    place = {name: i for i, name in enumerate(stage.operators)}
+    users, operators = holders(problem.profile.graph), problem.profile.graph.operators
+    before = [
+        (min(place[operators[v].name] for name in names for v in users[name]
+             if operators[v].name in place), time_s)
+        for names, time_s in gathers
+    ]  # fmt: skip
+    beside = _runs_beside(problem, group)
+    times = forward_times(local, local.order, durations, beside=beside, before=before)
+    alone_s = forward_times(local, local.order, durations, beside=beside).total
+    return times.total - alone_s if beside else sum(time_s for _, time_s in gathers)
+
+
+def _gathers(
+    problem: Problem, stage: Stage, group: tuple[int, ...]
+) -> list[tuple[tuple[str, ...], float]]:
+    """The parameters that are gathered together after a step, and the time of that, in s."""
+    mesh = over_replicas(stage, problem.profile.graph).mesh
+    steps = state_steps(stage, problem.profile.graph) if mesh else {}
+    found = []
+    for names in gathered_together(stage, problem.profile.graph) if mesh else ():
         together = [
             replace(same[0], bytes=sum(step.bytes for step in same))
             for same in zip(*(steps[name].gather for name in names), strict=True)
         ]
-        total += stage_collectives_s(problem, group, mesh, together)
-    return total
+        found.append((names, stage_collectives_s(problem, group, mesh, together)))
+    return found
 
 
 # ------------------------------------------------------------ sums of gradients beside a backward
@@ -338,7 +435,7 @@ def backward_left_s(
     """
     if not sums:
         return {}
-    used, users = used_devices(strategy), holders(problem.profile.graph)
+    used = used_devices(strategy)
     stages = {d: mine[0] for d, mine in stages_by_device(strategy).items() if len(mine) == 1}
     overlaps: dict[tuple[int, ...], bool] = {}
     left: dict[tuple[int, int], float] = {}
@@ -347,10 +444,23 @@ def backward_left_s(
             overlaps[one.devices] = sums_overlap_compute(problem, used, one.devices)
         if not overlaps[one.devices]:
             continue
-        readers = sorted({v for name in one.parameters for v in users[name]})
         for device in stages.keys() & one.devices:
-            after = _backward_left_s(stage_pass(problem, strategy.stages[stages[device]], device))
-            # Readers ascend. The first one of this stage runs its backward last: then the bucket
-            # is complete.
-            left[index, device] = next(after[v] for v in readers if v in after)
+            stage = strategy.stages[stages[device]]
+            after = _gradients_left_s(stage_pass(problem, stage, device), stage, problem.profile)
+            left[index, device] = min(after[name] for name in one.parameters)
     return left
+
+
+@remembered(kept=64)
+def _gradients_left_s(one: StagePass, stage: Stage, profile: Profile) -> Mapping[str, float]:
+    """By parameter, what is left of the backward when its gradient is there, in s: behind the
+    backward of its first reader, or where that of its copy has come home.
+    """
+    back, made_s = one.times[1], dict[str, float]()
+    if stage.sharding is not None or shared_level(stage):
+        for row, copy in local_stage(profile, stage).conversions.items():
+            made_s[copy.tensor] = max(made_s.get(copy.tensor, 0.0), back.end[row])
+    for row, v in enumerate(one.operators.tolist()):
+        for name in profile.graph.operators[v].parameters if v >= 0 else ():
+            made_s[name] = max(made_s.get(name, 0.0), back.gradient[row])
+    return {name: back.total - end_s for name, end_s in made_s.items()}

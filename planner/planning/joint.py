@@ -21,6 +21,7 @@ from planner.artefacts.graph import (
 from planner.artefacts.problem import Problem, Result, switches_of
 from planner.artefacts.profile import OperatorCost, Profile, storage_owner
 from planner.artefacts.strategy import Stage, Strategy, operator_indices
+from planner.artefacts.weight_gradients import backward_weight_share
 from planner.solvers.manual import Manual
 from planner.support.errors import OptionError
 from planner.support.memo import remembered
@@ -162,7 +163,7 @@ def _cost(profile: Profile, block: Sequence[int], operator: Operator) -> Operato
     """The cost of a set of operators that run one after the other."""
     if len(block) == 1:
         return profile.operators[block[0]]
-    some = [profile.operators[v] for v in block]
+    some, shares = [profile.operators[v] for v in block], backward_weight_share(profile)
     tensors, inside = tensors_by_name(profile.graph), frozenset(block)
     held = parameters_by_name(profile.graph)
     stashed = {storage_owner(profile, n, inside) for one in some for n in one.stash_tensors}
@@ -180,6 +181,7 @@ def _cost(profile: Profile, block: Sequence[int], operator: Operator) -> Operato
         + sum(tensors[name].bytes for name in stashed - outer if name in tensors),
         workspace_bytes=max(one.workspace_bytes for one in some),
         interval=max(one.interval for one in some),
+        backward_weight_s=sum(shares[v] * profile.operators[v].backward_s for v in block),
     )
 
 

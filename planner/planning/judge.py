@@ -22,6 +22,8 @@ from planner.clusters.routes import host_order
 from planner.costs.closed_form import bottleneck_s, iteration_s
 from planner.costs.evaluate import Evaluation, evaluate, evaluation_work_s
 from planner.costs.operators import hosts_with_contention, slowdowns
+from planner.costs.overlap import evaluated_with_overlap, with_overlap
+from planner.costs.peak_bound import peak_bound_s
 from planner.schedules.orders import default_warmups
 from planner.simulator.estimate import estimated_iteration_s, least_s, least_work_s
 from planner.simulator.objective import latency_s
@@ -132,7 +134,8 @@ class _Trial:
     Attributes:
         best: the best verdict; None while nothing fits.
         shortage: why the first one that does not fit does not.
-        simulated: by strategy, its objective in s; inf of those that do not fit.
+        simulated: by strategy, before its collectives were put beside its computations, its
+            objective in s; inf of those that do not fit.
         left_out: strategies for which there was no work.
         work_s: the work of all, in seconds of an ordinary core.
     """
@@ -154,6 +157,7 @@ class _Trial:
         """Whether a strategy is certainly slower than the best so far."""
         if self.best is None or self._is_out_of_work:
             return False
+        strategy = with_overlap(self.problem, strategy)
         self.work_s += least_work_s(strategy)
         return least_s(self.problem, strategy) > self._value_s(self.best)
 
@@ -164,14 +168,15 @@ class _Trial:
         if self.best is not None and self._is_out_of_work:
             self.left_out[strategy] = None
             return
-        evaluation = evaluate(self.problem, strategy)
-        self._next_s = evaluation_work_s(strategy, evaluation)
-        self.work_s += self._next_s
         self.simulated[strategy] = math.inf
+        overlapped = with_overlap(self.problem, strategy)
+        overlapped, evaluation = evaluated_with_overlap(self.problem, overlapped)
+        self._next_s = evaluation_work_s(overlapped, evaluation)
+        self.work_s += self._next_s
         if evaluation.shortage is not None:
             self.shortage = self.shortage or evaluation.shortage
             return
-        verdict = _verdict(self.problem, strategy, evaluation)
+        verdict = _verdict(self.problem, overlapped, evaluation)
         self.simulated[strategy] = value_s = self._value_s(verdict)
         if self.best is None or value_s < self._value_s(self.best):
             self.best = verdict
@@ -306,6 +311,7 @@ def as_plan(
             gap=gap_to(bound_s, value_s),
             space_bound_s=result.bound_s,
             space=result.space,
+            peak_bound_s=peak_bound_s(problem) or None,
         ),
         solver=solver,
         status=result.status.value,

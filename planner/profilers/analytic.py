@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from planner.artefacts.graph import main_dtype, retyped
 from planner.artefacts.growth import Growth
-from planner.artefacts.profile import ROOFLINE, LossCost, Profile, Source
+from planner.artefacts.profile import ROOFLINE, LossCost, Profile, Source, with_times
 from planner.artefacts.roofline import NO_SPEED, device_is_unknown, rescaled_times, unknown_speeds
 from planner.artefacts.topology import DeviceType
 from planner.model.load import Model
@@ -138,7 +138,7 @@ def rescale(profile: Profile, kind: DeviceType, measured_on: DeviceType | None) 
     return replace(
         profile,
         operators=tuple(
-            replace(cost, forward_s=float(forward_s), backward_s=float(backward_s), parts=())
+            replace(with_times(cost, float(forward_s), float(backward_s)), parts=())
             for cost, forward_s, backward_s in costs
         ),
         device_type=kind.name,

@@ -18,7 +18,7 @@ from planner.artefacts.strict import reader
 from planner.profilers.classes import TensorLayout
 from planner.support.caches import CacheFolder, cache_root
 
-METHOD = 3
+METHOD = 4
 """Number of the way to measure, and of the fields of an entry; a new one makes all entries unused.
 """
 
@@ -43,6 +43,7 @@ class MeasuredClass:
         private_bytes: bytes that autograd keeps besides these tensors.
         views: pairs of places: a view, and the tensor that it is a view of.
         outputs: layouts of its outputs, in order.
+        backward_weight_s: as `OperatorCost.backward_weight_s`; None where it was not measured.
     """
 
     forward_s: float
@@ -56,6 +57,7 @@ class MeasuredClass:
     private_bytes: int
     views: tuple[tuple[int, int], ...]
     outputs: tuple[TensorLayout, ...]
+    backward_weight_s: float | None = None
 
 
 class Cache:

@@ -285,10 +285,13 @@ class _Gap:
         if self.low.microbatch_size == 1:
             share = Fraction(self.size, self.high.microbatch_size)
             private = max(private, ceil(high.stash_private_bytes * share))
+        backward_s, of_weight_s = self.time_s(low.backward_s, high.backward_s), None
+        if low.backward_weight_s is not None and high.backward_weight_s is not None:
+            of_weight_s = self.time_s(low.backward_weight_s, high.backward_weight_s)
         return replace(
             high,
             forward_s=self.time_s(low.forward_s, high.forward_s),
-            backward_s=self.time_s(low.backward_s, high.backward_s),
+            backward_s=backward_s,
             output_bytes=self.up(low.output_bytes, high.output_bytes),
             parameter_bytes=self.up(low.parameter_bytes, high.parameter_bytes),
             flops=self.up(low.flops, high.flops),
@@ -299,6 +302,7 @@ class _Gap:
             # Blocks may be as many as there are samples; what both have does not depend on them.
             rules=tuple(one for one in high.rules if "/" not in one.line or one in low.rules),
             parts=(),  # measured at other local shapes
+            backward_weight_s=None if of_weight_s is None else min(of_weight_s, backward_s),
         )
 
 

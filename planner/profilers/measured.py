@@ -29,7 +29,8 @@ from planner.artefacts.graph import (
     retyped,
     tensors_by_name,
 )
-from planner.artefacts.profile import LossCost, Profile, Source, WholeStep
+from planner.artefacts.profile import LossCost, Profile, Source, WholeStep, with_times
+from planner.artefacts.weight_gradients import has_both_gradients
 from planner.model.load import Model
 from planner.profilers.cache import Cache, MeasuredClass, cache_for, processor
 from planner.profilers.classes import (
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
     from planner.profilers.facts import Facts
     from planner.profilers.losses import RunnableLoss
     from planner.profilers.runnable import RunnableOperator
-    from planner.profilers.timing import OperatorTimer, StepTimes
+    from planner.profilers.timing import OperatorTimer, PassTimes, StepTimes
 
 PRECISION = 0.03
 """An operator is timed until the confidence interval of its median is as narrow as this."""
@@ -236,6 +237,7 @@ def _timed_operator(graph: Graph, v: int, measured: MeasuredClass) -> TimedOpera
         backward_s=measured.backward_s,
         workspace_bytes=measured.workspace_bytes,
         interval=measured.interval,
+        backward_weight_s=measured.backward_weight_s,
     )
 
 
@@ -270,7 +272,7 @@ def _scaled_to_step(profile: Profile, known: _TimesInStep) -> Profile:
     return replace(
         profile,
         operators=tuple(
-            replace(cost, forward_s=f, backward_s=b)
+            with_times(cost, f, b)
             for cost, f, b in zip(profile.operators, forwards_s, backwards_s, strict=True)
         ),
         whole_step=replace(profile.whole_step, alone_s=round(sum(map(sum, alone_s)), 9)),
@@ -547,16 +549,24 @@ class ModelTimer:
             with autocast(self.here.device, self.here.autocast):
                 flops = _flops(lambda: one.forward(*leaves))
                 outputs, stash = observe(one, values)
-            timer = OperatorTimer(one, leaves, around, self.watch, self.here.autocast)
+            timer = OperatorTimer(
+                one,
+                leaves,
+                around,
+                self.watch,
+                self.here.autocast,
+                halves=has_both_gradients(self.model.graph, operator),
+            )
             samples = _samples(timer, self.repetitions, self.budget_s)
             workspace_bytes = timer.workspace_bytes()
         del timer
-        totals = [forward_s + backward_s for forward_s, backward_s in samples]
+        totals = [sample.total_s for sample in samples]
+        of_weight_s = [sample.weight_s for sample in samples if sample.weight_s is not None]
         places = _places(self.model.graph, operator)
         made = dict(zip(one.outputs, outputs, strict=True))
         measured = MeasuredClass(
-            forward_s=round(median(forward_s for forward_s, _ in samples), 9),
-            backward_s=round(median(backward_s for _, backward_s in samples), 9),
+            forward_s=round(median(sample.forward_s for sample in samples), 9),
+            backward_s=round(median(sample.backward_s for sample in samples), 9),
             interval=interval(totals),
             spread=round((max(totals) - min(totals)) / median(totals), 4),
             repetitions=len(samples),
@@ -568,6 +578,7 @@ class ModelTimer:
             outputs=tuple(
                 layout(made[name]) for name in self.model.graph.operators[operator].outputs
             ),
+            backward_weight_s=round(median(of_weight_s), 9) if of_weight_s else None,
         )
         return measured, outputs
 
@@ -595,14 +606,14 @@ class ModelTimer:
         self.next = operator + 1
 
 
-def _samples(timer: "OperatorTimer", least: int, budget_s: float) -> list[tuple[float, float]]:
+def _samples(timer: "OperatorTimer", least: int, budget_s: float) -> "list[PassTimes]":
     """Times of forward and backward, until their median is precise or the budget is spent."""
     calls = timer.calls()
     return repeat(
         lambda: timer.sample(calls),
         least=least,
         budget_s=budget_s,
-        precise=lambda samples: interval([*map(sum, samples)]) <= PRECISION,
+        precise=lambda samples: interval([one.total_s for one in samples]) <= PRECISION,
     )
 
 

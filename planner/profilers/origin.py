@@ -25,7 +25,7 @@ class TimedOperator:
 
     Attributes:
         stash, flops, bytes_moved: as of `Facts`.
-        forward_s, backward_s, workspace_bytes, interval: as of `OperatorCost`.
+        forward_s, backward_s, workspace_bytes, interval, backward_weight_s: as of `OperatorCost`.
     """
 
     stash: "Stash"
@@ -35,6 +35,7 @@ class TimedOperator:
     backward_s: float
     workspace_bytes: int = 0
     interval: float = 0.0
+    backward_weight_s: float | None = None
 
 
 class ProfileFields(TypedDict):
@@ -101,6 +102,7 @@ def _cost(graph: Graph, v: int, timed: TimedOperator) -> OperatorCost:
         stash_private_bytes=timed.stash.private_bytes,
         workspace_bytes=timed.workspace_bytes,
         interval=timed.interval,
+        backward_weight_s=timed.backward_weight_s,
     )
 
 

@@ -8,6 +8,9 @@ memory.
 
 Backward calls autograd.grad; gradients of parameters are accumulated here. autograd.backward would
 also copy gradients into the inputs, which are leaves here but not in a real step.
+
+A product with a weight is asked for the gradients of its inputs alone, too, just before it is asked
+for all: what this takes longer is the time of its weight's gradient.
 """
 
 import gc
@@ -221,6 +224,26 @@ class Calls:
     backward: int
 
 
+@dataclass(frozen=True, slots=True)
+class PassTimes:
+    """Times of one forward and of one backward pass of an operator, in s.
+
+    Attributes:
+        forward_s, backward_s: of the passes.
+        weight_s: of the backward pass, the time that is not for the gradients of inputs; None where
+            these were not timed apart.
+    """
+
+    forward_s: float
+    backward_s: float
+    weight_s: float | None
+
+    @property
+    def total_s(self) -> float:
+        """Forward and backward."""
+        return self.forward_s + self.backward_s
+
+
 class OperatorTimer:
     """One operator, ready to be timed.
 
@@ -229,6 +252,7 @@ class OperatorTimer:
         inputs: its leaves, in the order of `unit.inputs`.
         watch: the stopwatch of the device.
         dtype: the type of autocast.
+        halves: whether the gradients of inputs are timed apart from those of weights.
         arriving: the gradients that arrive at its outputs, by name.
         summands: gradients that other operators have left at its inputs and weights, by name.
         totals: gradients of the microbatches before, of the weights whose gradient is complete.
@@ -241,9 +265,11 @@ class OperatorTimer:
         around: GradientContext,
         watch: Stopwatch,
         dtype: str | None,
+        *,
+        halves: bool = False,
     ) -> None:
         self.unit, self.inputs = unit, inputs
-        self.watch, self.dtype = watch, dtype
+        self.watch, self.dtype, self.halves = watch, dtype, halves
         outputs = self._run(inputs)
         self.arriving = {
             name: _gradient(output, around.arriving.get(name))
@@ -269,12 +295,19 @@ class OperatorTimer:
             backward_s = self._backward_once(self._run(self.inputs))
         return Calls(_calls(forward_s), _calls(backward_s))
 
-    def sample(self, calls: Calls) -> tuple[float, float]:
-        """Times of one forward and of one backward pass, in s."""
+    def sample(self, calls: Calls) -> PassTimes:
+        """Times of one forward and of one backward pass."""
         forward_s, outputs = self._forward(calls.forward)
-        if calls.backward == 1:
-            return forward_s, self._backward_once(outputs)
-        return forward_s, self._backward_many(calls.backward)
+
+        def backward(*, weights: bool) -> float:
+            if calls.backward == 1:
+                return self._backward_once(outputs, weights=weights)
+            return self._backward_many(calls.backward, weights=weights)
+
+        inputs_s = backward(weights=False) if self.halves else None
+        backward_s = backward(weights=True)
+        weight_s = None if inputs_s is None else max(0.0, backward_s - inputs_s)
+        return PassTimes(forward_s, backward_s, weight_s)
 
     def workspace_bytes(self) -> int:
         """The most memory that a pass takes besides the tensors from before and those it leaves.
@@ -318,24 +351,29 @@ class OperatorTimer:
             time_s, results = self.watch.seconds(lambda: [forward(*inputs) for _ in range(calls)])
         return time_s / calls, results[-1]
 
-    def _backward_once(self, outputs: tuple[Tensor, ...]) -> float:
+    def _backward_once(self, outputs: tuple[Tensor, ...], *, weights: bool = True) -> float:
         """The time of the backward pass of one forward pass, in s; 0 for an operator that no
-        gradient reaches. It uses up autograd's graph.
+        gradient reaches. It uses up autograd's graph, except without weights.
         """
-        run = self._gradients([self.inputs], [outputs])
+        run = self._gradients([self.inputs], [outputs], weights=weights)
         if run is None:
             return 0.0
         self.watch.clear_caches(tuple(self.arriving.values()))
         return self.watch.seconds(run)[0]
 
-    def _backward_many(self, calls: int) -> float:
+    def _backward_many(self, calls: int, *, weights: bool) -> float:
         """The mean time of backward passes in a row, each of a forward pass of its own, in s."""
         copies = [_copy(self.inputs) for _ in range(calls)]
-        run = self._gradients(copies, [self._run(copy) for copy in copies])
+        results = [self._run(copy) for copy in copies]
+        run = self._gradients(copies, results, weights=weights)
         return 0.0 if run is None else self.watch.seconds(run)[0] / calls
 
     def _gradients(
-        self, copies: Sequence[tuple[Tensor, ...]], results: Sequence[tuple[Tensor, ...]]
+        self,
+        copies: Sequence[tuple[Tensor, ...]],
+        results: Sequence[tuple[Tensor, ...]],
+        *,
+        weights: bool = True,
     ) -> Callable[[], list[Tensor | None]] | None:
         """A function that computes the gradients that leave the operator; None if none leaves it.
 
@@ -345,6 +383,8 @@ class OperatorTimer:
         Args:
             copies: the leaves of each call.
             results: the outputs of each call.
+            weights: whether gradients of weights are computed, not of inputs alone. Without them,
+                autograd's graph stays for another pass.
         """
         pairs = [
             (output, self.arriving[name])
@@ -353,15 +393,18 @@ class OperatorTimer:
             if name in self.arriving
         ]
         leaves = _followed(self.unit.inputs, copies)
-        if not pairs or not (leaves or self.unit.weights):
+        leaves += self.unit.weights.items() if weights else ()
+        if not pairs or not leaves:
             return None
         outputs, arriving = zip(*pairs, strict=True)
-        names, wanted = zip(*leaves, *self.unit.weights.items(), strict=True)
+        names, wanted = zip(*leaves, strict=True)
         summands = [self.summands.get(name) for name in names]
         complete = [(at, self.totals[n]) for at, n in enumerate(names) if n in self.totals]
 
         def run() -> list[Tensor | None]:
-            made = torch.autograd.grad(outputs, wanted, arriving, allow_unused=True)
+            made = torch.autograd.grad(
+                outputs, wanted, arriving, retain_graph=not weights, allow_unused=True
+            )
             sums = [
                 _sum(old, new, (*arriving, *made)) for old, new in zip(summands, made, strict=True)
             ]

@@ -6,8 +6,9 @@ what it converts is there and the queue is free, and an operator waits for the c
 reads. So all there is to say is where in a pass each one is started. In a forward a copy is started
 
     before   the first operator behind the maker of its tensor (of parameters and of what comes from
-             other stages, behind the stage's begin) from which on all copies that are started and
-             not read yet have no more bytes than `Stage.prefetch`
+             other stages, behind the stage's begin and where the one that is read before is
+             started) from which on all copies that are started and not read yet have no more bytes
+             than `Stage.prefetch`
 
 and is waited for by its first reader. The backward goes the same way back. The gradient of a copy
 is started behind the backward of the copy's first reader, and is waited for where the copy was
@@ -195,14 +196,16 @@ def _ordered(copies: _Copies, prefetch: int | None) -> PassOrder:
 
 def _starts(copies: _Copies, prefetch: int) -> tuple[int, ...]:
     """Per resharding, where it is started; those that are read first come as far ahead as they
-    may.
+    may. Of what is there from the beginning none overtakes another: a small one would be held, and
+    its gradient wait, for most of a pass.
     """
-    start = list(copies.first)
+    start, least = list(copies.first), 0
     ahead = [0] * max(copies.first, default=0)  # bytes that are held before each operator
     for c in sorted(range(len(start)), key=lambda c: (copies.first[c], c)):
         if copies.moves[c]:
-            first, size = start[c], copies.bytes[c]
-            start[c] = _earliest(ahead, first, copies.made[c], prefetch - size)
+            first, size, made = start[c], copies.bytes[c], copies.made[c]
+            start[c] = _earliest(ahead, first, made or least, prefetch - size)
+            least = least if made else start[c]
             for i in range(start[c], first):
                 ahead[i] += size
     return tuple(start)
@@ -220,15 +223,15 @@ def _again(copies: _Copies, prefetch: int) -> Mapping[int, tuple[int, ...]]:
     """As `PassOrder.again`; an operator that starts its own, too."""
     found: dict[int, list[int]] = {}
     # The operators with a backward in its order, and the bytes that are held before each.
-    order = copies.backward[::-1]
+    order, least = copies.backward[::-1], 0
     ahead = [0] * len(order)
     for k, j in enumerate(order):
         if j in copies.again:
             size = copies.again[j]
-            at = _earliest(ahead, k, 0, prefetch - size)
-            for i in range(at, k):
+            least = _earliest(ahead, k, least, prefetch - size)
+            for i in range(least, k):
                 ahead[i] += size
-            found.setdefault(order[at], []).append(j)
+            found.setdefault(order[least], []).append(j)
     return {i: tuple(some) for i, some in found.items()}
 
 

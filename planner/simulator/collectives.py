@@ -5,18 +5,15 @@ a computation as one piece; where its collectives are follows from the order of 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
-
 from planner.artefacts.problem import Problem
 from planner.artefacts.strategy import Stage, Strategy
-from planner.costs.local_stage import local_stage
-from planner.costs.stage_pass import stage_collectives_s, stage_pass
+from planner.costs.local_stage import LocalStage, local_stage
+from planner.costs.stage_pass import stage_pass
 from planner.resharding import Resharding
 from planner.resharding.conversion import LOCAL
 from planner.resharding.over_replicas import over_replicas
 from planner.schedules.actions import Compute, Direction
 from planner.simulator.timeline import Timeline
-from planner.support.arrays import Floats
 
 # Of a computation: the share of its time before a collective, that with it, and the collective.
 _Part = tuple[float, float, str]
@@ -69,41 +66,38 @@ def _parts(
     group: tuple[int, ...],
     direction: Direction,
 ) -> Iterator[_Part]:
-    assert stage.sharding is not None
+    """The collectives of a pass, in the order in which they are started."""
     local, own = local_stage(problem.profile, stage), stage_pass(problem, stage, group[0])
-    each_s = own.compute_s + own.collective_s
-    count = len(own.operators)
-    # By side, as in `StagePass`, and place in the forward.
-    order = [(1, i) for i in reversed(range(count))]
-    if direction is Direction.FORWARD or stage.recompute:
-        there = [(0, i) for i in range(count)]
-        order = there + order if direction is Direction.BACKWARD else there
-    each = np.array([each_s[at] for at in order])
-    ends: Floats = np.cumsum(each)
-    total_s = float(ends[-1])
-    for (is_back, i), end_s, time_s in zip(order, ends.tolist(), each.tolist(), strict=True):
-        begun_s = end_s - time_s
-        if is_back:
-            for copy in local.regathered.get(i, ()):
-                gathered_s = begun_s + float(own.collective_s[0, copy])
-                yield begun_s / total_s, gathered_s / total_s, _name(local.conversions[copy])
-                begun_s = gathered_s
-        elif i in local.losses:
-            # The loss follows what makes its output.
-            steps = local.losses[i]
-            lost_s = stage_collectives_s(problem, group, stage.sharding.mesh, steps)
-            name = f"all-reduce of the loss of {local.profile.graph.operators[i].outputs[0]}"
-            yield (end_s - lost_s) / total_s, end_s / total_s, name
-            end_s -= lost_s
-        if i in local.statistics:
-            steps = local.statistics[i][is_back]
-            summed_s = stage_collectives_s(problem, group, stage.sharding.mesh, steps)
-            name = f"all-reduce in {'d/' * is_back}{local.profile.graph.operators[i].name}"
-            yield begun_s / total_s, (begun_s + summed_s) / total_s, name
-        if i in local.conversions and end_s > begun_s:
-            name = _name(local.conversions[i], is_back=bool(is_back))
-            if name:
-                yield begun_s / total_s, end_s / total_s, name
+    sides = [1] if direction is Direction.BACKWARD else [0]
+    if direction is Direction.BACKWARD and stage.recompute:
+        sides = [0, 1]
+    total_s, begun_s = sum(own.times[side].total for side in sides), 0.0
+    for side in sides:
+        times = own.times[side]
+        every = [
+            *((*span, _moved(local, row, is_back=bool(side))) for row, span in times.moved.items()),
+            *((*span, _asked(local, row, is_back=bool(side))) for row, span in times.asked.items()),
+        ]
+        for start_s, end_s, name in sorted(every):
+            yield (begun_s + start_s) / total_s, (begun_s + end_s) / total_s, name
+        begun_s += times.total
+
+
+def _moved(local: LocalStage, row: int, *, is_back: bool) -> str:
+    """The name of the collectives of a resharding, or of an operator that gathers parameters
+    again.
+    """
+    if row in local.conversions:
+        return _name(local.conversions[row], is_back=is_back)
+    return "; ".join(_name(local.conversions[copy]) for copy in local.regathered[row])
+
+
+def _asked(local: LocalStage, row: int, *, is_back: bool) -> str:
+    """The name of the all-reduces that an operator waits for on the spot."""
+    operator = local.profile.graph.operators[row]
+    if row in local.losses:
+        return f"all-reduce of the loss of {operator.outputs[0]}"
+    return f"all-reduce in {'d/' * is_back}{operator.name}"
 
 
 def _name(one: Resharding, *, is_back: bool = False) -> str:

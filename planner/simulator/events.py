@@ -126,6 +126,9 @@ def _durations_s(code: Code, costs: ActionCosts) -> Floats:
                 table[backward, position[device], stage] = time_s
     own = np.flatnonzero(code.kind == ActionKind.COMPUTE)
     duration_s[own] = table[code.backward[own].astype(np.int8), owner[own], code.stage[own]]
+    begins = own[np.diff(owner[own], prepend=-1) > 0]  # the first computation of each list
+    head_s = np.array([costs.head_s.get(device, 0.0) for device in devices])
+    duration_s[begins] += head_s[owner[begins]]
     own = np.flatnonzero(code.kind == ActionKind.ALL_REDUCE)
     if len(own):
         # The all-reduces of a flow come again in each of its rounds.

@@ -10,6 +10,7 @@ from planner.artefacts.problem import Result, Status
 from planner.artefacts.profile import stash_bytes
 from planner.artefacts.sharding import Sharding
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy, violations
+from planner.artefacts.weight_gradients import backward_weight_share
 from planner.planning.joint import joined
 from planner.planning.portfolio import compare
 from planner.solvers.manual import Manual
@@ -107,6 +108,16 @@ def test_times_bytes_and_stash_of_a_set_are_those_of_its_operators():
     assert profile.graph.operators[1] == Operator(
         "op4", "Test", ("t0",), ("t4",), ("w1", "s", "w2", "w3", "w4")
     )
+
+
+def test_the_time_of_weights_in_a_set_is_that_of_its_operators():
+    """The first one reads the input of the model, so all of its backward is for its parameter."""
+    whole = problem(0, 1)
+    profile = joined(whole).problem.profile
+    first, *_ = whole.profile.operators
+    both = profile.operators[0]
+    assert (both.name, both.backward_weight_s) == ("op1", first.backward_s)
+    assert backward_weight_share(profile)[0] == first.backward_s / both.backward_s
 
 
 def test_operators_beside_a_set_keep_their_order():

@@ -4,6 +4,7 @@ import pytest
 
 from planner.artefacts.problem import Result, Status
 from planner.costs.evaluate import closed_form_s, evaluate, evaluation_work_s, pricing_work_s
+from planner.costs.overlap import evaluated_with_overlap
 from planner.planning import judge as judging
 from planner.planning.judge import judge, with_deeper_warmup
 from planner.simulator.objective import objective_s
@@ -25,7 +26,9 @@ def simulated(monkeypatch):
     """The strategies that the judge evaluates."""
     seen = []
     monkeypatch.setattr(
-        judging, "evaluate", lambda problem, one: seen.append(one) or evaluate(problem, one)
+        judging,
+        "evaluated_with_overlap",
+        lambda problem, one: seen.append(one) or evaluated_with_overlap(problem, one),
     )
     return seen
 

@@ -163,6 +163,15 @@ def test_a_rescaled_profile_leaves_out_what_was_measured_of_parts(tmp_path):
     assert not any(one.parts for one in found.operators)
 
 
+def test_a_rescaled_profile_keeps_the_share_of_weights_in_the_backward(tmp_path):
+    profile = measured(residual(tmp_path))
+    apart = tuple(replace(one, backward_weight_s=0.3 * one.backward_s) for one in profile.operators)
+    found = rescale(replace(profile, operators=apart), OTHER, GPU)
+    for one, before in zip(found.operators, apart, strict=True):
+        assert one.backward_weight_s == pytest.approx(0.3 * one.backward_s, abs=1e-9)
+        assert one.backward_s != before.backward_s or not one.backward_s
+
+
 def test_a_rescaled_profile_says_that_a_speed_is_not_known(tmp_path):
     profile = replace(measured(residual(tmp_path)), dtype="bfloat16")
     found = rescale(profile, OTHER, GPU)

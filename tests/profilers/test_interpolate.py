@@ -106,6 +106,25 @@ def test_what_is_linear_in_the_size_comes_out_exact(low, gap, data, base, step):
         assert replace(one, **times, **certainty) == replace(other, **times, **certainty)
 
 
+def weight_apart(profile, share):
+    """The profile with a share of the backward pass of `a` that is its weight's; None for none."""
+    one, *others = profile.operators
+    of_weight_s = None if share is None else share * one.backward_s
+    return replace(profile, operators=(replace(one, backward_weight_s=of_weight_s), *others))
+
+
+def test_the_time_of_a_weight_is_linear_where_both_neighbours_have_it():
+    low, high = weight_apart(profile_at(4), 0.5), weight_apart(profile_at(8), 1.0)
+    of_weight_s = [profile.operators[0].backward_weight_s for profile in (low, high)]
+    (found, other) = interpolated([low, high], 6).operators
+    assert found.backward_weight_s == pytest.approx(sum(of_weight_s) / 2, rel=1e-12)
+    assert other.backward_weight_s is None
+    above = interpolated([low, high], 16).operators[0]
+    assert above.backward_weight_s == above.backward_s == 2 * high.operators[0].backward_s
+    unknown = interpolated([low, weight_apart(high, None)], 6).operators[0]
+    assert unknown.backward_weight_s is None
+
+
 def test_only_the_two_neighbours_count():
     profiles = [profile_at(1, 1.0), profile_at(4, 2.0), profile_at(8, 4.0), profile_at(16, 0.0)]
     found = interpolated(profiles, 6)

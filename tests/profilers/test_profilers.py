@@ -10,10 +10,12 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from planner.artefacts.graph import LossChoice, View, tensors_by_name
 from planner.artefacts.losses import losses
 from planner.artefacts.profile import Source, WholeStep, stash_bytes
+from planner.artefacts.weight_gradients import backward_weight_share
 from planner.model.load import ReadOptions, load
 from planner.operators import input_names, parameters, synthetic, to_torch
 from planner.profilers.cache import cache_for
@@ -367,6 +369,91 @@ def test_the_backward_passes_of_trials_give_the_gradients_of_the_whole_step(buil
     torch.testing.assert_close(list(found.values()), list(expected))
 
 
+# ---- the gradients of inputs apart from those of weights
+
+
+PRODUCTS = """agraph (float[2,3,8,8] x) => (float[2,4,5] y) <int64[3] rows = {2, 8, 32}> {
+    c = Conv <pads = [1,1,1,1]> (x, w)
+    r = Relu (c)
+    d = Conv <pads = [1,1,1,1]> (r, v, b)
+    s = Reshape (d, rows)
+    m = MatMul (s, u)
+    t = Transpose <perm = [0,2,1]> (m)
+    p = MatMul (t, m)
+    y = MatMul (p, z)
+}"""
+PRODUCTS_WEIGHTS = {"w": (4, 3, 3, 3), "v": (4, 4, 3, 3), "b": 4, "u": (32, 4), "z": (4, 5)}
+BOTH = {"d", "m", "y"}
+"""Those that compute the gradients of an input and of a weight; the first one reads samples."""
+
+
+def operations(run):
+    """The FLOPs of products while something runs, and its result."""
+    with FlopCounterMode(display=False) as counter:
+        result = run()
+    return counter.get_total_flops(), result
+
+
+def count_flops(monkeypatch, flop_s):
+    """A clock on which only products take time, as long for each FLOP."""
+
+    def seconds(watch, run):
+        flops, result = operations(run)
+        return 1e-9 + flop_s * flops, result
+
+    monkeypatch.setattr(Stopwatch, "seconds", seconds)
+
+
+@pytest.mark.parametrize("flop_s", [1e-3, 1e-9])
+def test_the_time_of_a_weights_gradient_is_what_a_backward_without_it_is_spared(
+    flop_s, tmp_path, monkeypatch
+):
+    """Where a backward is timed by one call, and where by several."""
+    count_flops(monkeypatch, flop_s)
+    profile = profiled(read(tmp_path, PRODUCTS, PRODUCTS_WEIGHTS), cached=False)
+    for operator, cost, share in zip(
+        profile.graph.operators, profile.operators, backward_weight_share(profile), strict=True
+    ):
+        apart = operator.outputs[0] in BOTH
+        assert (cost.backward_weight_s is not None) == apart
+        if apart:
+            assert share == pytest.approx(0.5, rel=0.01)
+            assert cost.backward_weight_s == pytest.approx(flop_s * cost.flops, rel=0.01)
+
+
+def test_a_backward_without_weights_computes_the_same_gradients_of_inputs_and_no_others(tmp_path):
+    model = read(tmp_path, PRODUCTS, PRODUCTS_WEIGHTS)
+    held = parameters(model, [p.name for p in model.graph.parameters])
+    alive, compared = dict(synthetic.inputs(model, seed=0, microbatch=0)), set()
+    for i, around in enumerate(surroundings(model.graph)):
+        one = unit(model, i, "cpu", held)
+        timer = OperatorTimer(one, one.leaves(alive), around, Stopwatch("cpu"), None, halves=True)
+        outputs = timer._run(timer.inputs)
+        inputs_only = timer._gradients([timer.inputs], [outputs], weights=False)
+        together = timer._gradients([timer.inputs], [outputs])
+        if inputs_only and one.weights:
+            few_flops, few = operations(inputs_only)
+            all_flops, every = operations(together)
+            assert all_flops == 2 * few_flops > 0
+            assert len(every) == len(few) + len(one.weights)
+            torch.testing.assert_close(few, every[: len(few)])
+            compared.add(one.outputs[0])
+        alive.update((n, v.detach().requires_grad_(v.requires_grad))
+                     for n, v in zip(one.outputs, outputs, strict=True))  # fmt: skip
+    assert compared == BOTH
+
+
+def test_the_cache_has_the_time_of_a_weights_gradient(tmp_path, monkeypatch):
+    quiet_machine(monkeypatch)
+    count_flops(monkeypatch, 1e-3)
+    (once, first), (twice, second) = (
+        measured(tmp_path, PRODUCTS, PRODUCTS_WEIGHTS) for _ in range(2)
+    )
+    assert (first.num_cached, second.num_timed) == (0, 0)
+    assert sum(cost.backward_weight_s is not None for cost in once.operators) == len(BOTH)
+    assert twice.operators == once.operators
+
+
 # ---- classes of operators, and the cache
 
 
@@ -464,13 +551,17 @@ def test_times_within_a_step_replace_those_alone(tmp_path):
     profile = profiled(read(tmp_path, CHAIN, CHAIN_WEIGHTS))
     count = len(profile.operators)
     alone = tuple(
-        replace(o, forward_s=1.0, backward_s=float(i)) for i, o in enumerate(profile.operators)
+        replace(o, forward_s=1.0, backward_s=float(i), backward_weight_s=i / 4 if i % 2 else None)
+        for i, o in enumerate(profile.operators)
     )
     profile = replace(profile, operators=alone, whole_step=WholeStep(30.0, 34.0))
     in_passes = [float(i + 1) for i in range(count)]
     found = _scaled_to_step(profile, _TimesInStep(2 * sum(in_passes), 45.0, (), (), in_passes))
     assert [o.forward_s for o in found.operators] == [2 * s for s in in_passes]
     assert [o.backward_s for o in found.operators] == [3.0 * i for i in range(count)]
+    assert [o.backward_weight_s for o in found.operators] == [
+        0.75 * i if i % 2 else None for i in range(count)
+    ]
     assert found.whole_step == WholeStep(30.0, 34.0, alone_s=count + 15.0)
     scaled = _scaled_to_step(
         profile, _TimesInStep(5.0 * count, 45.0, (), (), None)

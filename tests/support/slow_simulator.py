@@ -257,7 +257,9 @@ class _Simulation:
             case Compute(direction, stage):
                 forward = direction is Direction.FORWARD
                 time_s = self.costs.forward_s if forward else self.costs.backward_s
-                return time_s[stage, device]
+                first = next(a for a in self.program.lists[device] if isinstance(a, Compute))
+                head_s = self.costs.head_s.get(device, 0.0) if action == first else 0.0
+                return time_s[stage, device] + head_s
             case AllReduce(index):
                 # In a flow every all-reduce comes again in each round.
                 return self.costs.sum_s[index % len(self.costs.sum_s)]

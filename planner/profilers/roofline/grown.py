@@ -171,6 +171,7 @@ def _costs(
                 stash_private_bytes=one.stash_private_bytes,
                 rules=own.rules if size == profile.microbatch_size else one.rules,
                 parts=(),  # measured at other local shapes
+                backward_weight_s=None,  # measured at other shapes
             )
         )
     return tuple(costs)

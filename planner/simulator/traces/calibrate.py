@@ -239,7 +239,7 @@ class _MeasuredPass:
     backward: dict[str, float]
     loss_forward: float
     loss_backward: float
-    collectives: tuple[int, float]
+    collectives: tuple[float, float]
     measured_s: float
 
 
@@ -360,21 +360,22 @@ class _Work:
 
     operators: tuple[dict[str, float], ...]
     loss_bytes: float
-    collectives: tuple[tuple[int, float], ...]
+    collectives: tuple[tuple[float, float], ...]
 
 
 def _work(problem: Problem, stage: Stage, device: int) -> _Work:
     profile, own = problem.profile, stage_pass(problem, stage, device)
     inside = own.operators >= 0
     indices, shares = own.operators[inside], np.ones(int(inside.sum()))
-    counts = 0, 0
+    counts: tuple[float, ...] = 0, 0
+    waited = np.array([side.total for side in own.times]) - own.compute_s.sum(axis=1)
     if stage.sharding is not None:
         shares = np.array(local_stage(profile, stage).loss_share)[inside]
-        ahead, back = (
-            sum(count_collectives(steps) for steps in side.values())
-            for side in collective_steps(profile, stage)
-        )
-        counts = ahead, back
+        # Of what runs beside computations, only what these wait for is in a pass.
+        whole = own.collective_s.sum(axis=1)
+        exposed = np.divide(waited, whole, out=np.zeros(2), where=whole > 0)
+        both = zip(collective_steps(profile, stage), exposed.tolist(), strict=True)
+        counts = tuple(count_collectives(steps) * part for steps, part in both)
     scale, graph = whole_share(profile), profile.graph
     sides = []
     for side in own.compute_s[:, inside].tolist():
@@ -385,7 +386,7 @@ def _work(problem: Problem, stage: Stage, device: int) -> _Work:
     return _Work(
         tuple(sides),
         float((loss_input_bytes(profile)[indices] * shares).sum()),
-        tuple(zip(counts, own.collective_s.sum(axis=1).tolist(), strict=True)),
+        tuple(zip(counts, waited.tolist(), strict=True)),
     )
 
 

@@ -229,6 +229,7 @@ class SearchOptions(NamedTuple):
         stashing: whether each microbatch in flight keeps the version of the parameters that it
             began with.
         sharing: whether replicas may keep parts.
+        overlap: whether what these exchange may run beside computations.
     """
 
     num_devices: int
@@ -245,6 +246,7 @@ class SearchOptions(NamedTuple):
     steady: bool
     stashing: bool
     sharing: bool
+    overlap: bool
 
 
 class SearchLimits(NamedTuple):
@@ -712,11 +714,21 @@ def _slowest_passes(
     for kind in range(times.forward.shape[0]):
         slow = sweep.moves.factor[kind, to]
         launch = sweep.moves.type_launch[kind, to]
-        own = slow * (times.forward[kind, j] - times.forward[kind, i] + gather)
-        gone = slow * (times.backward[kind, j] - times.backward[kind, i] + exchange)
+        own = times.forward[kind, j] - times.forward[kind, i]
+        gone = times.backward[kind, j] - times.backward[kind, i]
+        if _hides(sweep, to):  # the least that both streams take
+            own, gone = slow * max(own, gather), slow * max(gone, exchange)
+        else:
+            own, gone = slow * (own + gather), slow * (gone + exchange)
         forward = max(forward, own + launch)
         backward = max(backward, gone + again * own + launch)
     return forward, backward
+
+
+@inlined
+def _hides(sweep: Sweep, to: int) -> bool:
+    """Whether what replicas exchange in passes, and gather after a step, is beside computations."""
+    return sweep.options.overlap and sweep.moves.beside[to] > 0.0
 
 
 @inlined
@@ -744,7 +756,9 @@ def _tail_s(sweep: Sweep, stage: NewStage, to: int, backward: float, level: int)
     launch, width = moves.launch[to], moves.r[to]
     stepped = sweep.scratch.part[STEPPED] if level > 0 else 0.0
     tail = moves.step[to] * (stage.trained - stepped + stepped / width) + launch
-    if level < 3 and stepped > 0:  # parameters are gathered from the parts that were stepped
+    if (
+        level < 3 and stepped > 0 and not _hides(sweep, to)
+    ):  # parameters are gathered from the parts that were stepped
         tail += moves.gather[0, to] + moves.gather[1, to] * stepped
     # What is summed once per iteration: whole, and in parts.
     whole, parted = stage.trained - stage.tied - stepped, stepped if level == 1 else 0.0

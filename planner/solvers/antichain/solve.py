@@ -49,6 +49,7 @@ from planner.artefacts.strategy import (
 )
 from planner.clusters.routes import bandwidth_bytes_per_s
 from planner.costs.evaluate import closed_form_s, evaluate, evaluation_work_s
+from planner.costs.overlap import with_overlap
 from planner.costs.stage_memory import limit_bytes
 from planner.solvers.antichain import kernels
 from planner.solvers.antichain.blocks import sets_of, times_of
@@ -370,7 +371,9 @@ def _search(
         if len(stages):
             strategy = _strategy(problem, coarse, subsets, stages, row)
             estimated = len(sets.tied) or any(shared_level(stage) for stage in strategy.stages)
-            priced_s = closed_form_s(problem, strategy) if estimated else float(objective)
+            priced_s = float(objective)
+            if estimated:  # the judge overlaps what is exchanged, as far as it fits
+                priced_s = closed_form_s(problem, with_overlap(problem, strategy))
             better = (_PricedPipeline(priced_s, strategy),)
             pipelines = (*pipelines, *better) if priced_s < best_s else (*better, *pipelines)
     return _CoarseAnswer(pipelines, coarse, bound_s, exact, work)
@@ -407,6 +410,7 @@ def _training(problem: Problem, count: int) -> kernels.SearchOptions:
         steady=asynchronous and objective is not Objective.LATENCY,
         stashing=asynchronous,
         sharing=may_share(problem),
+        overlap=problem.training.overlap,
     )
 
 

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from planner.artefacts.problem import Problem, Result, Status
 from planner.artefacts.strategy import Stage, Strategy, asynchronous_violations, used_devices
-from planner.costs.evaluate import Evaluation, evaluate, evaluation_work_s
+from planner.costs.evaluate import Evaluation, evaluation_work_s
+from planner.costs.overlap import evaluated_with_overlap, with_overlap
 from planner.costs.stage_memory import limit_bytes
 from planner.resharding.checks import all_violations
 from planner.schedules.orders import default_warmups
@@ -116,7 +117,7 @@ class _LayoutSearch:
         problem, first = self.problem, recompute_choices(self.problem)[0]
         found: list[_Priced] = []
         for layout in layouts:
-            strategy = strategy_of(problem, layout, [first] * len(layout.operators))
+            strategy = _overlapped(problem, layout, [first] * len(layout.operators))
             wrong = next(asynchronous_violations(strategy, problem.profile.graph), None)
             wrong = wrong or next(iter(_wrong(problem, strategy)), None)
             if wrong is None:
@@ -185,6 +186,13 @@ def strategy_of(problem: Problem, layout: Layout, recompute: Sequence[bool]) -> 
     )
 
 
+def _overlapped(problem: Problem, layout: Layout, recompute: Sequence[bool]) -> Strategy:
+    """The strategy of a layout, if it is sound with its collectives beside its computations."""
+    strategy = strategy_of(problem, layout, recompute)
+    wrong = next(asynchronous_violations(strategy, problem.profile.graph), None)
+    return strategy if wrong or _wrong(problem, strategy) else with_overlap(problem, strategy)
+
+
 def _that_fits(
     problem: Problem, layout: Layout, first: Strategy
 ) -> tuple[Strategy, str | None, float]:
@@ -200,8 +208,8 @@ def _that_fits(
     shortage, work_s = None, 0.0
     sharing = _distributed_optimizer(problem, layout)
     for attempt in range(-(sharing != layout.sharing), _ROUNDS + 1):
-        strategy = first if shortage is None else strategy_of(problem, layout, recompute)
-        evaluation = evaluate(problem, strategy)
+        strategy = first if shortage is None else _overlapped(problem, layout, recompute)
+        strategy, evaluation = evaluated_with_overlap(problem, strategy)
         work_s += evaluation_work_s(strategy, evaluation)
         if evaluation.shortage is None:
             return strategy, None, work_s

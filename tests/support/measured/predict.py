@@ -8,6 +8,7 @@ from planner.artefacts.plan import Plan
 from planner.artefacts.problem import Problem
 from planner.artefacts.strategy import Strategy
 from planner.artefacts.topology import device_type
+from planner.costs.overlap import with_overlap
 from planner.solvers.sharded.edges import with_local_all_gathers
 from planner.solvers.sharded.options import Megatron
 from planner.support.errors import PlannerError
@@ -140,6 +141,6 @@ def _plan(row: Row, folder: Path) -> tuple[Plan, list[int]]:
 def _as_it_ran(row: Row, problem: Problem, strategy: Strategy) -> Strategy:
     """A strategy with what no option says: HSDP, and parts of tensors that cross stages."""
     if row.sharing == "HSDP":
-        stages = tuple(replace(stage, over=row.per_host) for stage in strategy.stages)
-        strategy = replace(strategy, stages=stages)
+        stages = tuple(replace(one, over=row.per_host, prefetch=None) for one in strategy.stages)
+        strategy = with_overlap(problem, replace(strategy, stages=stages))
     return with_local_all_gathers(problem, strategy)
