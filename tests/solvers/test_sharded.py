@@ -33,6 +33,7 @@ from planner.simulator.timeline import timeline_of
 from planner.simulator.traces.write import chrome_trace
 from planner.solvers.registry import SOLVERS, portfolio
 from planner.solvers.sharded import megatron
+from planner.solvers.sharded.best import OTHERS, UNSURE, _LayoutSearch
 from planner.solvers.sharded.complete import may_leave, shardings
 from planner.solvers.sharded.layout import axis_of, host_by_host
 from planner.solvers.sharded.options import Megatron, Zero
@@ -680,3 +681,14 @@ def test_a_trace_shows_the_collectives_of_a_stage(block, recompute):
     taken = sum(one.end_s - one.start_s for one in inside if one.device == 0)
     forward, backward = stage_pass(given, strategy.stages[0], 0).collective_s
     assert taken == pytest.approx(again * forward.sum() + backward.sum())
+
+
+def test_all_that_may_be_the_fastest_go_to_the_judge():
+    """Ten in any case, and more whose estimates differ by less than they may be off."""
+    search = _LayoutSearch(problem(mlp()))
+    few = OTHERS + 1
+    search.fitting = [(1.0 + 0.1 * k, f"plan {k}") for k in range(few + 5)]
+    assert search.best == tuple(f"plan {k}" for k in range(few))
+    search.fitting = [(1.0 + 0.9 * (UNSURE - 1) * (k > 0), f"plan {k}") for k in range(few + 5)]
+    search.fitting.append((1.01 * UNSURE, "slower"))
+    assert search.best == tuple(f"plan {k}" for k in range(few + 5))
