@@ -19,15 +19,14 @@ import planner
 from planner.artefacts.options import Recompute, Search, Training
 from planner.artefacts.plan import Plan
 from planner.artefacts.profile import Profile
-from planner.artefacts.topology import Topology, device_type
+from planner.artefacts.topology import Topology
 from planner.solvers.sharded.options import Zero
 from planner.support.options import Options
 from planner.support.units import format_bytes, format_seconds
 from tests.bench.solvers import put, table
 from tests.support.alpa import FAMILIES, Family
-from tests.support.measured.networks import Network
 from tests.support.measured.predict import UNLIMITED
-from tests.support.measured.profiles import computed
+from tests.support.measured.profiles import FOLDER, computed
 
 FILE = Path(__file__).parents[2] / "docs" / "ablation.md"
 HOST, DEVICE = "p3-16xlarge", "V100-SXM2-16GB"
@@ -66,8 +65,7 @@ class Row:
     Attributes:
         gpus: number of devices.
         plan: None if there is none, with any memory.
-        fits: whether it fits the devices.
-        reason: why there is none.
+        reason: why none fits; empty if this one does.
         flops: of an iteration's products, without those that run twice.
         num_parameters: that are trained.
     """
@@ -75,7 +73,6 @@ class Row:
     gpus: int
     way: Way
     plan: Plan | None
-    fits: bool
     reason: str
     flops: float
     num_parameters: int
@@ -101,7 +98,6 @@ def row(way: Way, profile: Profile, topology: Topology, training: Training) -> R
         gpus=len(topology.devices),
         way=way,
         plan=plans.plan,
-        fits=plans.plan is not None and memory_bytes(plans.plan) <= _least_memory(topology),
         reason=reason,
         flops=3.0 * sum(one.flops for one in profile.operators),
         num_parameters=sum(prod(one.shape) for one in profile.graph.parameters if one.trainable),
@@ -111,10 +107,6 @@ def row(way: Way, profile: Profile, topology: Topology, training: Training) -> R
 def memory_bytes(plan: Plan) -> int:
     """The peak of the fullest device."""
     return max(one.memory.total_bytes for one in plan.prediction.devices)
-
-
-def _least_memory(topology: Topology) -> int:
-    return min(device_type(topology, d).memory_bytes for d in range(len(topology.devices)))
 
 
 COLUMNS = (
@@ -135,22 +127,22 @@ def cells(one: Row) -> list[str]:
         format_seconds(iteration_s),
         f"{one.flops / iteration_s / 1e12:.0f}",
         format_bytes(memory_bytes(one.plan)),
-        "yes" if one.fits else "no",
+        "no" if one.reason else "yes",
     ]
 
 
 def rows(
-    family: Family, gpus: Sequence[int], training: Training, network: Network | None
+    family: Family, gpus: Sequence[int], training: Training, folder: Path = FOLDER
 ) -> Iterator[Row]:
     """A row for each number of devices and way.
 
     Args:
         gpus: numbers of devices.
-        network: the same for all; None for the ablation's.
+        folder: of computed profiles.
     """
     for count in gpus:
-        own = family.ablation[count] if network is None else network
-        profile = computed(own, family.batch, family.dtype, DEVICE)
+        network = family.ablation[count]
+        profile = computed(network, family.batch, family.dtype, DEVICE, folder=folder)
         topology = planner.read_topology(HOST, count)
         for way in WAYS if count > 1 else (ONE,):
             yield row(way, profile, topology, training)
@@ -186,13 +178,12 @@ def main() -> None:
     options = parser.parse_args()
     for name in options.family:
         family = FAMILIES[name]
-        network = family.ablation.get(options.size)
+        sizes = {n: family.ablation[options.size or n] for n in GPUS}
         if options.frozen:
-            sizes = {count: replace(one, frozen=True) for count, one in family.ablation.items()}
-            family = replace(family, ablation=sizes)
-            network = family.ablation.get(options.size)
+            sizes = {n: replace(one, frozen=True) for n, one in sizes.items()}
+        family = replace(family, ablation=sizes)
         training = training_of(family, overlap=options.overlap, recompute=options.recompute)
-        made = rows(family, options.gpus, training, network)
+        made = rows(family, options.gpus, training)
         text = table(COLUMNS, [cells(one) for one in made])
         print(f"{family.name}\n\n{text}\n", flush=True)
         if options.write:
