@@ -164,6 +164,20 @@ def training_of(family: Family, *, overlap: bool, recompute: bool | None) -> Tra
     )
 
 
+def title(name: str, *, size: int | None, frozen: bool, overlap: bool) -> str:
+    """Of a table.
+
+    >>> title("GPT", size=1, frozen=False, overlap=False)
+    'GPT, size of 1 GPU, no overlap'
+    """
+    about = {
+        f"size of {size} GPU{'s' * (size != 1)}": size is not None,
+        "frozen statistics": frozen,
+        "no overlap": not overlap,
+    }
+    return ", ".join([name, *(words for words, holds in about.items() if holds)])
+
+
 def main() -> None:
     """Prints all tables, and writes them where that is asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -185,9 +199,10 @@ def main() -> None:
         training = training_of(family, overlap=options.overlap, recompute=options.recompute)
         made = rows(family, options.gpus, training)
         text = table(COLUMNS, [cells(one) for one in made])
-        print(f"{family.name}\n\n{text}\n", flush=True)
+        head = title(family.name, size=options.size, frozen=options.frozen, overlap=options.overlap)
+        print(f"{head}\n\n{text}\n", flush=True)
         if options.write:
-            put(FILE, family.name, text)
+            put(FILE, head, text)
 
 
 if __name__ == "__main__":
