@@ -20,7 +20,7 @@ from planner.artefacts.options import Recompute, Search, Training
 from planner.artefacts.plan import Plan
 from planner.artefacts.profile import Profile
 from planner.artefacts.topology import Topology
-from planner.solvers.sharded.options import Zero
+from planner.solvers.sharded.options import Megatron, Zero
 from planner.support.options import Options
 from planner.support.units import format_bytes, format_seconds
 from tests.bench.solvers import put, table
@@ -31,7 +31,7 @@ from tests.support.measured.profiles import FOLDER, computed
 FILE = Path(__file__).parents[2] / "docs" / "ablation.md"
 HOST, DEVICE = "p3-16xlarge", "V100-SXM2-16GB"
 GPUS = (1, 2, 4, 8)
-LIMIT_S = 60.0
+LIMIT_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ WAYS = (
     Way("ZeRO-2", "zero", (Zero(2),)),
     Way("ZeRO-3", "zero", (Zero(3),)),
     Way("Heuristic", "heuristic"),
-    Way("Megatron", "megatron"),
+    Way("Megatron", "megatron", (Megatron(pipeline_degree=1),)),
 )
 
 
