@@ -15,7 +15,9 @@ ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / ".cache" / "truth"
 ROOMS = ("support", "artefacts", "model", "operators", "profilers")
 """Of the package, those that a computed profile depends on."""
-BUILDERS = ("experts.py", "models.py", "thesis_models.py")
+BUILDERS = (
+    "tests/support/experts.py", "tests/support/models.py", "tests/support/thesis_models.py",
+)  # fmt: skip
 """Beside `networks`, the files that build the models."""
 
 
@@ -58,7 +60,7 @@ def computed(
 @cache
 def _version() -> str:
     """A hash of the code that profiles depend on."""
-    files = [Path(networks.__file__), *(ROOT / "tests/support" / name for name in BUILDERS)]
+    files = [Path(networks.__file__), *(ROOT / name for name in BUILDERS)]
     files += [path for room in ROOMS for path in sorted((ROOT / "planner" / room).rglob("*.py"))]
     files += [ROOT / "topologies" / "devices.yaml"]
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
