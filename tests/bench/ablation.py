@@ -1,4 +1,4 @@
-"""Alpa's ablation of splits inside one host (half an hour at first, then some minutes).
+"""Alpa's ablation of splits inside one host (ten minutes at first, then five).
 
     python -m tests.bench.ablation --write
     python -m tests.bench.ablation --family wresnet --gpus 8 --no-overlap
