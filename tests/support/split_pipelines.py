@@ -14,6 +14,7 @@ from planner.artefacts.problem import Problem
 from planner.artefacts.sharding import rule_of
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy, in_parts
 from planner.clusters.yaml.read import device_table
+from planner.costs.overlap import with_overlap
 from planner.resharding.checks import all_violations
 from planner.resharding.sums import gradient_sums
 from planner.schedules.orders import default_warmups
@@ -57,8 +58,8 @@ def shipped_problem(profile, topology, num_devices, **how):
 
 
 def random_pipeline(base, rng, counts=SHORT, *, whole=False):
-    """A problem with another number of microbatches and schedule, and a sound strategy of it;
-    memory is not looked at.
+    """A problem with another number of microbatches and schedule, and a sound strategy of it, with
+    its collectives beside computations or in line; memory is not looked at.
 
     Args:
         base: with another number and schedule.
@@ -68,7 +69,8 @@ def random_pipeline(base, rng, counts=SHORT, *, whole=False):
     while True:
         made = _drawn(base, rng, counts, whole)
         if made is not None and _is_sound(made[1], base) and _has_parts(made[1]) is not whole:
-            return made
+            problem, strategy = made
+            return problem, with_overlap(*made) if rng.random() < 0.5 else strategy
 
 
 def _has_parts(strategy):
