@@ -97,44 +97,83 @@ def undominated(core: Core, alive: Bools, part_of: Ints, parts: Ints) -> int:
         How many were taken away.
     """
     lost = 0
+    least = np.empty(len(core.cost), np.int64)
     for i in range(len(core.start) - 1):
+        _least(core, alive, i, least)
         for b in range(core.start[i], core.start[i + 1]):
             if not alive[b]:
                 continue
             for a in range(core.start[i], core.start[i + 1]):
-                if a != b and alive[a] and _dominates(core, alive, part_of, parts, i, a, b):
-                    alive[b] = False
-                    lost += 1
-                    break
+                if a != b and alive[a] and least[a] <= least[b]:
+                    if _holds_more(core, part_of, parts, i, a, b):
+                        continue
+                    if _dominates(core, alive, i, a, b, least[a] - least[b]):
+                        alive[b] = False
+                        lost += 1
+                        break
     return lost
 
 
 @inner
-def _dominates(
-    core: Core, alive: Bools, part_of: Ints, parts: Ints, i: int, a: int, b: int
-) -> bool:
-    """Whether strategy a of node i dominates b."""
+def _least(core: Core, alive: Bools, i: int, least: Ints) -> None:
+    """Of each strategy of a node, its cost and the least entry of its row on every edge."""
+    first = core.start[i]
+    for s in range(first, core.start[i + 1]):
+        least[s] = core.cost[s]
+    for at in range(core.near_start[i], core.near_start[i + 1]):
+        e = core.near[at]
+        j = core.ends[e, 0] + core.ends[e, 1] - i
+        of_i, of_j = strides(core, e, i)
+        for s in range(first, core.start[i + 1]):
+            entry, lowest = core.edge_start[e] + (s - first) * of_i, NEVER
+            for t in range(core.start[j], core.start[j + 1]):
+                if alive[t]:
+                    lowest = min(lowest, core.matrix[entry])
+                entry += of_j
+            least[s] = min(least[s] + lowest, NEVER)
+
+
+@inner
+def _holds_more(core: Core, part_of: Ints, parts: Ints, i: int, a: int, b: int) -> bool:
+    """Whether strategy a of node i holds more than b in some part."""
     first = core.start[i]
     for at in range(part_of[i], part_of[i + 1]):
         begin = core.part_start[parts[at]]
         if core.part_bytes[begin + a - first] > core.part_bytes[begin + b - first]:
-            return False
-    worse = core.cost[a] - core.cost[b]
+            return True
+    return False
+
+
+@inner
+def _dominates(core: Core, alive: Bools, i: int, a: int, b: int, worse: int) -> bool:
+    """Whether strategy a of node i is allowed wherever b is, and costs no more there.
+
+    Args:
+        worse: by how much a costs more if it has the least entry of its row on every edge, and b
+            has that of its own. Where b has it, a has at least its least one: so each edge can only
+            raise this, and the rest need not be looked at once it is above 0.
+    """
+    first = core.start[i]
     for at in range(core.near_start[i], core.near_start[i + 1]):
         e = core.near[at]
         j = core.ends[e, 0] + core.ends[e, 1] - i
         of_i, of_j = strides(core, e, i)
         entry_a = core.edge_start[e] + (a - first) * of_i
         entry_b = core.edge_start[e] + (b - first) * of_i
-        most = -NEVER
+        most, least_a, least_b = -NEVER, NEVER, NEVER
         for t in range(core.start[j], core.start[j + 1]):
-            if alive[t] and core.matrix[entry_b] < NEVER:
-                if core.matrix[entry_a] >= NEVER:
-                    return False
-                most = max(most, core.matrix[entry_a] - core.matrix[entry_b])
+            if alive[t]:
+                of_a, of_b = core.matrix[entry_a], core.matrix[entry_b]
+                if of_b < NEVER:
+                    if of_a >= NEVER:
+                        return False
+                    most = max(most, of_a - of_b)
+                least_a, least_b = min(least_a, of_a), min(least_b, of_b)
             entry_a += of_j
             entry_b += of_j
-        worse += most
+        worse += most - least_a + least_b
+        if worse > 0:
+            return False
     return worse <= 0
 
 
