@@ -30,7 +30,7 @@ class Order(NamedTuple):
         node: (b,) nodes of the core, in that order.
         scope_start, scope: the neighbours of each when it is eliminated, by their places in the
             order, ascending.
-        free: (n,) place of each node of the core in the order; -1 for one that is fixed.
+        place: (n,) place of each node of the core in the order; -1 for one that is fixed.
     """
 
     node: Ints
@@ -128,12 +128,17 @@ def ordered(core: Core, block: Ints, log_cap: float) -> Order:
     for c in range(count):
         place[node[c]] = c
         at[block[node[c]]] = c
+    kept = 0  # a node that was drawn later is in no scope: it was fixed from the start
     for c in range(count):
-        row = scopes[scope_start[c] : scope_start[c + 1]]
-        for k in range(len(row)):
-            row[k] = place[row[k]]
-        row.sort()
-    return Order(block[node[:count]], scope_start[: count + 1], scopes[:filled], at)
+        first, end = scope_start[c], scope_start[c + 1]
+        scope_start[c] = kept
+        for k in range(first, end):
+            if place[scopes[k]] >= 0:
+                scopes[kept] = place[scopes[k]]
+                kept += 1
+        scopes[scope_start[c] : kept].sort()
+    scope_start[count] = kept
+    return Order(block[node[:count]], scope_start[: count + 1], scopes[:kept], at)
 
 
 @njit
