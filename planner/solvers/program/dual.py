@@ -46,8 +46,13 @@ class Climb:
         self._first: Floats = np.zeros(0)
 
     def begin(self) -> None:
-        """The bound without prices, and prices at which an assignment fits, if one is found."""
+        """The bound at the prices so far; without prices, also prices at which an assignment fits,
+        if one is found.
+        """
         search, prices = self.search, self.search.prices
+        if len(prices.moments):
+            self._evaluate(prices.price)
+            return
         self._evaluate(np.zeros(0))
         found = search.repaired(np.zeros(len(prices.moments)), 10)
         if found is not None:

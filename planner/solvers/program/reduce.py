@@ -73,6 +73,16 @@ class Reduced(NamedTuple):
             picks = _before(step, picks)
         return picks
 
+    def shrunk(self, picks: Ints) -> Ints | None:
+        """The strategies of the core's nodes, from those from before; None if one is gone."""
+        for step in self.steps:
+            at = step.start[:-1] + picks
+            if not step.kept[at].all():
+                return None
+            before = np.concatenate([[0], np.cumsum(step.kept)])
+            picks = (before[at] - before[step.start[:-1]])[step.nodes]
+        return picks
+
     def then(self, later: "Reduced") -> "Reduced":
         """This reduction and one of its core."""
         return Reduced(later.core, self.constant + later.constant, self.steps + later.steps)
@@ -89,16 +99,20 @@ def _before(step: Step, picks: Ints) -> Ints:
     return kept[first + left] - step.start[:-1]
 
 
-def reduced(core: Core, *, dominance: bool = True) -> Reduced | None:
-    """A core after all reductions; None if it is found to have no allowed assignment.
+def reduced(
+    core: Core, alive: Bools | None = None, *, dominance: bool = True
+) -> Reduced | None:
+    """A core after all reductions; None if it is found to have no assignment that is allowed and
+    fits.
 
     Args:
+        alive: (S,) strategies that are left; None for all.
         dominance: whether strategies may go that are allowed, (r2).
     """
     steps: list[Step] = []
     constant = 0
     while True:
-        alive = _left(core, dominance)
+        alive = _left(core, alive, dominance)
         if alive is None:
             return None
         changed = not alive.all()
@@ -108,11 +122,12 @@ def reduced(core: Core, *, dominance: bool = True) -> Reduced | None:
         if not changed and not merges and len(core.ends) == len(thin.ends):
             return None if (core.free < 0).any() else Reduced(core, constant, tuple(steps))
         steps.append(Step(alive, start, merges, nodes))
+        alive = None
 
 
-def _left(core: Core, dominance: bool) -> Bools | None:
+def _left(core: Core, alive: Bools | None, dominance: bool) -> Bools | None:
     """(r1) and (r2), to their fixpoint."""
-    alive = np.ones(len(core.cost), np.bool_)
+    alive = np.ones(len(core.cost), np.bool_) if alive is None else alive.copy()
     order = np.argsort(core.part_node, kind="stable")
     part_of = starts(np.bincount(core.part_node, minlength=core.num_nodes))
     while True:
