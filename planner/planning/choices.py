@@ -1,10 +1,17 @@
-"""A problem of the contest as a choice program."""
+"""A problem of the iopddl contest as a choice program, and its answer."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from planner.artefacts.formats.iopddl import ContestProblem
-from planner.solvers.program.problem import FORBIDDEN, ChoiceProgram, Held
+from planner.solvers.program.problem import FORBIDDEN, Choice, ChoiceProgram, Held
 from planner.support.arrays import Ints
+from planner.support.errors import FileError
+
+TO_ANSWER_S, TO_ANSWER = 1.0, 0.1
+"""Time for the answer: a second, or a tenth of what is left if that is less."""
 
 
 def choice_program(problem: ContestProblem) -> ChoiceProgram:
@@ -41,3 +48,48 @@ def choice_program(problem: ContestProblem) -> ChoiceProgram:
     return ChoiceProgram(
         tuple(costs), tuple(edges), tuple(matrices), (*held, *none), problem.usage_limit
     )
+
+
+@dataclass(frozen=True, slots=True)
+class ContestAnswer:
+    """An answer to a problem of the contest.
+
+    Attributes:
+        name: of the problem.
+        choice: a strategy per node, its cost and a bound.
+    """
+
+    name: str
+    choice: Choice
+
+
+def solve_contest(
+    problem: ContestProblem,
+    name: str,
+    limit_s: float,
+    left_s: Callable[[], float],
+    seed: int = 0,
+) -> ContestAnswer:
+    """The answer, in time.
+
+    Args:
+        name: of its file, for messages.
+        limit_s: limit of work, in seconds of an ordinary core.
+        left_s: tells the time that is left.
+        seed: of all draws.
+
+    Raises:
+        FileError: if usages are too large for sums of 64 bits.
+    """
+    from planner.solvers.program.solve import solve  # compiles
+
+    try:
+        program = choice_program(problem)
+    except ValueError as error:
+        raise FileError(f"{name}: {error}") from None
+    spare_s = min(TO_ANSWER_S, TO_ANSWER * max(left_s(), 0.0))
+    choice = solve(program, limit_s, lambda: left_s() - spare_s, seed)
+    num_nodes = len(problem.costs)
+    if choice.picks is not None:  # nodes of wider edges are none of the problem's
+        choice = replace(choice, picks=choice.picks[:num_nodes])
+    return ContestAnswer(problem.name, choice)

@@ -186,7 +186,7 @@ def _undisturbed() -> Iterator[None]:
 
 
 def _has_answered(child: _Child, over: Callable[[], bool]) -> bool:
-    """Waits until a process has answered or ended; False if it stands still, or the wait is over."""
+    """Waits until a process has answered or ended; False if it stands still, or nobody waits on."""
     used: int | None = None
     still = 0
     while not child.connection.poll(LOOK_S):

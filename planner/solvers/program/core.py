@@ -56,7 +56,7 @@ class Core(NamedTuple):
 
     @property
     def num_nodes(self) -> int:
-        """n."""
+        """N."""
         return len(self.start) - 1
 
 
@@ -108,9 +108,7 @@ def _allowed(values: Numbers) -> Numbers:
     return values < FORBIDDEN if values.dtype == np.int64 else np.isfinite(values)
 
 
-def _shift(
-    cost: Numbers, start: Ints, matrix: Numbers, edge_start: Ints
-) -> int:
+def _shift(cost: Numbers, start: Ints, matrix: Numbers, edge_start: Ints) -> int:
     """By which power of two costs are multiplied: largest spreads of all rows sum to 2^56."""
     total = 0.0
     for values, rows in ((cost, start), (matrix, edge_start)):
@@ -140,9 +138,7 @@ def _scaled(values: Numbers, rows: Ints, shift: int) -> tuple[Ints, int]:
     return np.where(good, whole - taken, NEVER), int(lowest.sum())
 
 
-def _once(
-    ends: Ints, edge_start: Ints, matrix: Ints, sizes: Ints
-) -> tuple[Ints, Ints, Ints]:
+def _once(ends: Ints, edge_start: Ints, matrix: Ints, sizes: Ints) -> tuple[Ints, Ints, Ints]:
     """Each pair of nodes once, the lower one first; matrices of one pair are added up."""
     found: dict[tuple[int, int], Ints] = {}
     begin, size = edge_start.tolist(), sizes.tolist()

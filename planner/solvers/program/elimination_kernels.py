@@ -53,8 +53,12 @@ def _adjacency(core: Core, block: Ints, local: Ints) -> Bools:
 
 
 @inner
-def _leave(near: Bools, size: "np.ndarray[tuple[int], np.dtype[np.float64]]", k: int,
-           table: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> None:
+def _leave(
+    near: Bools,
+    size: "np.ndarray[tuple[int], np.dtype[np.float64]]",
+    k: int,
+    table: "np.ndarray[tuple[int], np.dtype[np.float64]]",
+) -> None:
     """Takes a node out of the graph and out of its neighbours' tables."""
     for j in range(len(near)):
         if near[k, j]:

@@ -200,9 +200,7 @@ def bound_of(core: Core, cost: Ints, begin: Ints, terms: Ints) -> int:
 
 
 @njit
-def fix(
-    core: Core, cost: Ints, begin: Ints, terms: Ints, most: int, alive: Bools
-) -> int:
+def fix(core: Core, cost: Ints, begin: Ints, terms: Ints, most: int, alive: Bools) -> int:
     """A backward sweep that takes away every strategy whose assignments all cost too much.
 
     When the sweep comes to a node, all its edges have given it all they have, and the bound is that

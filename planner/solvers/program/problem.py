@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from planner.artefacts.problem import Status
 
-
 Numbers = npt.NDArray[Any]
 """Integers, int64, or floats, float64."""
 FORBIDDEN = 10**18

@@ -22,8 +22,8 @@ from planner.solvers.engines.mip import Mip, MipLimits, highs
 from planner.solvers.program.core import NEVER, Core
 from planner.solvers.program.kernels import left_over, usage_at
 from planner.solvers.program.prices import Prices, true_cost
-from planner.support.brake import Brake
 from planner.support.arrays import Ints
+from planner.support.brake import Brake
 
 MOST_ENTRIES = 100_000
 """Allowed pairs of a program that is small enough."""
@@ -105,7 +105,7 @@ def program(core: Core, moments: "list[int]", unit: float) -> Mip:
         assert s < len(mip.low)
     start = core.start.tolist()
     for i in range(core.num_nodes):
-        mip.row({s: 1.0 for s in range(start[i], start[i + 1])}, 1.0, 1.0)
+        mip.row(dict.fromkeys(range(start[i], start[i + 1]), 1.0), 1.0, 1.0)
     for e, (u, v) in enumerate(core.ends.tolist()):
         _add_edge(mip, core, e, (start[u], start[u + 1]), (start[v], start[v + 1]), unit, objective)
     for t in moments:

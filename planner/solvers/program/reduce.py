@@ -99,9 +99,7 @@ def _before(step: Step, picks: Ints) -> Ints:
     return kept[first + left] - step.start[:-1]
 
 
-def reduced(
-    core: Core, alive: Bools | None = None, *, dominance: bool = True
-) -> Reduced | None:
+def reduced(core: Core, alive: Bools | None = None, *, dominance: bool = True) -> Reduced | None:
     """A core after all reductions; None if it is found to have no assignment that is allowed and
     fits.
 

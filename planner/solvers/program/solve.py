@@ -9,10 +9,10 @@ bytes that it holds in its interval p:
 1.  *Whole numbers* (`core.py`). Costs are multiplied by 2^q and rounded down, with q such that the
     largest costs of all rows sum to less than 2^56. So all sums are exact in 64 bits, each is at
     most 2^q times what it stands for, and a bound of the core over 2^q is one of the program.
-2.  *Moments* (`core.py`). If everything that is held at t is held at t', U_t(x) <= U_t'(x) for all
-    x: only the moments with maximal sets stay.
-3.  *Reductions* (`reduce.py`, (r1) to (r5)), to a fixpoint. A strategy without an allowed partner is
-    in no allowed assignment. If each strategy of v leaves u one strategy, every allowed x has
+2.  *Moments* (`core.py`). If all that is held at t is held at t', U_t(x) <= U_t'(x) for all x:
+    only the moments with maximal sets stay.
+3.  *Reductions* (`reduce.py`, (r1) to (r5)), to a fixpoint. A strategy without an allowed partner
+    is in no allowed assignment. If each strategy of v leaves u one strategy, every allowed x has
     x_u = f(x_v), so u can be written as part of v. In both cases all allowed assignments stay, with
     their costs and bytes. A dominated strategy can be exchanged for the one that dominates it in
     any assignment, at no more cost and bytes, so an optimum stays.
@@ -30,8 +30,8 @@ bytes that it holds in its interval p:
     moments; an optimum that does not fit adds rows. Its bound is in floating point, rounded down.
 8.  *Search* (`search.py`). Conditioned elimination: some nodes keep their strategies, so that
     elimination of all others has small tables, which gives the best assignment beside these nodes.
-    At prices around the best ones, prices are raised where an assignment does not fit until it does;
-    then blocks are improved, and of what changes each connected component is taken alone if only
+    At prices around the best ones, prices are raised where an assignment does not fit until one
+    does; then blocks are improved, and of what changes each connected component is taken alone if only
     that fits.
 
 Two processes work: one searches, the other one bounds, fixes, proves, and searches with other draws
