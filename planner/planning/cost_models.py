@@ -130,8 +130,8 @@ def check_model(cost_model: str, flags: Mapping[str, str]) -> None:
 
 
 def _models_of_own(name: str) -> tuple[str, ...]:
-    """The cost models that ask a solver with an option of its own; all that plan for a model, for other
-    options.
+    """The cost models that ask a solver with an option of its own; for other options, all that
+    plan for a model.
     """
     solvers = solvers_with(name)
     if not solvers:

@@ -132,9 +132,12 @@ def _fields(plain: Any, problems: list[str]) -> _Lists:
 
     nodes, edges = problem.get("nodes"), problem.get("edges")
     return _Lists(
-        *(field(nodes, "nodes", name) for name in ("intervals", "costs", "usages")),
-        *(field(edges, "edges", name) for name in ("nodes", "costs")),
-        problem.get("usage_limit"),
+        intervals=field(nodes, "nodes", "intervals"),
+        costs=field(nodes, "nodes", "costs"),
+        usages=field(nodes, "nodes", "usages"),
+        edges=field(edges, "edges", "nodes"),
+        edge_costs=field(edges, "edges", "costs"),
+        limit=problem.get("usage_limit"),
     )
 
 

@@ -1,1 +1,1 @@
-"""The bare problem of choosing one strategy per node, with its bounds (`solve.py` has the model)."""
+"""The bare problem of choosing one strategy per node, with a bound; `solve.py` has the model."""

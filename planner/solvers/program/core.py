@@ -60,6 +60,38 @@ class Core(NamedTuple):
         return len(self.start) - 1
 
 
+class Parts(NamedTuple):
+    """What is held: the fields `part_...` of a core."""
+
+    node: Ints
+    first: Ints
+    last: Ints
+    start: Ints
+    bytes: Ints
+
+
+def assembled(start: Ints, cost: Ints, ends: Ints, matrix: Ints, parts: Parts, free: Ints) -> Core:
+    """A core; the arguments are its fields."""
+    sizes, m = np.diff(start), len(ends)
+    node, other = ends.T.ravel(), ends[:, ::-1].T.ravel()
+    near = np.concatenate([np.arange(m), np.arange(m)])[np.lexsort((other, node))]
+    return Core(
+        start=start,
+        cost=cost,
+        ends=ends,
+        edge_start=starts(sizes[ends[:, 0]] * sizes[ends[:, 1]]),
+        matrix=matrix,
+        near_start=starts(np.bincount(node, minlength=len(sizes))),
+        near=near.astype(np.int64),
+        part_node=parts.node,
+        part_first=parts.first,
+        part_last=parts.last,
+        part_start=parts.start,
+        part_bytes=parts.bytes,
+        free=free,
+    )
+
+
 class Scale(NamedTuple):
     """cost of the program >= (cost of the core + constant) / 2^shift."""
 
@@ -83,25 +115,15 @@ def core_of(program: ChoiceProgram) -> tuple[Core, Scale]:
     shift = _shift(cost, start, matrix, edge_start)
     cost, lowest = _scaled(cost, start, shift)
     matrix, lowest_edges = _scaled(matrix, edge_start, shift)
-    ends, edge_start, matrix = _once(ends, edge_start, matrix, sizes)
+    ends, matrix = _once(ends, edge_start, matrix, sizes)
     parts, free = _parts(program)
-    near_start, near = nearby(len(sizes), ends)
-    core = Core(start, cost, ends, edge_start, matrix, near_start, near, *parts, free)
+    core = assembled(start, cost, ends, matrix, parts, free)
     return core, Scale(shift, lowest + lowest_edges)
 
 
 def starts(sizes: Numbers) -> Ints:
     """Where rows of these sizes begin, and the end of the last one."""
     return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-
-
-def nearby(num_nodes: int, ends: Ints) -> tuple[Ints, Ints]:
-    """The edges of each node, by the other end: where each node's begin, and the edges."""
-    m = len(ends)
-    node, other = ends.T.ravel(), ends[:, ::-1].T.ravel()
-    order = np.lexsort((other, node))
-    near = np.concatenate([np.arange(m), np.arange(m)])[order].astype(np.int64)
-    return starts(np.bincount(node, minlength=num_nodes)), near
 
 
 def _allowed(values: Numbers) -> Numbers:
@@ -138,7 +160,7 @@ def _scaled(values: Numbers, rows: Ints, shift: int) -> tuple[Ints, int]:
     return np.where(good, whole - taken, NEVER), int(lowest.sum())
 
 
-def _once(ends: Ints, edge_start: Ints, matrix: Ints, sizes: Ints) -> tuple[Ints, Ints, Ints]:
+def _once(ends: Ints, edge_start: Ints, matrix: Ints, sizes: Ints) -> tuple[Ints, Ints]:
     """Each pair of nodes once, the lower one first; matrices of one pair are added up."""
     found: dict[tuple[int, int], Ints] = {}
     begin, size = edge_start.tolist(), sizes.tolist()
@@ -149,18 +171,17 @@ def _once(ends: Ints, edge_start: Ints, matrix: Ints, sizes: Ints) -> tuple[Ints
     pairs = sorted(found)
     flat = [found[pair].ravel() for pair in pairs]
     whole = np.concatenate(flat) if flat else matrix
-    once = np.array(pairs, dtype=np.int64).reshape(-1, 2)
-    return once, starts(sizes[once[:, 0]] * sizes[once[:, 1]]), whole
+    return np.array(pairs, dtype=np.int64).reshape(-1, 2), whole
 
 
-def _parts(program: ChoiceProgram) -> tuple[tuple[Ints, ...], Ints]:
+def _parts(program: ChoiceProgram) -> tuple[Parts, Ints]:
     """What is held, at the moments that count, and what is free at these; the least bytes of each
     part are taken off both.
     """
     listed = [(i, part) for i, parts in enumerate(program.held) for part in parts]
     if program.limit_bytes is None or not listed:
         none = np.empty(0, np.int64)
-        return (none, none, none, np.zeros(1, np.int64), none), none
+        return Parts(none, none, none, np.zeros(1, np.int64), none), none
     node = np.array([i for i, _ in listed], dtype=np.int64)
     first = np.array([part.first for _, part in listed], dtype=np.int64)
     last = np.array([part.last for _, part in listed], dtype=np.int64)
@@ -172,10 +193,10 @@ def _parts(program: ChoiceProgram) -> tuple[tuple[Ints, ...], Ints]:
     first = np.searchsorted(moments, first)
     last = np.searchsorted(moments, last, side="right") - 1
     free = np.full(len(moments), program.limit_bytes, dtype=np.int64)
-    return without_least((node, first, last, begin, size), free)
+    return without_least(Parts(node, first, last, begin, size), free)
 
 
-def without_least(parts: tuple[Ints, ...], free: Ints) -> tuple[tuple[Ints, ...], Ints]:
+def without_least(parts: Parts, free: Ints) -> tuple[Parts, Ints]:
     """Parts whose least bytes are 0, without those of which no strategy holds anything, and what
     is free beside the bytes that were taken off.
     """
@@ -190,5 +211,5 @@ def without_least(parts: tuple[Ints, ...], free: Ints) -> tuple[tuple[Ints, ...]
     size = size - np.repeat(least, counts)
     some = np.maximum.reduceat(size, begin[:-1]) > 0
     size = size[np.repeat(some, counts)]
-    kept = (node[some], first[some], last[some], starts(counts[some]), size)
+    kept = Parts(node[some], first[some], last[some], starts(counts[some]), size)
     return kept, free - np.cumsum(change)[:-1]

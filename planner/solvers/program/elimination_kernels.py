@@ -16,7 +16,7 @@ import numpy as np
 
 from planner.solvers.program.core import NEVER, Core
 from planner.solvers.program.reduce_kernels import strides
-from planner.support.arrays import Bools, Ints
+from planner.support.arrays import Bools, Floats, Ints
 from planner.support.jit import inner, njit
 
 ROOM = 30
@@ -39,31 +39,87 @@ class Order(NamedTuple):
     place: Ints
 
 
+class _Graph(NamedTuple):
+    """The nodes of a block that are left, while an order is made.
+
+    Attributes:
+        near: (b, b) which are neighbours.
+        size: (b,) logarithm of the number of strategies.
+        table: (b,) logarithm of the entries of each node's table.
+        degree: (b,) number of neighbours.
+        done: (b,) which are eliminated or fixed.
+    """
+
+    near: Bools
+    size: Floats
+    table: Floats
+    degree: Ints
+    done: Bools
+
+
 @inner
-def _adjacency(core: Core, block: Ints, local: Ints) -> Bools:
-    """(b, b) which nodes of a block are neighbours."""
-    near = np.zeros((len(block), len(block)), np.bool_)
-    for k in range(len(block)):
+def _graph(core: Core, block: Ints) -> _Graph:
+    b = len(block)
+    local = np.full(len(core.start) - 1, -1, np.int64)
+    size = np.empty(b, np.float64)
+    for k in range(b):
+        local[block[k]] = k
+        size[k] = np.log(float(core.start[block[k] + 1] - core.start[block[k]]))
+    near, degree, table = np.zeros((b, b), np.bool_), np.zeros(b, np.int64), size.copy()
+    for k in range(b):
         for at in range(core.near_start[block[k]], core.near_start[block[k] + 1]):
             e = core.near[at]
             other = local[core.ends[e, 0] + core.ends[e, 1] - block[k]]
             if other >= 0:
                 near[k, other] = True
-    return near
+                degree[k] += 1
+                table[k] += size[other]
+    return _Graph(near, size, table, degree, np.zeros(b, np.bool_))
 
 
 @inner
-def _leave(
-    near: Bools,
-    size: "np.ndarray[tuple[int], np.dtype[np.float64]]",
-    k: int,
-    table: "np.ndarray[tuple[int], np.dtype[np.float64]]",
-) -> None:
-    """Takes a node out of the graph and out of its neighbours' tables."""
-    for j in range(len(near)):
-        if near[k, j]:
-            near[k, j] = near[j, k] = False
-            table[j] -= size[k]
+def _leave(graph: _Graph, k: int) -> Ints:
+    """Takes a node out of the graph and out of its neighbours' tables; these neighbours."""
+    around = np.flatnonzero(graph.near[k])
+    for j in around:
+        graph.near[k, j] = graph.near[j, k] = False
+        graph.table[j] -= graph.size[k]
+        graph.degree[j] -= 1
+    graph.done[k] = True
+    return around
+
+
+@inner
+def _connect(graph: _Graph, around: Ints) -> None:
+    """Makes some nodes neighbours of each other."""
+    for j in around:
+        for k in around:
+            if j != k and not graph.near[j, k]:
+                graph.near[j, k] = True
+                graph.table[j] += graph.size[k]
+                graph.degree[j] += 1
+
+
+@inner
+def _smallest(graph: _Graph) -> int:
+    """The node with the smallest table."""
+    best = -1
+    for k in range(len(graph.done)):
+        if not graph.done[k] and (best < 0 or graph.table[k] < graph.table[best]):
+            best = k
+    return best
+
+
+@inner
+def _drawn(graph: _Graph) -> int:
+    """A node that stays fixed: any, and rather one with many neighbours."""
+    best, heaviest = -1, -1.0
+    for k in range(len(graph.done)):
+        if not graph.done[k]:
+            weight = np.random.random() * graph.degree[k]
+            if weight > heaviest:
+                best, heaviest = k, weight
+    return best
 
 
 @njit
@@ -75,44 +131,20 @@ def ordered(core: Core, block: Ints, log_cap: float) -> Order:
         block: different nodes.
     """
     b = len(block)
-    local = np.full(len(core.start) - 1, -1, np.int64)
-    size = np.empty(b, np.float64)
-    for k in range(b):
-        local[block[k]] = k
-        size[k] = np.log(float(core.start[block[k] + 1] - core.start[block[k]]))
-    near = _adjacency(core, block, local)
-    table = size.copy()
-    for k in range(b):
-        for j in range(b):
-            if near[k, j]:
-                table[k] += size[j]
-    done = np.zeros(b, np.bool_)
+    graph = _graph(core, block)
     node, count = np.empty(b, np.int64), 0
     scopes, filled = np.empty(max(b * 4, 16), np.int64), 0
     scope_start = np.zeros(b + 1, np.int64)
-    left, room = b, ROOM * np.exp(log_cap)
-    while left:
-        best = -1
-        for k in range(b):
-            if not done[k] and (best < 0 or table[k] < table[best]):
-                best = k
-        entries = np.exp(table[best] - size[best])
-        if table[best] > log_cap or entries > room:
-            best, heaviest = -1, -1.0
-            for k in range(b):
-                if not done[k]:
-                    degree = 0
-                    for j in range(b):
-                        degree += near[k, j]
-                    weight = np.random.random() * degree
-                    if weight > heaviest:
-                        best, heaviest = k, weight
-            done[best] = True
-            left -= 1
-            _leave(near, size, best, table)
+    room = ROOM * np.exp(log_cap)
+    for _ in range(b):
+        best = _smallest(graph)
+        entries = np.exp(graph.table[best] - graph.size[best])
+        if graph.table[best] > log_cap or entries > room:
+            _leave(graph, _drawn(graph))
             continue
         room -= entries
-        around = np.flatnonzero(near[best])
+        around = _leave(graph, best)
+        _connect(graph, around)
         while filled + len(around) > len(scopes):
             scopes = np.concatenate((scopes, np.empty(len(scopes), np.int64)))
         scopes[filled : filled + len(around)] = around
@@ -120,33 +152,32 @@ def ordered(core: Core, block: Ints, log_cap: float) -> Order:
         node[count] = best
         count += 1
         scope_start[count] = filled
-        _leave(near, size, best, table)
-        for j in around:
-            for k in around:
-                if j != k and not near[j, k]:
-                    near[j, k] = True
-                    table[j] += size[k]
-        done[best] = True
-        left -= 1
-    place, at = np.full(b, -1, np.int64), np.full(len(core.start) - 1, -1, np.int64)
-    for c in range(count):
+    return _order(core, block, node[:count], scope_start[: count + 1], scopes)
+
+
+@inner
+def _order(core: Core, block: Ints, node: Ints, scope_start: Ints, scopes: Ints) -> Order:
+    """The order of some nodes of a block, whose scopes have places in the block, and nodes that
+    were drawn later: these are fixed from the start, so they are in no scope.
+    """
+    place, at = np.full(len(block), -1, np.int64), np.full(len(core.start) - 1, -1, np.int64)
+    for c in range(len(node)):
         place[node[c]] = c
         at[block[node[c]]] = c
-    kept = 0  # a node that was drawn later is in no scope: it was fixed from the start
-    for c in range(count):
-        first, end = scope_start[c], scope_start[c + 1]
-        scope_start[c] = kept
-        for k in range(first, end):
+    kept, begin = 0, np.zeros(len(node) + 1, np.int64)
+    for c in range(len(node)):
+        for k in range(scope_start[c], scope_start[c + 1]):
             if place[scopes[k]] >= 0:
                 scopes[kept] = place[scopes[k]]
                 kept += 1
-        scopes[scope_start[c] : kept].sort()
-    scope_start[count] = kept
-    return Order(block[node[:count]], scope_start[: count + 1], scopes[:kept], at)
+        begin[c + 1] = kept
+        scopes[begin[c] : kept].sort()
+    return Order(block[node], begin, scopes[:kept], at)
 
 
 @njit
 def draw_from(seed: int) -> None:
+    """Begins numba's own draws anew."""
     np.random.seed(seed)
 
 
@@ -277,7 +308,8 @@ def _send(
         for s in range(1, size):
             least = min(least, joint[entry * size + s])
         message[begin[c] + entry] = least
-    return entries * size * tables
+    work: int = entries * size * tables
+    return work
 
 
 @inner

@@ -93,8 +93,8 @@ def gather(core: Core, cost: Ints, begin: Ints, terms: Ints, i: int, total: Ints
         own = begin[e, 1 if core.ends[e, 1] == i else 0]
         for s in range(last - first):
             total[s] += terms[own + s]
-    least = total[0]
-    for s in range(1, last - first):
+    least = 4 * NEVER
+    for s in range(last - first):
         least = min(least, total[s])
     return least
 

@@ -65,8 +65,8 @@ class Prices:
         return bool(new)
 
     def peaks(self, left: Ints) -> list[int]:
-        """The moments with the most bytes over, apart from each other: the first one is the highest,
-        and so on outside of the runs of moments over the limit that have one already.
+        """The moments with the most bytes over, apart from each other: the highest one of each run
+        of moments over the limit, from the highest of all on.
         """
         found: list[int] = []
         below = left < 0
@@ -81,7 +81,7 @@ class Prices:
         return found
 
     def theta(self, price: Floats | None = None) -> tuple[Ints, int]:
-        """(S,) costs with what memory costs, rounded down, and what free memory gives, rounded up."""
+        """(S,) costs with the price of bytes, rounded down, and that of free ones, rounded up."""
         theta, given = self.core.cost.copy(), 0
         for t, usage, one in zip(
             self.moments, self.usage, self.price if price is None else price, strict=True

@@ -5,14 +5,14 @@ Variables: x_is, 1 if node i has strategy s; y_est >= 0 per edge and allowed pai
     minimise    sum c_i(s) x_is + sum M_e(s, t) y_est
     subject to  (m1) sum_s x_is = 1                                  per node
                 (m2) sum_t y_est = x_us,  sum_s y_est = x_vt         per edge and strategy
-                (m3) sum u_is(t) x_is <= free_t                      per active moment t, over free_t
+                (m3) sum u_is(t) x_is / free_t <= 1                  per active moment t
 
 With whole x, y is whole. An optimum that does not fit at some moments makes them active, and the
 program is solved again. Costs are divided so that the known best assignment costs 1e6.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -133,7 +133,7 @@ def _add_edge(
         mip.row(terms, 0.0, 0.0)
 
 
-def _picks(core: Core, values: "list[float]") -> Ints:
+def _picks(core: Core, values: Sequence[float]) -> Ints:
     """The strategies whose x is largest."""
     x = np.array(values[: len(core.cost)])
     return np.array(

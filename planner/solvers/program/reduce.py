@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planner.solvers.program.core import NEVER, Core, nearby, starts, without_least
+from planner.solvers.program.core import NEVER, Core, Parts, assembled, starts, without_least
 from planner.solvers.program.reduce_kernels import (
     COLUMN_TO_ROW,
     ROW_TO_COLUMN,
@@ -96,7 +96,8 @@ def _before(step: Step, picks: Ints) -> Ints:
         left[merge.gone] = merge.map[0 if merge.into < 0 else left[merge.into]]
     kept = np.flatnonzero(step.kept)
     first = np.searchsorted(kept, step.start[:-1])
-    return kept[first + left] - step.start[:-1]
+    strategies: Ints = kept[first + left] - step.start[:-1]
+    return strategies
 
 
 def reduced(core: Core, alive: Bools | None = None, *, dominance: bool = True) -> Reduced | None:
@@ -148,13 +149,10 @@ def _without(core: Core, alive: Bools) -> Core:
     size = core.part_bytes[alive[np.arange(len(core.part_bytes)) + own]]
     part_start = starts(sizes[core.part_node])
     parts, free = without_least(
-        (core.part_node, core.part_first, core.part_last, part_start, size), core.free
+        Parts(core.part_node, core.part_first, core.part_last, part_start, size), core.free
     )
     matrix = picked(core, alive, place, start, edge_start)
-    return Core(
-        start, core.cost[alive], core.ends, edge_start, matrix, core.near_start, core.near,
-        *parts, free,
-    )  # fmt: skip
+    return assembled(start, core.cost[alive], core.ends, matrix, parts, free)
 
 
 class _Graph:
@@ -276,17 +274,14 @@ def _merged(core: Core) -> tuple[Core, tuple[Merge, ...], Ints, int]:
     owner = np.array([at for at, _, _ in held], np.int64)
     kept = np.array([p for _, p, _ in held], np.int64)
     parts, free = without_least(
-        (
+        Parts(
             owner, core.part_first[kept], core.part_last[kept], starts(sizes[owner]),
             _flat([size for _, _, size in held]),
         ),
         core.free,
     )  # fmt: skip
-    whole = Core(
-        starts(sizes), _flat(costs), ends, starts(sizes[ends[:, 0]] * sizes[ends[:, 1]]),
-        _flat([graph.near[i][j].ravel() for i, j in pairs]), *nearby(len(number), ends),
-        *parts, free,
-    )  # fmt: skip
+    matrix = _flat([graph.near[i][j].ravel() for i, j in pairs])
+    whole = assembled(starts(sizes), _flat(costs), ends, matrix, parts, free)
     return whole, tuple(graph.merges), nodes, graph.constant
 
 

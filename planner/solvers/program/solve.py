@@ -30,9 +30,9 @@ bytes that it holds in its interval p:
     moments; an optimum that does not fit adds rows. Its bound is in floating point, rounded down.
 8.  *Search* (`search.py`). Conditioned elimination: some nodes keep their strategies, so that
     elimination of all others has small tables, which gives the best assignment beside these nodes.
-    At prices around the best ones, prices are raised where an assignment does not fit until one
-    does; then blocks are improved, and of what changes each connected component is taken alone if only
-    that fits.
+    A new start takes prices around the best ones, and raises them where an assignment does not fit,
+    until one does. Then blocks are improved; of what changes, each connected component is taken
+    alone if not all of it fits.
 
 Two processes work: one searches, the other one bounds, fixes, proves, and searches with other draws
 where a proof is out of reach. They exchange bound and assignment after equal counts of work, so the
