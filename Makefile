@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 WORKERS := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 READY := $(VENV)/.ready
 
-BENCHMARKS := accuracy bottleneck convergence demo gpu gradients launch memory mutants netsplit overhead \
+BENCHMARKS := accuracy bottleneck convergence demo gpu gradients iopddl launch memory mutants netsplit overhead \
 	periodic pipedream placements points profile simulate solve solvers split start strategies truth zoo
 
 .PHONY: help setup demo test test-all fuzz lint type fmt golden conformance bench docs check clean

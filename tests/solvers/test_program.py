@@ -51,7 +51,7 @@ def drawn(seed, num_nodes, num_strategies, *, forbidden=0.2, dense=0.5, kind=np.
     for i in range(num_nodes):
         spans = [sorted(rng.integers(0, 6, 2).tolist()) for _ in range(rng.integers(0, 4))]
         held.append(tuple(Held(a, b, rng.integers(0, 9, sizes[i])) for a, b in spans))
-    limit = int(rng.integers(2 * num_nodes, 5 * num_nodes))
+    limit = int(rng.integers(3 * num_nodes, 6 * num_nodes))
     return ChoiceProgram(cost, tuple(edges), tuple(matrices), tuple(held), limit)
 
 

@@ -29,6 +29,10 @@ from planner.support.arrays import Floats, Ints
 CONVERGED = 1e-7
 """Relative gain of two sweeps below which messages stay as they are."""
 MOST_SWEEPS = 60
+MOST_PAID = 2.0**60
+"""By all nodes together."""
+CALL_WORK = 50_000
+"""Entries that count for what a step takes on however small a core."""
 PEAKS_AT_ONCE = 4
 """Violated moments that become active at a time, those with the most bytes over."""
 
@@ -83,18 +87,20 @@ class Prices:
     def theta(self, price: Floats | None = None) -> tuple[Ints, int]:
         """(S,) costs with the price of bytes, rounded down, and that of free ones, rounded up."""
         theta, given = self.core.cost.copy(), 0
+        most = MOST_PAID / (self.core.num_nodes * max(len(self.moments), 1))
         for t, usage, one in zip(
             self.moments, self.usage, self.price if price is None else price, strict=True
         ):
             if one > 0:
-                paid = usage * one
+                # Less than they would pay is a bound, too, and the sum over all nodes has to fit.
+                paid = np.minimum(usage * one, most)
                 theta += np.maximum(0.0, np.floor(paid - paid * 2.0**-51)).astype(np.int64)
                 given += ceil(Fraction(float(one)) * int(self.core.free[t]))
         return theta, given
 
     def bound(self, theta: Ints, given: int, sweeps: int = MOST_SWEEPS) -> int:
         """The bound of these prices, after sweeps from the messages of the last ones."""
-        before = None
+        self.work += CALL_WORK
         now = bound_of(self.core, theta, self.begin, self.terms)
         for _ in range(sweeps):
             before = now

@@ -15,7 +15,7 @@ import numpy as np
 from planner.solvers.program.core import Core, starts
 from planner.solvers.program.elimination_kernels import draw_from, eliminated, ordered
 from planner.solvers.program.kernels import left_over
-from planner.solvers.program.prices import Prices, fits, true_cost
+from planner.solvers.program.prices import CALL_WORK, Prices, fits, true_cost
 from planner.solvers.program.search_kernels import ball, take
 from planner.support.arrays import Floats, Ints
 
@@ -92,7 +92,7 @@ class Searcher:
         """An assignment whose nodes of a block are the best at some costs, memory aside."""
         new = picks.copy()
         order = ordered(self.core, block, log(ENTRIES))
-        self.work += eliminated(self.core, theta, order, new) + len(block) ** 2
+        self.work += CALL_WORK + eliminated(self.core, theta, order, new) + len(block) ** 2
         return new
 
     def at_prices(self, theta: Ints, sweeps: int) -> Ints:

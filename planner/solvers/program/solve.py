@@ -61,8 +61,11 @@ from planner.support.forked import EndedError, Forked
 
 LOGGER = logging.getLogger(__name__)
 
-ROUND_WORK = 10**9
-"""Entries that a process looks at between two exchanges: 2 to 4 s of an ordinary core."""
+FIRST_WORK, ROUND_WORK = 10**8, 10**9
+"""Entries that a process looks at until the first exchange, which double from one to the next, and
+at most: 2 to 4 s of an ordinary core."""
+TINY = 3_000
+"""Entries of a core that is proved at once, in less time than another process starts."""
 WORK_PER_S = 2 * 10**8
 """Entries per second of the limit of work, half of what an ordinary core does: beside as many busy
 programs, the work still ends before the time does."""
@@ -144,11 +147,6 @@ class Half:
             self._settle_picks()
         bound = min(answer.bound + self._reduced.constant, self._fixed_at)
         self.hear(News(bound=bound, done=answer.done))
-
-    @property
-    def can_prove(self) -> bool:
-        """Whether `prove` would ask HiGHS."""
-        return not self._tried and is_small(self._search.core)
 
     def _settle(self) -> None:
         """Climbs to the best prices, and takes over what that brings."""
@@ -259,31 +257,33 @@ def _searched(
     half = Half(core, seed, over)
     half.begin()
     tell(half.news)
-    rounds = math.ceil(limit_s * WORK_PER_S / ROUND_WORK)
+    if len(core.matrix) <= TINY:
+        half.prove(left_s)
+    asked: list[int] = []
 
-    def beside(news: News) -> News:
+    def beside(question: tuple[News, int]) -> News:
         """A round of the other process, which has its own copy of the half."""
+        news, work = question
         if not asked:
             half.other(seed + 1)
-        asked.append(True)
+        asked.append(work)
         half.hear(news)
         half.prove(left_s)
-        half.work(0 if half.news.done else ROUND_WORK)
+        half.work(work)
         return half.news
 
-    asked: list[bool] = []
-    with Forked(beside, cpu_limit_s=math.ceil(left_s()) + 60) as process:
-        for _ in range(rounds):
-            if half.news.done or over():
-                break
+    left, work = int(limit_s * WORK_PER_S), FIRST_WORK
+    with Forked(beside, cpu_limit_s=max(0, math.ceil(left_s())) + 60) as process:
+        while left > 0 and not half.news.done and not over():
             try:
-                process.ask(half.news)
-                half.work(ROUND_WORK)
+                process.ask((half.news, work))
+                half.work(work)
                 tell(half.news)
                 half.hear(process.answer(over))
             except EndedError:
                 break
             tell(half.news)
+            left, work = left - work, min(2 * work, ROUND_WORK)
     return half.news
 
 
