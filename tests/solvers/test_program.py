@@ -221,15 +221,12 @@ def by_cp_sat(program):
         model.add_exactly_one(x[i])
         terms += [int(c) * x[i][s] for s, c in enumerate(one)]
     for (u, v), matrix in zip(program.edges, program.edge_cost, strict=True):
-        for s, t in np.ndindex(matrix.shape):
-            if matrix[s, t] >= FORBIDDEN:
-                model.add_bool_or(~x[u][s], ~x[v][t])
-            else:
-                both = model.new_bool_var("")
-                model.add_bool_or(~x[u][s], ~x[v][t], both)
-                model.add_implication(both, x[u][s])
-                model.add_implication(both, x[v][t])
-                terms.append(int(matrix[s, t]) * both)
+        both = {pair: model.new_bool_var("") for pair in zip(*np.nonzero(matrix < FORBIDDEN))}
+        for s in range(len(x[u])):
+            model.add(sum(y for (a, _), y in both.items() if a == s) == x[u][s])
+        for t in range(len(x[v])):
+            model.add(sum(y for (_, b), y in both.items() if b == t) == x[v][t])
+        terms += [int(matrix[pair]) * y for pair, y in both.items()]
     for t in range(6):
         model.add(
             sum(
@@ -249,9 +246,9 @@ def by_cp_sat(program):
     return round(solver.objective_value) if status == cp_model.OPTIMAL else math.inf
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [2, 3])
 def test_a_hundred_nodes_as_cp_sat(seed):
-    program = drawn(seed, 100, 4, forbidden=0.1, dense=0.03)
+    program = drawn(seed, 100, 4, forbidden=0.05, dense=0.02)
     found = answer(program)
     assert found.status in (Status.OPTIMAL, Status.INFEASIBLE)
     assert found.cost == by_cp_sat(program)
