@@ -1,4 +1,4 @@
-"""Problems of the iopddl contest: files, edges of any width, the command, the published instances."""
+"""Problems of the iopddl contest: files, edges of any width, the command, published instances."""
 
 import copy
 import gzip
@@ -140,7 +140,7 @@ def test_no_file_no_json_and_no_gz(tmp_path):
     with pytest.raises(FileError, match="this is no JSON"):
         read_contest(tmp_path / "a")
     (tmp_path / "a").write_bytes(gzip.compress(b"{}" * 1000)[:-9])
-    with pytest.raises(FileError, match="the packed file ends too early|cannot be unpacked"):
+    with pytest.raises(FileError, match=r"the packed file ends too early|cannot be unpacked"):
         read_contest(tmp_path / "a")
     (tmp_path / "a").write_text("[]")
     with pytest.raises(FileError, match="problem: expected a problem of the iopddl contest"):

@@ -221,7 +221,10 @@ def by_cp_sat(program):
         model.add_exactly_one(x[i])
         terms += [int(c) * x[i][s] for s, c in enumerate(one)]
     for (u, v), matrix in zip(program.edges, program.edge_cost, strict=True):
-        both = {pair: model.new_bool_var("") for pair in zip(*np.nonzero(matrix < FORBIDDEN))}
+        both = {
+            pair: model.new_bool_var("")
+            for pair in zip(*np.nonzero(matrix < FORBIDDEN), strict=True)
+        }
         for s in range(len(x[u])):
             model.add(sum(y for (a, _), y in both.items() if a == s) == x[u][s])
         for t in range(len(x[v])):

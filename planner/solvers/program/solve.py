@@ -64,6 +64,8 @@ LOGGER = logging.getLogger(__name__)
 FIRST_WORK, ROUND_WORK = 10**8, 10**9
 """Entries that a process looks at until the first exchange, which double from one to the next, and
 at most: 2 to 4 s of an ordinary core."""
+FIX_WORK = ROUND_WORK // 2
+"""For better prices after strategies were fixed."""
 TINY = 3_000
 """Entries of a core that is proved at once, in less time than another process starts."""
 WORK_PER_S = 2 * 10**8
@@ -74,6 +76,11 @@ SHRUNK = 0.95
 MOST_COST = 2**58
 """In the core; no assignment costs as much."""
 MOST_STEPS = 200
+CLIMB_SHARE = 0.2
+"""Share of the work after which the prices are good enough for the search to begin."""
+WORTH = 0.1
+"""Strategies are fixed anew if the best cost has fallen by this share of its distance from the
+bound since."""
 
 
 class News(NamedTuple):
@@ -103,21 +110,20 @@ class Half:
         self.news, self._over, self._seed = News(), over, seed
         self._reduced = Reduced(core, 0, ())
         self._fixed_at = MOST_COST + 1
-        self._tried = False
+        self._tried = self._climbs = self._again = False
         self._search = Searcher(Prices(core), seed, over)
         self._climb = Climb(self._search)
 
-    def begin(self) -> None:
-        """First prices, first assignments, and the best prices."""
+    def begin(self, work: int) -> None:
+        """First prices, first assignments, and better prices, for some work."""
         self._climb.begin()
-        self._settle()
+        self._settle(work)
 
     def other(self, seed: int) -> None:
-        """Goes on with other draws."""
-        self._seed = seed
+        """Goes on with other draws, and with better prices whenever there may be some."""
+        self._seed, self._climbs = seed, True
         self._search = Searcher(self._search.prices, seed, self._over)
-        self._climb = Climb(self._search)
-        self._climb.done = True
+        self._climb.search = self._search
 
     def hear(self, news: News) -> None:
         """Takes over what is better."""
@@ -127,9 +133,10 @@ class Half:
         )  # fmt: skip
 
     def work(self, work: int) -> None:
-        """New starts, for some work."""
+        """Better prices, if it climbs, and new starts, for some work."""
         self._tighten()
-        begin = self._search.all_work
+        spent = self._settle(work) if self._climbs and not self.news.done else 0
+        begin = self._search.all_work - spent
         while self._search.all_work - begin < work and not self._over() and not self.news.done:
             self._search.restart()
             self._settle_picks()
@@ -145,13 +152,17 @@ class Half:
         if answer.picks is not None:
             self._search.see(answer.picks)
             self._settle_picks()
+        elif answer.done and self.news.picks is not None:
+            return  # the best assignment is in the core: HiGHS is wrong
         bound = min(answer.bound + self._reduced.constant, self._fixed_at)
         self.hear(News(bound=bound, done=answer.done))
 
-    def _settle(self) -> None:
-        """Climbs to the best prices, and takes over what that brings."""
-        steps = 0
+    def _settle(self, work: int) -> int:
+        """Climbs to better prices for some work, and takes over what that brings; the work."""
+        steps, begin = 0, self._search.all_work
         while not self._climb.done and steps < MOST_STEPS and not self._over():
+            if self._search.all_work - begin > work:
+                break
             self._climb.step()
             steps += 1
         self._settle_picks()
@@ -159,6 +170,7 @@ class Half:
         self.hear(News(bound=bound))
         if self.news.bound >= self.news.cost:
             self.hear(News(done=True))
+        return self._search.all_work - begin
 
     def _settle_picks(self) -> None:
         """Takes the search's best assignment over, if it is better."""
@@ -168,9 +180,9 @@ class Half:
             self.hear(News(cost, self._reduced.expanded(search.picks)))
 
     def _tighten(self) -> None:
-        """Fixes strategies as long as that brings much, if the best assignment is a new one."""
-        while self.news.cost < self._fixed_at and not self.news.done and not self._over():
-            before = len(self._search.core.cost)
+        """Fixes strategies as long as that brings much, if the best assignment is much better."""
+        while self._worth_fixing() and not self.news.done and not self._over():
+            before, self._again = len(self._search.core.cost), False
             self._fixed_at = self.news.cost
             smaller = fixed(self._search.prices, self.news.cost - self._reduced.constant)
             if smaller is None:
@@ -189,9 +201,14 @@ class Half:
                 self._search.see(known)
             self._climb = Climb(self._search)
             self._climb.begin()
-            self._settle()
+            self._settle(FIX_WORK if self._climbs else 0)
             if len(smaller.core.cost) < SHRUNK * before:
-                self._fixed_at = self.news.cost + 1  # the same assignment fixes more
+                self._again = True  # the same assignment may fix more
+
+    def _worth_fixing(self) -> bool:
+        """Whether the best cost is enough below the one at which strategies were fixed."""
+        gained = self._fixed_at - self.news.cost
+        return self._again or (gained > 0 and gained > WORTH * (self.news.cost - self.news.bound))
 
     def _last(self) -> None:
         """One assignment is left, and it fits."""
@@ -255,7 +272,7 @@ def _searched(
 ) -> News:
     """What two processes find out about a core."""
     half = Half(core, seed, over)
-    half.begin()
+    half.begin(int(CLIMB_SHARE * limit_s * WORK_PER_S))
     tell(half.news)
     if len(core.matrix) <= TINY:
         half.prove(left_s)
