@@ -13,6 +13,7 @@ its cache.
     profile, profile_sizes, rescale             the costs of operators
     compare_engines                             measured and computed costs beside each other
     solve, compare, solve_under, sensitivity    a plan, and its bottlenecks
+    solve_contest                               a problem of the iopddl contest
     simulate, simulate_stages                   one iteration of a plan
     launch, start_launch, read_config, trainer  training, by the planner's loop or by yours
     measure                                     the plans of all solvers, run on this machine
@@ -70,6 +71,7 @@ from planner.api.plans import sensitivity as sensitivity
 from planner.api.plans import simulate as simulate
 from planner.api.plans import simulate_stages as simulate_stages
 from planner.api.plans import solve as solve
+from planner.api.plans import solve_contest as solve_contest
 from planner.api.plans import solve_under as solve_under
 from planner.api.plans import write_strategy as write_strategy
 from planner.api.profiles import calibrate as calibrate
@@ -129,6 +131,7 @@ if TYPE_CHECKING:
     from planner.model.inspection import Inspection as Inspection
     from planner.model.load import Model as Model
     from planner.model.trainable import Choice as Choice
+    from planner.planning.choices import ContestAnswer as ContestAnswer
     from planner.planning.other_cost_models import ForeignComparison as ForeignComparison
     from planner.planning.portfolio import SolverComparison as SolverComparison
     from planner.planning.portfolio import SolverRow as SolverRow
@@ -158,8 +161,8 @@ __all__ = [
     "own_options", "pipedream_report", "probe", "profile", "profile_path", "profile_sizes",
     "read_calibration", "read_config", "read_inputs", "read_model", "read_plan_inputs",
     "read_profile", "read_profiles", "read_strategy", "read_topology", "read_trace", "rescale",
-    "sensitivity", "simulate", "simulate_stages", "solve", "solve_under", "start_launch",
-    "start_probe", "trainer", "write_calibration", "write_overlay", "write_profile",
+    "sensitivity", "simulate", "simulate_stages", "solve", "solve_contest", "solve_under",
+    "start_launch", "start_probe", "trainer", "write_calibration", "write_overlay", "write_profile",
     "write_profiles", "write_strategy", "write_svg", "write_text", "write_topology", "write_trace",
     "write_weights",
 ]  # fmt: skip

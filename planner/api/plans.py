@@ -27,6 +27,7 @@ from planner.planning.cost_models import (
 )
 from planner.planning.plans import Plans, Simulation, simulated
 from planner.solvers.registry import automatic, portfolio
+from planner.support.age import countdown
 from planner.support.errors import FileError, OptionError
 from planner.support.reading import File, relative
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from planner.artefacts.profile import Profile
     from planner.artefacts.topology import Topology
     from planner.model.load import Model
+    from planner.planning.choices import ContestAnswer
     from planner.planning.other_cost_models import ForeignComparison
     from planner.planning.refine import Measure, Wanted
     from planner.planning.sensitivity import Gain
@@ -331,6 +333,28 @@ def solve_under(
     inputs = read_inputs(profile, topology=topology, gpus=gpus, calibration=False)
     problems = _problems(inputs, inputs.profiles, training, search)
     return solve_profile(problems[-1], model, options)
+
+
+def solve_contest(
+    problem: File, *, time_limit_s: float = 60.0, seed: int = 0, spent_s: float = 0.0
+) -> "ContestAnswer":
+    """Chooses a strategy per node of a problem of the iopddl contest, with a bound.
+
+    Args:
+        problem: the file, JSON or JSON in .gz.
+        time_limit_s: limit of time on the wall, reading included; the work within is limited, too,
+            so that the answer is the same on a busy machine.
+        seed: of all draws.
+        spent_s: time that has passed already.
+
+    Raises:
+        FileError: if the file is missing or malformed.
+    """
+    from planner.artefacts.formats.iopddl import read_contest
+    from planner.planning.choices import solve_contest as solved
+
+    left_s = countdown(time_limit_s - spent_s)
+    return solved(read_contest(Path(problem)), Path(problem).name, time_limit_s, left_s, seed)
 
 
 def sensitivity(plans: Plans) -> "tuple[Gain, ...]":

@@ -69,7 +69,8 @@ class Asking(Options):
     )
     time_limit_s: float = option(
         "Limit of work, in seconds of an ordinary core. solve gives it to all solvers together,"
-        " compare to each. Reading files and compiling the search do not count.",
+        " compare to each. Reading files and compiling the search do not count. With --cost-model"
+        " iopddl it is time since the start of the command.",
         7.0, flag="--time-limit", parse=partial(parse_seconds, example="30 s"),
         words='a time such as "30 s"', least=0,
         metavar="TIME", shown="7s",
@@ -83,7 +84,7 @@ class Solving(Options):
     model: Path | None = option("ONNX file, if it is not where the profile says.")
     cost_model: str = option(
         "Cost model by which plans are compared.", "planner",
-        choices=("planner", "pipedream", "dnn-partitioning", "piper"),
+        choices=("planner", "pipedream", "dnn-partitioning", "piper", "iopddl"),
     )  # fmt: skip
     bandwidth: float | None = option(
         'Bandwidth between devices for --cost-model piper, such as "25 GiB/s".',

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 # Cost models that plan for graphs of their own, with solvers of their own.
 FOREIGN = ("dnn-partitioning", "piper")
+# The cost model of a problem without a model.
+CONTEST = "iopddl"
 # Allocations between two looks for garbage. Searches make many small objects that live long; with
 # Python's 700 a tenth of the time is spent on looking through them.
 COLLECTED_AFTER = 50_000
@@ -78,6 +80,7 @@ def solve(
     planner solve --profile gpt2 --gpus 2 --microbatches 8 --optimizer adam
     planner solve --profile vgg16.txt --topology four.yaml --cost-model pipedream
     planner solve --profile bert.json --cost-model piper --bandwidth "25 GiB/s"
+    planner solve --profile A.json.gz --cost-model iopddl --time-limit 60s
 
     What if the cluster were another one? The changed one is planned for, beside the present one:
 
@@ -91,6 +94,8 @@ def solve(
     gc.set_threshold(COLLECTED_AFTER)
     cost_model = solving.cost_model
     _check_given(cost_model, asking.solvers)
+    if cost_model == CONTEST:
+        ctx.exit(solve_contest(names.profile, asking.time_limit_s, search.seed, as_json))
     if cost_model in FOREIGN:
         ctx.exit(solve_foreign(names, solving, asking, training, search, as_json))
     inputs = names.read(quiet=as_json, model=solving.model, with_model=True)
@@ -115,7 +120,7 @@ def _check_given(cost_model: str, solvers: tuple[str, ...]) -> None:
     flags = given_flags(InputNames, Solving, Asking, Training, WhatIf, *SEARCH_KINDS)
     output = click.get_current_context().get_parameter_source("output")
     api.check_model(cost_model, flags | ({} if output is ParameterSource.DEFAULT else OUTPUT))
-    if cost_model not in FOREIGN:
+    if cost_model not in (*FOREIGN, CONTEST):
         alone = () if cost_model == "planner" else (cost_model,)
         check_given_solvers(solvers or alone, api.portfolio())
 
@@ -319,3 +324,21 @@ def solve_foreign(
         for line in published_lines(comparison):
             say(line)
     return 0 if comparison.best.stages else NO_PLAN
+
+
+def solve_contest(profile: str | None, time_limit_s: float, seed: int, as_json: bool) -> int:
+    """Solves a problem of the iopddl contest, shows the answer, and returns the exit code."""
+    from planner.reports.choices import choice_json, choice_lines
+    from planner.support.age import age_s
+
+    if profile is None:
+        raise click.UsageError("--cost-model iopddl needs --profile FILE")
+    with spinner() as progress:
+        progress(CONTEST)
+        answer = api.solve_contest(profile, time_limit_s=time_limit_s, seed=seed, spent_s=age_s())
+    if as_json:
+        click.echo(json.dumps(choice_json(answer)))
+    else:
+        for line in choice_lines(answer):
+            click.echo(line)
+    return NO_PLAN if answer.choice.picks is None else 0

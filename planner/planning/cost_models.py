@@ -10,7 +10,9 @@ from planner.support.errors import OptionError
 from planner.support.options import declared, given, typed_as
 
 PLANNER, PIPEDREAM, DNN_PARTITIONING, PIPER = "planner", "pipedream", "dnn-partitioning", "piper"
-COST_MODELS = (PLANNER, PIPEDREAM, DNN_PARTITIONING, PIPER)
+IOPDDL = "iopddl"
+COST_MODELS = (PLANNER, PIPEDREAM, DNN_PARTITIONING, PIPER, IOPDDL)
+_OF_MODELS = COST_MODELS[:-1]
 _OWN = (PLANNER, PIPEDREAM)
 
 TAKEN_BY: Mapping[str, tuple[str, ...]] = {
@@ -33,13 +35,16 @@ TAKEN_BY: Mapping[str, tuple[str, ...]] = {
     "recompute": (PLANNER, PIPEDREAM, PIPER),
     "max_downsets": (PLANNER, DNN_PARTITIONING, PIPER),
     "exact": (PLANNER, DNN_PARTITIONING, PIPER),
-    "seed": (PLANNER, DNN_PARTITIONING),
+    "seed": (PLANNER, DNN_PARTITIONING, IOPDDL),
+    "profile": COST_MODELS,
+    "time_limit_s": COST_MODELS,
+    "cost_model": COST_MODELS,
     "pins": (PLANNER,),
     "engine": (PLANNER, DNN_PARTITIONING),
     "contiguous": (PLANNER, DNN_PARTITIONING),
 }
 """The cost models that take an option, by its field or as it is typed. Another option of a solver
-is for the cost models that ask the solver, and any other option for all.
+is for the cost models that ask the solver, and any other option for all that plan for a model.
 """
 OF_PLACEMENTS = frozenset({"seed", "engine"})
 """Options that dnn-partitioning's cost model takes with --no-contiguous only."""
@@ -125,10 +130,12 @@ def check_model(cost_model: str, flags: Mapping[str, str]) -> None:
 
 
 def _models_of_own(name: str) -> tuple[str, ...]:
-    """The cost models that ask a solver with an option of its own; all for other options."""
+    """The cost models that ask a solver with an option of its own; for other options, all that
+    plan for a model.
+    """
     solvers = solvers_with(name)
     if not solvers:
-        return COST_MODELS
+        return _OF_MODELS
     return _OWN if PIPEDREAM in solvers else (PLANNER,)
 
 

@@ -61,15 +61,20 @@ class Forked(Generic[Question, Answer]):
     It is a context, at whose end the process is ended. If this process dies, so does the other.
     """
 
-    def __init__(self, function: Callable[[Question], Answer]) -> None:
+    def __init__(
+        self, function: Callable[[Question], Answer], cpu_limit_s: int | None = None
+    ) -> None:
         """Starts nothing.
 
         Args:
             function: its questions and answers can be pickled; it may keep its process from ending
                 in any way, and does not use what other threads have locked.
+            cpu_limit_s: CPU time for one answer; None for `CPU_LIMIT_S`.
         """
         self._function = function
+        self._cpu_limit_s = cpu_limit_s
         self._child: _Child | None = None
+        self._waiting: list[Question] = []
 
     def __enter__(self) -> Self:
         return self
@@ -84,13 +89,40 @@ class Forked(Generic[Question, Answer]):
             EndedError: if the process ended before it answered.
             RuntimeError: if the function raised an error, whose traceback it has.
         """
+        self.ask(question)
+        return self.answer()
+
+    def ask(self, question: Question) -> None:
+        """Asks, and does not wait: this process does something else meanwhile. Where nothing forks,
+        the function runs when the answer is wanted.
+
+        Raises:
+            EndedError: if the process has ended.
+        """
         if self._child is None:
             self._start()
         if self._child is None:
-            return self._function(question)
+            self._waiting = [question]
+            return
         try:
             self._child.connection.send(question)
-            if not _has_answered(self._child):
+        except ConnectionError:
+            raise EndedError(self._end()) from None
+
+    def answer(self, over: Callable[[], bool] = lambda: False) -> Answer:
+        """The answer to what was asked.
+
+        Args:
+            over: says whether to wait no longer: the process is ended then.
+
+        Raises:
+            EndedError: if the process ended before it answered, or was ended.
+            RuntimeError: if the function raised an error, whose traceback it has.
+        """
+        if self._child is None:
+            return self._function(self._waiting.pop())
+        try:
+            if not _has_answered(self._child, over):
                 self._end()
                 raise EndedError(f"no progress in {round(STILL_LOOKS * LOOK_S)} s")
             answer, error = self._child.connection.recv()
@@ -118,7 +150,7 @@ class Forked(Generic[Question, Answer]):
                 return
             if process == 0:
                 own.close()
-                _serve(self._function, other, parent)
+                _serve(self._function, other, parent, self._cpu_limit_s)
             self._child = _Child(process, own)
         other.close()
 
@@ -153,11 +185,13 @@ def _undisturbed() -> Iterator[None]:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _has_answered(child: _Child) -> bool:
-    """Waits until a process has answered or ended; False if it stands still."""
+def _has_answered(child: _Child, over: Callable[[], bool]) -> bool:
+    """Waits until a process has answered or ended; False if it stands still, or nobody waits on."""
     used: int | None = None
     still = 0
     while not child.connection.poll(LOOK_S):
+        if over():
+            return False
         before, used = used, _ticks(child.process)
         still = still + 1 if used is not None and used == before else 0
         if still >= STILL_LOOKS:
@@ -197,7 +231,10 @@ def _words(code: int) -> str:
 
 
 def _serve(
-    function: Callable[[Any], object], questions: "Connection[Any, Any]", parent: int
+    function: Callable[[Any], object],
+    questions: "Connection[Any, Any]",
+    parent: int,
+    cpu_limit_s: int | None,
 ) -> NoReturn:
     """Answers questions until the parent closes the connection. The process ends without the steps
     with which Python ends one: what there is to tidy up is the parent's.
@@ -206,7 +243,7 @@ def _serve(
         _detach(parent)
         while True:
             question = questions.recv()
-            _limit()
+            _limit(CPU_LIMIT_S if cpu_limit_s is None else cpu_limit_s)
             questions.send(_answered(function, question))
     except (EOFError, ConnectionError):
         os._exit(0)
@@ -241,12 +278,12 @@ def _detach(parent: int) -> None:
     gc.freeze()  # no destructor of the parent's objects runs here
 
 
-def _limit() -> None:
+def _limit(cpu_limit_s: int) -> None:
     """Gives the process CPU time for one answer."""
     import resource  # not on Windows
 
     _, most = resource.getrlimit(resource.RLIMIT_CPU)
-    limit_s = ceil(process_time()) + CPU_LIMIT_S
+    limit_s = ceil(process_time()) + cpu_limit_s
     if most != resource.RLIM_INFINITY:
         limit_s = min(limit_s, most)
     resource.setrlimit(resource.RLIMIT_CPU, (limit_s, most))

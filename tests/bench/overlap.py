@@ -1,5 +1,6 @@
-"""What overlap gains over a slow link: split plans with their collectives beside computations and
-in line, predicted and measured, on a quiet machine (20 minutes).
+"""What overlap gains over a slow link, predicted and measured, on a quiet machine (20 minutes).
+
+Split plans are run with their collectives beside computations and in line.
 
     python -m tests.bench.overlap [--models NAME,...] [--kinds NAME,...] [--steps N] [--keep FOLDER]
 

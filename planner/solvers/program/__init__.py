@@ -1,0 +1,1 @@
+"""The bare problem of choosing one strategy per node, with a bound; `solve.py` has the model."""
