@@ -43,6 +43,8 @@ class Work(StrEnum):
     SMALL_WINDOW = "convolution with a window of 3 or 5 and stride 1"
     FEW_CHANNELS = "convolution with less than 32 channels per group"
     ATTENTION = "attention"
+    CAUSAL_ATTENTION = "causal attention"
+    CAUSAL_ATTENTION_BACKWARD = "gradient of causal attention"
     ELEMENTWISE = "elementwise"
     UPDATE = "elementwise in place"
     TRANSCENDENTAL = "transcendental"
@@ -60,10 +62,11 @@ class Kernel:
 
     Attributes:
         work: its kind.
-        flops: floating-point operations, as torch counts them. Where torch counts none: one per
-            element of every window of a pooling (one per window in the backward pass of maxima),
-            one per element that a reduction or normalization reads, and one per element that all
-            other kernels make.
+        flops: floating-point operations, as torch counts them: of causal attention all products,
+            also those that its kernel skips. Where torch counts none: one per element of every
+            window of a pooling (one per window in the backward pass of maxima), one per element
+            that a reduction or normalization reads, and one per element that all other kernels
+            make.
         bytes: bytes that it reads and writes.
     """
 
