@@ -41,16 +41,26 @@ class DeviceFamily:
         launch_s: time of a kernel that does nothing.
         launch_source: origin of that figure.
         efficiencies: the shares, by kind of kernel.
+        host_forward_s, host_backward_s: as of `Rates`.
+        host_source: origin of these two.
     """
 
     launch_s: float
     launch_source: str
     efficiencies: Mapping[Work, Efficiency]
+    host_forward_s: float = 0.0
+    host_backward_s: float = 0.0
+    host_source: str = "the host is the device"
 
 
 _VECTOR = "compute: from memory, some 20 instructions per element, which seldom bounds; "
 _PIPEDREAM = "profiles published with PipeDream (float32, V100 by the paper), "
-_LAUNCH = "from memory: what CUDA and torch need to start a kernel while the device is idle"
+_LAUNCH = "from memory: what passes between two kernels of a stream"
+_HOST = (
+    "forward: measured on an A100 by github.com/flagos-ai/Torch-FL (pull request 27), 8 us of the"
+    " host for an addition of 512 x 512; backward: from memory, less the part of Python, which does"
+    " not run there"
+)
 
 _STREAMING: Mapping[Work, Efficiency] = {
     Work.ELEMENTWISE: Efficiency(0.05, 0.8, _VECTOR + "memory: measured, " + _PIPEDREAM
@@ -67,8 +77,11 @@ _STREAMING: Mapping[Work, Efficiency] = {
 }  # fmt: skip
 
 SINGLE = DeviceFamily(
-    launch_s=EMPTY_KERNEL_S,
+    launch_s=2e-6,
     launch_source=_LAUNCH,
+    host_forward_s=8e-6,
+    host_backward_s=5e-6,
+    host_source=_HOST,
     efficiencies={
         **_STREAMING,
         Work.PRODUCT: Efficiency(0.68, 0.8, "compute: measured, " + _PIPEDREAM + "largest Linear of"
@@ -94,8 +107,11 @@ _SIMUMAX_B200 = f"{_SIMUMAX}b200_bf16_ceperm.json) on a B200, "
 _SKIPPED = "compute, of all products, of which a causal kernel skips half: "
 
 HALF = DeviceFamily(
-    launch_s=EMPTY_KERNEL_S,
+    launch_s=2e-6,
     launch_source=_LAUNCH,
+    host_forward_s=8e-6,
+    host_backward_s=5e-6,
+    host_source=_HOST,
     efficiencies={
         **_STREAMING,
         Work.PRODUCT: Efficiency(0.79, 0.9, "compute: measured on an H200, an 8192-cubed bfloat16"
@@ -204,4 +220,6 @@ def family_rates(
         family.launch_s,
         {work: share.compute * peak_flops for work, share in shares},
         {work: share.memory * bandwidth_bytes_per_s for work, share in shares},
+        family.host_forward_s,
+        family.host_backward_s,
     )
