@@ -84,7 +84,9 @@ def profile(
     planner profile profiles/gpt2.json --device V100-SXM2-16GB -o gpt2-v100.json
     """
     device, engine, dtype = measuring.device, measuring.engine, measuring.dtype
-    path = path or api.profile_path(model, device=device, engine=engine, dtype=dtype)
+    path = path or api.profile_path(
+        model, device=device, engine=engine, dtype=dtype, compiled=measuring.compiled
+    )
     older = api.check_outputs({"profile": path}, {"model": model})
     efforts: list[Effort] = []
     comparison, sized = None, None

@@ -204,11 +204,16 @@ def device_family(kind: DeviceType, dtype: str) -> DeviceFamily:
     return replace(HALF, efficiencies={**HALF.efficiencies, **own[0]}) if own else HALF
 
 
-def rates_of(kind: DeviceType, dtype: str) -> Rates:
-    """The speeds that kernels reach on a device type that works in a dtype."""
-    return family_rates(
-        device_family(kind, dtype), kind.peak_flops(dtype), kind.memory_bandwidth_bytes_per_s
-    )
+def rates_of(kind: DeviceType, dtype: str, *, compiled: bool = False) -> Rates:
+    """The speeds that kernels reach on a device type that works in a dtype.
+
+    Args:
+        compiled: whether a compiled step starts them, so that launches take no time.
+    """
+    family = device_family(kind, dtype)
+    if compiled:
+        family = replace(family, launch_s=0.0, host_forward_s=0.0, host_backward_s=0.0)
+    return family_rates(family, kind.peak_flops(dtype), kind.memory_bandwidth_bytes_per_s)
 
 
 def family_rates(

@@ -138,7 +138,8 @@ def _work(func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 
 def _attention(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Work:
     """Causal attention is apart: its kernels skip the half that the flag hides."""
-    given = dict(zip((one.name for one in func._schema.arguments), args, strict=False)) | kwargs
+    names = (one.name for one in func._schema.arguments)
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
     if not given.get("is_causal"):
         return Work.ATTENTION
     backward = "backward" in func.overloadpacket.__name__

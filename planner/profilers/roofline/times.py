@@ -83,7 +83,8 @@ class Passes:
         each = np.maximum(*self.bounds_s(rates))
         total = np.bincount(self.owner, rates.launch_s + each, self.num_passes)
         started = host_s * np.bincount(self.owner, minlength=self.num_passes)
-        return np.maximum(total, started).astype(np.float64)
+        longer: Floats = np.maximum(total, started)
+        return longer
 
 
 def _by_index(speeds: Mapping[Work, float]) -> Floats:

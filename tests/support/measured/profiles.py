@@ -26,7 +26,7 @@ def profile(row: Row, folder: Path = FOLDER) -> Profile:
     """
     network = row.network
     assert network is not None
-    key = repr((network, row.microbatch, row.dtype, row.device, _version()))
+    key = repr((network, row.microbatch, row.dtype, row.device, row.compiled, _version()))
     path = folder / f"{network.kind}-{hashlib.sha256(key.encode()).hexdigest()[:20]}.json"
     if path.exists():
         return planner.read_profile(path)
@@ -34,7 +34,12 @@ def profile(row: Row, folder: Path = FOLDER) -> Profile:
         file = Path(place) / f"{network.kind}.onnx"
         file.write_bytes(networks.model(network).SerializeToString())
         own = planner.profile(
-            file, device=row.device, dtype=row.dtype, batch=row.microbatch, dims=network.dims
+            file,
+            device=row.device,
+            dtype=row.dtype,
+            batch=row.microbatch,
+            dims=network.dims,
+            compiled=row.compiled,
         )
     folder.mkdir(parents=True, exist_ok=True)
     planner.write_profile(own, path)
