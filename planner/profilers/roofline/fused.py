@@ -174,9 +174,10 @@ class _Step:
         if name in self.base:
             return 0
         tensor, others = self.tensors[name], self._others(v, name)
-        as_it_is = name in self.graph.outputs or any(not self.heavy[u] for u in others)
-        cast = self._cast_bytes(tensor) if any(self.heavy[u] for u in others) else 0
-        return (tensor.bytes if as_it_is else 0) + cast
+        sizes = {self._cast_bytes(tensor) if self.heavy[u] else tensor.bytes for u in others}
+        if name in self.graph.outputs:
+            sizes.add(tensor.bytes)
+        return sum(sizes)
 
     def _backward_bytes(self, v: int) -> int:
         operator, stash = self.graph.operators[v], self.stashes[v]
