@@ -9,8 +9,8 @@ BIN := $(VENV)/bin
 WORKERS := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 READY := $(VENV)/.ready
 
-BENCHMARKS := accuracy bottleneck convergence demo gpu gradients launch memory mutants netsplit overhead \
-	periodic pipedream placements points profile simulate solve solvers split start strategies truth zoo
+BENCHMARKS := ablation accuracy bottleneck convergence demo estimates gpu gradients launch memory mutants netsplit \
+	overhead overlap periodic pipedream placements points profile simulate solve solvers split start strategies truth zoo
 
 .PHONY: help setup demo test test-all fuzz lint type fmt golden conformance bench docs check clean
 
@@ -65,11 +65,14 @@ golden: $(READY) ## write the golden files of the tests anew
 
 bench: bench-placements bench-profile bench-solve bench-solvers ## all benchmarks
 
+SMALLEST := --family wresnet --size 1 --gpus 8 --no-overlap
+
 # A benchmark is a module of tests/bench with the name of its target. RUNS are the modules and
 # arguments of those that need more; `make bench-NAME ARGS=..` gives other arguments.
 bench-accuracy bench-convergence bench-memory bench-periodic bench-placements bench-points \
 	bench-profile: \
 	RUNS = "$* --write"
+bench-ablation: RUNS = "$* --write" "$* $(SMALLEST) --write" "$* $(SMALLEST) --frozen --write"
 bench-demo: RUNS = "$* --repeat 3"
 bench-mutants: RUNS = "$* --seed 1"
 bench-netsplit: RUNS = $* "$* --coplaced"

@@ -120,7 +120,8 @@ class Prediction:
         latency_s: forward and backward of one microbatch, alone.
         throughput: samples per s.
         bubble_fraction: 1 - compute / (used devices x iteration).
-        closed_form_s: the iteration as the search saw it.
+        closed_form_s: the iteration as searches see it: in closed form or, with stages in parts,
+            the estimate of `simulator/estimate.py`.
         stages: one per stage.
         devices: one per used device, ascending.
     """

@@ -106,6 +106,11 @@ def shared_level(stage: Stage) -> int:
     return max((stage.zero, *stage.zero_of.values())) if stage.over > 1 else 0
 
 
+def in_parts(stage: Stage) -> bool:
+    """Whether a stage is split over a mesh, or keeps parts over its replicas."""
+    return stage.sharding is not None or shared_level(stage) > 0
+
+
 @dataclass(frozen=True, slots=True)
 class Strategy:
     """A solver's decisions.

@@ -92,36 +92,14 @@ def action_costs(
     slow = slowdowns(problem, used)
     slow |= {device: 1.0 for group in contention for device in group.devices}
     own = [d for d in slow if topology.devices[d].type == calibration.device_type]
-    forward, backward = {}, {}
-    step, gather = dict.fromkeys(slow, 0.0), dict.fromkeys(slow, 0.0)
-    head, arrives_s = dict[int, float](), 0.0
+    times, arrives_s = _DeviceTimes(problem, slow), 0.0
     for s, stage in enumerate(strategy.stages):
-        shared = over_replicas(stage, problem.profile.graph)
-        alone = shared if shared_level(stage) >= 2 else stage
-        both_s = {
-            device: times
-            for group in alone.groups
-            for times in [_replica_pass_s(problem, stage, group, slow)]
-            for device in group
-        }
-        for group in shared.groups:
-            beside = stage.prefetch is not None
-            gathered_s = 0.0 if beside else gather_s(problem, stage, group)
-            head_s = gather_beside_s(problem, stage, group, group[0]) if beside else 0.0
-            for device in group:
-                if head_s > arrives_s:
-                    head[device] = slow[device] * (head_s - arrives_s)
-                step[device] += slow[device] * step_s(
-                    problem.training.optimizer, state_bytes[s], device_type(topology, device)
-                )
-                gather[device] += gathered_s
-                forward[s, device], backward[s, device] = both_s[device]
-        # Before that no microbatch comes to the next stage.
-        arrives_s += min(forward_s for forward_s, _ in both_s.values())
+        # Before its forwards no microbatch comes to the next stage.
+        arrives_s += times.add(s, stage, state_bytes[s], arrives_s)
     of_sums = sum_factor(problem, slow)
     return ActionCosts(
-        forward_s=forward,
-        backward_s=backward,
+        forward_s=times.forward,
+        backward_s=times.backward,
         tensor_bytes={one.tensor: one.bytes for one in crossing},
         sum_s=tuple(
             of_sums * gradient_sum_s(topology, one.devices, one.bytes, one.shards, crowd)
@@ -133,16 +111,68 @@ def action_costs(
             for (index, device), time_s in backward_left_s(problem, strategy, sums).items()
         },
         step_s={
-            d: (calibration.steps if d in own else 1.0) * time_s + gather[d] + launch_s(problem, d)
-            for d, time_s in step.items()
+            d: (calibration.steps if d in own else 1.0) * time_s
+            + times.gather[d]
+            + launch_s(problem, d)
+            for d, time_s in times.step.items()
         },
-        head_s=head,
+        head_s=times.head,
         link_share=link_share(problem, slow),
         post_s=dict.fromkeys(own, calibration.post_s),
         copy_s_per_byte=dict.fromkeys(own, calibration.copy_s_per_byte),
         contention=contention,
         item_bytes={one.tensor: ITEM_BYTES[one.dtype] for one in crossing},
     )
+
+
+class _DeviceTimes:
+    """Times of the devices of a strategy, in s, as its stages are added one after the other.
+
+    Attributes:
+        forward: by (stage, device).
+        backward: by (stage, device).
+        step: by device, the optimizer's, without a calibration.
+        gather: by device, what is gathered behind its step.
+        head: as `ActionCosts.head_s`.
+
+    Args:
+        slow: by device, its slowdown.
+    """
+
+    def __init__(self, problem: Problem, slow: Mapping[int, float]) -> None:
+        self._problem, self._slow = problem, slow
+        self.forward: dict[tuple[int, int], float] = {}
+        self.backward: dict[tuple[int, int], float] = {}
+        self.step, self.gather = dict.fromkeys(slow, 0.0), dict.fromkeys(slow, 0.0)
+        self.head: dict[int, float] = {}
+
+    def add(self, s: int, stage: Stage, state_bytes: int, arrives_s: float) -> float:
+        """Adds a stage; gives the time of its fastest forward.
+
+        Args:
+            s: its index.
+            state_bytes: of it, what the optimizer steps through.
+            arrives_s: before that no microbatch comes to it.
+        """
+        problem, slow = self._problem, self._slow
+        shared = over_replicas(stage, problem.profile.graph)
+        for group in (shared if shared_level(stage) >= 2 else stage).groups:
+            both_s = _replica_pass_s(problem, stage, group, slow)
+            for device in group:
+                self.forward[s, device], self.backward[s, device] = both_s
+        for group in shared.groups:
+            gathered_s, head_s = gather_s(problem, stage, group), 0.0
+            if stage.prefetch is not None:
+                head_s = gather_beside_s(problem, stage, group, group[0]) - arrives_s
+                gathered_s = 0.0
+            for device in group:
+                self.gather[device] += gathered_s
+                self.step[device] += slow[device] * step_s(
+                    problem.training.optimizer, state_bytes, device_type(problem.topology, device)
+                )
+                if head_s > 0:
+                    self.head[device] = slow[device] * head_s
+        return min(self.forward[s, device] for device in stage.devices)
 
 
 def crowds(topology: Topology, sums: Sequence[GradientSum]) -> list[float]:

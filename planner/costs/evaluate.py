@@ -4,6 +4,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from planner.artefacts.plan import MemoryParts, StagePrediction
 from planner.artefacts.problem import Problem
 from planner.artefacts.strategy import (
     Strategy,
-    shared_level,
+    in_parts,
     shares_devices,
     stages_by_device,
     used_devices,
@@ -60,6 +61,15 @@ class Evaluation:
     shortage: str | None
 
 
+class Priced(NamedTuple):
+    """All of a strategy that needs no action lists; as in `Evaluation`."""
+
+    costs: ActionCosts
+    stages: tuple[StageCost, ...]
+    times: tuple[StagePrediction, ...]
+    needs: tuple[StageMemory, ...]
+
+
 @remembered(kept=2)
 def evaluate(problem: Problem, strategy: Strategy) -> Evaluation:
     """Prices a strategy. The last ones are remembered: the judge asks for the one that a solver has
@@ -72,8 +82,7 @@ def evaluate(problem: Problem, strategy: Strategy) -> Evaluation:
     wrong = all_violations(strategy, graph, len(problem.topology.devices))
     if wrong:
         raise ValueError("; ".join(wrong))
-    costs, stages, needs = _priced(problem, strategy)
-    times = tuple(_times(problem, strategy, costs, stages))
+    costs, stages, times, needs = priced(problem, strategy)
     if strategy.schedule.is_asynchronous:
         lists = flow(strategy, graph, steady_minibatches(strategy))
     else:
@@ -87,7 +96,7 @@ def evaluate(problem: Problem, strategy: Strategy) -> Evaluation:
         costs=costs,
         stages=stages,
         times=times,
-        needs=tuple(needs),
+        needs=needs,
         memory=memory,
         shortage=_shortage(problem, strategy, memory),
     )
@@ -105,11 +114,7 @@ def _times(
 
 def pricing_work_s(strategy: Strategy) -> float:
     """The work of a strategy's closed form, in seconds of an ordinary core."""
-    split = sum(
-        len(one.operators)
-        for one in strategy.stages
-        if one.sharding is not None or shared_level(one)
-    )
+    split = sum(len(one.operators) for one in strategy.stages if in_parts(one))
     whole = sum(len(one.operators) for one in strategy.stages) - split
     return split / _SPLIT_PER_S + whole / _OPERATORS_PER_S
 
@@ -123,22 +128,19 @@ def evaluation_work_s(strategy: Strategy, evaluation: Evaluation) -> float:
 
 def closed_form_s(problem: Problem, strategy: Strategy) -> float:
     """The problem's objective for a sound strategy in closed form, in s; needs no action lists."""
-    _, stages, _ = _priced(problem, strategy)
-    return objective_s(
-        stages, problem.num_microbatches, problem.training.objective, problem.training.schedule
-    )
+    training, stages = problem.training, priced(problem, strategy).stages
+    return objective_s(stages, problem.num_microbatches, training.objective, training.schedule)
 
 
 @remembered(kept=4)
-def _priced(
-    problem: Problem, strategy: Strategy
-) -> tuple[ActionCosts, tuple[StageCost, ...], list[StageMemory]]:
-    """All that needs no action lists: costs of the actions, and of each stage time and memory."""
+def priced(problem: Problem, strategy: Strategy) -> Priced:
+    """Prices a sound strategy, but for what follows from its action lists."""
     graph = problem.profile.graph
     sums, needs = gradient_sums(strategy, graph), _needs(problem, strategy)
     costs = action_costs(problem, strategy, sums, [need.static.state for need in needs])
     stages = stage_costs(problem, strategy, sums, costs)
-    return costs, stages, needs
+    times = tuple(_times(problem, strategy, costs, stages))
+    return Priced(costs, stages, times, tuple(needs))
 
 
 def _needs(problem: Problem, strategy: Strategy) -> list[StageMemory]:
@@ -155,7 +157,7 @@ def _needs(problem: Problem, strategy: Strategy) -> list[StageMemory]:
 
 
 def _memory(
-    problem: Problem, strategy: Strategy, lists: Program, needs: list[StageMemory]
+    problem: Problem, strategy: Strategy, lists: Program, needs: Sequence[StageMemory]
 ) -> Mapping[int, MemoryParts]:
     """The peak of every used device; replicas differ by their share of the microbatches."""
     code = lists.code

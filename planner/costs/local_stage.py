@@ -11,7 +11,7 @@ devices.
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, combinations
 from math import prod
@@ -27,6 +27,7 @@ from planner.artefacts.graph import (
     View,
     consumers,
     differentiated,
+    holders,
     losses_of,
     parameters_by_name,
     producers,
@@ -35,7 +36,7 @@ from planner.artefacts.graph import (
 from planner.artefacts.profile import LossCost, OperatorCost, Profile, view_bases, with_times
 from planner.artefacts.sharding import Rule, blocks_of, local_shape, rule_by
 from planner.artefacts.strategy import Stage, indices_of
-from planner.costs.mesh_memory import conversion_bytes
+from planner.costs.mesh_memory import bucket_scatters, conversion_bytes
 from planner.resharding import Resharding, reshardings
 from planner.resharding.conversion import Collective, Step
 from planner.resharding.cut_losses import vocabulary_parallel_steps
@@ -195,31 +196,47 @@ class _Builder:
 
     def _hold_in_flight(self) -> None:
         """Adds to the operators what is held beside them for collectives that run meanwhile, but
-        for copies and gradients, which are tensors: the buffers of these, and parameters that are
-        gathered again ahead.
+        for copies and gradients, which are tensors: buffers, of one collective at a time, and
+        parameters that are gathered again ahead.
         """
         order, rows, end = self.order, self.operator_rows, len(self.rows)
-        # Changes of the bytes from row to row, in the forward and in the backward.
-        there, back = ([0] * (end + 1) for _ in range(2))
+        buffers, ahead = [0] * (end + 1), [0] * (end + 1)
         for c, row in enumerate(self.copy_rows):
-            if order.start[c] < order.first[c]:
-                until = rows[order.first[c]] if order.first[c] < len(rows) else end
-                for held, size in zip(
-                    (there, back), self._taken(self.conversions[row]), strict=True
-                ):
-                    held[row] += size
-                    held[until] -= size
+            until = rows[order.first[c]] if order.first[c] < len(rows) else end
+            size = max(self._taken(self.conversions[row])) if row + 1 < until else 0
+            for i in range(row, until) if size else ():
+                buffers[i] = max(buffers[i], size)
+        for first, until, size in self._scatters() if self.stage.prefetch is not None else ():
+            for i in range(first, until):
+                buffers[i] = max(buffers[i], size)
+        # Changes of the bytes from row to row.
         for at, places in order.again.items():
             for place in places:
                 if place < at:
                     size = self._gathered_bytes(self.rows[rows[place]])
-                    back[rows[place] + 1] += size
-                    back[rows[at] + 1] -= size
-        for i, beside in enumerate(map(max, accumulate(there), accumulate(back))):
-            cost = self.rows[i].cost if i < end else None
-            if beside and cost is not None and self.rows[i].graph_index >= 0:
-                cost = replace(cost, workspace_bytes=cost.workspace_bytes + beside)
-                self.rows[i] = self.rows[i]._replace(cost=cost)
+                    ahead[rows[place] + 1] += size
+                    ahead[rows[at] + 1] -= size
+        for i, both in enumerate(zip(buffers[:end], accumulate(ahead), strict=False)):
+            row_i = self.rows[i]
+            if any(both) and row_i.graph_index >= 0:
+                workspace = row_i.cost.workspace_bytes + sum(both)
+                self.rows[i] = row_i._replace(cost=replace(row_i.cost, workspace_bytes=workspace))
+
+    def _scatters(self) -> Iterator[tuple[int, int, int]]:
+        """The rows beside which the gradients of a bucket are scattered in a backward, the first
+        and the one behind the last, and the bytes that this takes: from the operator on that makes
+        the last of them, until that of the next bucket.
+        """
+        places = {self.rows[row].graph_index: row for row in self.operator_rows}
+        users = holders(self.graph)
+        made = sorted(
+            (min(places[v] for name in names for v in users[name] if v in places), size)
+            for names, size in bucket_scatters(self.stage, self.graph)
+        )
+        behind = 0
+        for row, size in made:
+            yield behind, row + 1, size
+            behind = row + 1
 
     def _gathered_bytes(self, row: "_Row") -> int:
         """What is held while the parameters of an operator are gathered again ahead."""

@@ -3,7 +3,7 @@
 order in the buffers of a collective, so that it is copied on its way there or from there.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import prod
 from typing import NamedTuple
@@ -122,15 +122,23 @@ def _is_scattered(shape: Sequence[int], n: int, cut: str) -> bool:
 
 def scatter_bytes(stage: Stage, graph: Graph) -> int:
     """The most bytes that are taken when the gradients of a bucket become those of parts that are
-    stepped (`launcher/mesh/shards.py`): all that are cut in the same way go together, in a buffer
-    to send, one that comes, and the sum of its parts.
+    stepped.
     """
-    steps, mesh, most = state_steps(stage, graph), over_replicas(stage, graph).mesh, 0
+    return max((size for _, size in bucket_scatters(stage, graph)), default=0)
+
+
+def bucket_scatters(stage: Stage, graph: Graph) -> Iterator[tuple[tuple[str, ...], int]]:
+    """The parameters of each bucket whose gradients become those of parts that are stepped, and the
+    most bytes that this takes (`launcher/mesh/shards.py`): all that are cut in the same way go
+    together, in a buffer to send, one that comes, and the sum of its parts.
+    """
+    steps, mesh = state_steps(stage, graph), over_replicas(stage, graph).mesh
     for bucket in scattered_buckets(stage, graph):
         alike: dict[tuple[tuple[tuple[str, int, str, str], ...], str], int] = {}
         for one in bucket:
             key = (steps_key(steps[one.name].scatter), one.dtype)
             alike[key] = alike.get(key, 0) + one.bytes
+        most = 0
         for (kinds, _), total in alike.items():
             held, size = 0, total
             for kind, axis, *_ in kinds:
@@ -138,7 +146,7 @@ def scatter_bytes(stage: Stage, graph: Graph) -> int:
                 if kind == Collective.REDUCE_SCATTER:
                     most, held = max(most, held + 2 * size + part), part
                 size = part
-    return most
+        yield tuple(one.name for one in bucket), most
 
 
 def gather_bytes(stage: Stage, graph: Graph) -> int:

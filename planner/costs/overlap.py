@@ -82,13 +82,13 @@ def evaluated_with_overlap(problem: Problem, strategy: Strategy) -> tuple[Strate
         strategy: with `with_overlap`.
     """
     evaluation = evaluate(problem, strategy)
-    ahead = [stage.prefetch for stage in strategy.stages]
-    while evaluation.shortage is not None and any(one is not None for one in ahead):
-        ahead = [_less(problem, strategy, evaluation, s) for s in range(len(ahead))]
+    while evaluation.shortage is not None:
         stages = tuple(
-            replace(stage, prefetch=budget)
-            for stage, budget in zip(strategy.stages, ahead, strict=True)
+            replace(stage, prefetch=_less(problem, strategy, evaluation, s))
+            for s, stage in enumerate(strategy.stages)
         )
+        if stages == strategy.stages:  # those that are short hold nothing ahead
+            break
         strategy = replace(strategy, stages=stages)
         evaluation = evaluate(problem, strategy)
     return strategy, evaluation

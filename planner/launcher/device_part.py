@@ -19,9 +19,10 @@ from planner.launcher.gradients import GradientBuckets
 from planner.launcher.groups import Groups
 from planner.launcher.job import TrainingJob
 from planner.launcher.mesh.convert import converted
-from planner.launcher.mesh.lines import Mesh, lines_of, replica_and_index
+from planner.launcher.mesh.lines import Mesh, lines_of, queued, replica_and_index
 from planner.launcher.mesh.losses import reports_loss, split_criterion
 from planner.launcher.mesh.module import split_module
+from planner.launcher.mesh.queue import queue_on
 from planner.launcher.mesh.shards import OptimizerShards
 from planner.launcher.stage import StageModule
 from planner.model.load import Model
@@ -99,6 +100,9 @@ def stage_place(stage: Stage, graph: Graph, groups: Groups) -> StagePlace:
     """The place of this device in a stage that it runs."""
     shared = over_replicas(stage, graph)
     (replica, mesh), (_, shared_mesh) = (_mesh(one, groups) for one in (stage, shared))
+    if shared.sharding is not None and stage.prefetch is not None:
+        queue = queue_on(groups.torch_device)
+        mesh, shared_mesh = queued(mesh, queue), queued(shared_mesh, queue)
     return StagePlace(stage, replica, mesh, shared, shared_mesh)
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from planner.artefacts.strategy import GradientSum
 from planner.launcher import clocks
 from planner.launcher.groups import Groups
+from planner.launcher.mesh.queue import Pending
 from planner.launcher.mesh.shards import OptimizerShards
 from planner.launcher.transfers import PostedTransfer
 from planner.schedules.actions import Action, AllReduce, Compute, Direction
@@ -69,6 +70,7 @@ class GradientBuckets:
         self._due: deque[int] = deque()  # sums of the backward that runs, which are not started
         self._missing: dict[int, int] = {}  # how many gradients of each of them are not there yet
         self._started: dict[int, list[PostedTransfer]] = {}
+        self._scattering: dict[int, tuple[float, Pending[float]]] = {}  # since when, till when
         self._free_s = 0.0  # end of the last sum
 
     def buffers(self, index: int) -> Sequence[Tensor]:
@@ -131,9 +133,10 @@ class GradientBuckets:
         for parameter in self._non_contributing.get(index, ()):
             if parameter.grad is not None:
                 parameter.grad.zero_()
-        # A reduce-scatter waits until nothing else is done.
         buffers = () if self._sums[index].shards else self._buffers[index]
         self._started[index] = [self._groups.start_sum(one, index) for one in buffers]
+        if self._shards is not None and self._shards.runs_beside and self._sums[index].shards:
+            self._scattering[index] = self._scatter(index)
 
     def finish(self, index: int) -> tuple[float, float]:
         """Waits until a bucket is summed; gives start and end on this process's clock."""
@@ -149,18 +152,24 @@ class GradientBuckets:
         self._free_s = max(self._groups.finish(one) for one in posted)
         return start_s, self._free_s
 
+    def _scatter(self, index: int) -> tuple[float, Pending[float]]:
+        assert self._shards is not None, "only meshes keep parts"
+        return clocks.now_s(), self._shards.scatter(self._sums[index].parameters)
+
     def _scattered(self, index: int) -> tuple[float, float]:
         """A sum of which each device keeps a part: a reduce-scatter over the devices of the mesh,
-        and a sum of the parts over those that keep the same.
+        and a sum of the parts over those that keep the same. Without a queue for it, the former
+        waits until nothing else is done.
         """
-        start_s = max(self._free_s, clocks.now_s())
-        assert self._shards is not None, "only meshes keep parts"
-        self._shards.scatter(self._sums[index].parameters)
+        if index not in self._scattering:
+            self._scattering[index] = self._scatter(index)
+        begun_s, scattering = self._scattering.pop(index)
+        start_s = max(self._free_s, begun_s)
+        self._free_s = max(start_s, scattering.wait())
         if self._groups.sums_parts(index):
             buffers = self._shard_buffers.get(index, ())
             for one in [self._groups.start_sum(buffer, index) for buffer in buffers]:
-                self._groups.finish(one)
-        self._free_s = clocks.now_s()
+                self._free_s = self._groups.finish(one)
         return start_s, self._free_s
 
 

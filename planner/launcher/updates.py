@@ -226,6 +226,7 @@ class OptimizerStep:
         return loss * factor
 
     def _change(self) -> None:
+        self._shards.settle()
         if self._optimizer is not None:
             for group in self._optimizer.param_groups:
                 group["lr"] = self.last.rate * group.get(FACTOR, 1.0)

@@ -2,8 +2,10 @@
 simulator runs it.
 """
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import metadata
 
 from planner.artefacts.files import artefact_hash
@@ -14,7 +16,7 @@ from planner.artefacts.plan import Certificate, DevicePrediction, Plan, Predicti
 from planner.artefacts.problem import Problem, Result
 from planner.artefacts.profile import Profile
 from planner.artefacts.roofline import device_is_unknown, rescaled, unknown_speeds
-from planner.artefacts.strategy import Strategy, crossings, indices_of, used_devices
+from planner.artefacts.strategy import Strategy, crossings, in_parts, indices_of, used_devices
 from planner.artefacts.topology import Topology
 from planner.clusters.routes import host_order
 from planner.costs.closed_form import bottleneck_s, iteration_s
@@ -23,6 +25,7 @@ from planner.costs.operators import hosts_with_contention, slowdowns
 from planner.costs.overlap import evaluated_with_overlap, with_overlap
 from planner.costs.peak_bound import peak_bound_s
 from planner.schedules.orders import default_warmups
+from planner.simulator.estimate import estimated_iteration_s, least_s, least_work_s
 from planner.simulator.objective import latency_s
 from planner.simulator.steady import Iteration, iterate
 from planner.simulator.timeline import shares_s
@@ -93,7 +96,9 @@ def judge(
     """The verdict on a solver's strategy, or None and why it does not fit. Where the simulator
     finds them faster, and they fit, another strategy of the solver is taken, or one that cuts what
     crosses stages (`solvers/sharded/edges.py`), or one more microbatch in flight per stage than the
-    default. Their work is limited; a note counts the variants that are left out.
+    default. Other strategies are simulated unless they are certainly slower than the best so far
+    (`simulator/estimate.py`), and then variants of those that were, the fastest first. Their work
+    is limited; a note counts those that are left out.
 
     Args:
         limit_s: limit of that work, in seconds of an ordinary core, and at most `MAX_WORK_S`. The
@@ -104,36 +109,85 @@ def judge(
     """
     if result.strategy is None:
         raise ValueError(f"{solver} has no strategy to judge")
-    objective = problem.training.objective
-    verdicts: list[Verdict] = []
-    shortage = None
-    own = (result.strategy, *result.others)
-    tried = (*own, *(with_local_all_gathers(problem, one) for one in own))
-    candidates = tuple(dict.fromkeys((*tried, *map(with_deeper_warmup, tried))))
-    work_s, next_s, left_out = 0.0, 0.0, 0
-    for candidate in candidates:
-        # Variants are about as long as the one before.
-        if verdicts and work_s + next_s > min(limit_s, MAX_WORK_S):
-            left_out += 1
-            continue
-        candidate, evaluation = evaluated_with_overlap(problem, with_overlap(problem, candidate))
-        next_s = evaluation_work_s(candidate, evaluation)
-        work_s += next_s
-        if evaluation.shortage is None:
-            verdicts.append(_verdict(problem, candidate, evaluation))
-        else:
-            shortage = shortage or evaluation.shortage
-    if not verdicts:
-        return None, shortage
-    best = min(verdicts, key=lambda one: predicted_s(one.prediction, objective))
-    best = replace(best, work_s=work_s)
-    if not left_out:
+    trial = _Trial(problem, min(limit_s, MAX_WORK_S))
+    for strategy in (result.strategy, *result.others):
+        if not trial.is_slower(strategy):
+            trial.run(strategy)
+    for vary in (partial(with_local_all_gathers, problem), with_deeper_warmup):
+        for strategy in trial.fastest_first:
+            trial.run(vary(strategy))
+    if trial.best is None:
+        return None, trial.shortage
+    best = replace(trial.best, work_s=trial.work_s)
+    if not trial.left_out:
         return best, None
     note = (
-        f"{left_out} of {len(candidates)} variants of the {solver} plan were not simulated: the"
-        " work for that was done"
+        f"{len(trial.left_out)} of {len(trial.left_out) + len(trial.simulated)} variants of the"
+        f" {solver} plan were not simulated: the work for that was done"
     )
     return replace(best, notes=(*best.notes, note)), None
+
+
+class _Trial:
+    """A solver's strategies, and variants of them, while they are simulated.
+
+    Attributes:
+        best: the best verdict; None while nothing fits.
+        shortage: why the first one that does not fit does not.
+        simulated: by strategy, before its collectives were put beside its computations, its
+            objective in s; inf of those that do not fit.
+        left_out: strategies for which there was no work.
+        work_s: the work of all, in seconds of an ordinary core.
+    """
+
+    def __init__(self, problem: Problem, limit_s: float) -> None:
+        self.problem, self.limit_s = problem, limit_s
+        self.best: Verdict | None = None
+        self.shortage: str | None = None
+        self.simulated: dict[Strategy, float] = {}
+        self.left_out: dict[Strategy, None] = {}
+        self.work_s, self._next_s = 0.0, 0.0
+
+    @property
+    def fastest_first(self) -> list[Strategy]:
+        """What was simulated; those that do not fit are last."""
+        return sorted(self.simulated, key=lambda one: self.simulated[one])
+
+    def is_slower(self, strategy: Strategy) -> bool:
+        """Whether a strategy is certainly slower than the best so far."""
+        if self.best is None or self._is_out_of_work:
+            return False
+        strategy = with_overlap(self.problem, strategy)
+        self.work_s += least_work_s(strategy)
+        return least_s(self.problem, strategy) > self._value_s(self.best)
+
+    def run(self, strategy: Strategy) -> None:
+        """Evaluates and simulates a strategy, once, if there is work for it."""
+        if strategy in self.simulated or strategy in self.left_out:
+            return
+        if self.best is not None and self._is_out_of_work:
+            self.left_out[strategy] = None
+            return
+        self.simulated[strategy] = math.inf
+        overlapped = with_overlap(self.problem, strategy)
+        overlapped, evaluation = evaluated_with_overlap(self.problem, overlapped)
+        self._next_s = evaluation_work_s(overlapped, evaluation)
+        self.work_s += self._next_s
+        if evaluation.shortage is not None:
+            self.shortage = self.shortage or evaluation.shortage
+            return
+        verdict = _verdict(self.problem, overlapped, evaluation)
+        self.simulated[strategy] = value_s = self._value_s(verdict)
+        if self.best is None or value_s < self._value_s(self.best):
+            self.best = verdict
+
+    def _value_s(self, verdict: Verdict) -> float:
+        return predicted_s(verdict.prediction, self.problem.training.objective)
+
+    @property
+    def _is_out_of_work(self) -> bool:
+        # Variants are about as long as the one before.
+        return self.work_s + self._next_s > self.limit_s
 
 
 def _verdict(problem: Problem, strategy: Strategy, evaluation: Evaluation) -> Verdict:
@@ -190,6 +244,11 @@ def predict(
     used = used_devices(strategy)
     devices = problem.topology.devices
     num_microbatches = strategy.num_microbatches
+    closed_s = (
+        estimated_iteration_s(problem, strategy)
+        if any(map(in_parts, strategy.stages))
+        else iteration_s(evaluation.stages, num_microbatches, strategy.schedule)
+    )
     computing, communicating, idle = (share.tolist() for share in shares_s(times))
     return Prediction(
         iteration_s=times.iteration_s,
@@ -197,7 +256,7 @@ def predict(
         latency_s=latency_s(problem, strategy, evaluation, iteration.times),
         throughput=num_microbatches * problem.profile.microbatch_size / times.iteration_s,
         bubble_fraction=max(0.0, 1.0 - sum(computing) / (len(used) * times.iteration_s)),
-        closed_form_s=iteration_s(evaluation.stages, num_microbatches, strategy.schedule),
+        closed_form_s=closed_s,
         stages=evaluation.times,
         devices=tuple(
             DevicePrediction(

@@ -53,7 +53,7 @@ def _peak_bytes(plan: Plan) -> int:
 
 
 def _off(plan: Plan) -> float:
-    """The error of the closed form, which ignores what only the simulator sees."""
+    """The error of what searches rank by, which may ignore what only the simulator sees."""
     return plan.prediction.closed_form_s / plan.prediction.iteration_s - 1
 
 

@@ -157,28 +157,33 @@ def _bytes(one: Resharding, stage: Stage, graph: Graph) -> int:
 def _late(
     every: Sequence[Resharding], stage: Stage, graph: Graph
 ) -> Mapping[int, tuple[int, ...]]:  # fmt: skip
-    """As `PassOrder.late`: products that read their parameters as they lie."""
-    known, with_backward = parameters_by_name(graph), differentiated(graph)
-    converted = {(name, one.tensor) for one in every for name in one.readers}
-    place, found = {name: i for i, name in enumerate(stage.operators)}, dict[int, list[int]]()
-    taken = set[str]()
-    operators = {graph.operators[v].name: v for v in indices_of(stage, graph)}
+    """As `PassOrder.late`; a product that reads several copies waits for the first one."""
+    known = parameters_by_name(graph)
+    todo = _products_in_two(every, stage, graph)
+    found = {}
     for c, one in enumerate(every):
-        if one.tensor in known or not sends(one.backward):
-            continue
-        for name in reversed(one.readers):
-            operator = graph.operators[operators[name]]
-            trained = [n for n in operator.parameters if known[n].trainable]
-            if (
-                operator.type in PRODUCTS
-                and trained
-                and name not in taken
-                and operators[name] in with_backward
-                and all((name, n) not in converted for n in operator.parameters)
-            ):
-                taken.add(name)
-                found.setdefault(c, []).append(place[name])
-    return {c: tuple(places) for c, places in found.items()}
+        if one.tensor not in known and sends(one.backward):
+            mine = tuple(todo.pop(name) for name in reversed(one.readers) if name in todo)
+            if mine:
+                found[c] = mine
+    return found
+
+
+def _products_in_two(
+    every: Sequence[Resharding], stage: Stage, graph: Graph
+) -> dict[str, int]:  # fmt: skip
+    """The places of the products with a backward that train parameters and read them as they lie,
+    by name.
+    """
+    known, with_backward = parameters_by_name(graph), differentiated(graph)
+    converted = {name for one in every if one.tensor in known for name in one.readers}
+    operators = [(v, graph.operators[v]) for v in indices_of(stage, graph)]
+    return {
+        one.name: place
+        for place, (v, one) in enumerate(operators)
+        if one.type in PRODUCTS and v in with_backward and one.name not in converted
+        and any(known[name].trainable for name in one.parameters)
+    }  # fmt: skip
 
 
 def _ordered(copies: _Copies, prefetch: int | None) -> PassOrder:

@@ -305,15 +305,19 @@ def steps_key(steps: Iterable[Step]) -> tuple[tuple[str, int, str, str], ...]:
 @remembered
 def gathered_together(stage: Stage, graph: Graph) -> tuple[tuple[str, ...], ...]:
     """Names of the parameters that are gathered at once from the parts that were stepped: of one
-    type, by the same steps, and not too many.
+    type, by the same steps, and not too many; in the order in which a forward reads them.
     """
-    known = parameters_by_name(graph)
+    known, users, inside = parameters_by_name(graph), holders(graph), {*indices_of(stage, graph)}
+    gathers = state_steps(stage, graph)
+    first = {name: min(v for v in users[name] if v in inside) for name in gathers}
     alike: dict[tuple[object, ...], list[Parameter]] = {}
-    for name, steps in sorted(state_steps(stage, graph).items()):
-        alike.setdefault((steps_key(steps.gather), known[name].dtype), []).append(known[name])
-    return tuple(
+    for name in sorted(gathers, key=lambda n: (first[n], n)):
+        key = steps_key(gathers[name].gather), known[name].dtype
+        alike.setdefault(key, []).append(known[name])
+    found = [
         tuple(one.name for one in bucket) for some in alike.values() for bucket in buckets(some)
-    )
+    ]
+    return tuple(sorted(found, key=lambda names: first[names[0]]))
 
 
 def scattered_buckets(stage: Stage, graph: Graph) -> tuple[tuple[Parameter, ...], ...]:

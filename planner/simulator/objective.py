@@ -6,7 +6,7 @@ from planner.artefacts.options import Objective
 from planner.artefacts.problem import Problem
 from planner.artefacts.strategy import ScheduleName, Strategy
 from planner.costs.closed_form import bottleneck_s
-from planner.costs.evaluate import Evaluation, evaluate
+from planner.costs.evaluate import Evaluation, Priced, evaluate
 from planner.schedules.actions import ActionKind
 from planner.schedules.orders import with_microbatches
 from planner.schedules.program import program
@@ -31,22 +31,28 @@ def objective_s(problem: Problem, strategy: Strategy) -> float:
     return latency_s(problem, strategy, evaluation, iteration.times)
 
 
-def latency_s(problem: Problem, strategy: Strategy, evaluation: Evaluation, times: Times) -> float:
+def latency_s(
+    problem: Problem,
+    strategy: Strategy,
+    known: Evaluation | Priced,
+    times: Times | None = None,
+) -> float:
     """When the last backward of one microbatch ends that is alone, in s; the same under all
     schedules.
 
     Args:
-        times: of the strategy with its own number of microbatches.
+        known: the costs of the strategy.
+        times: of the strategy with its own number of microbatches, if these are known.
     """
     asynchronous = strategy.schedule.is_asynchronous
-    if strategy.num_microbatches > 1 or asynchronous:
+    if times is None or strategy.num_microbatches > 1 or asynchronous:
         if asynchronous:
             one_f_one_b = ScheduleName.ONE_F_ONE_B
             strategy = replace(strategy, schedule=one_f_one_b, vertical_sync=False)
         lists = program(
             with_microbatches(strategy, 1),
             problem.profile.graph,
-            evaluation.times,
+            known.times,
         )
-        times = run(lists, evaluation.costs, problem.topology)
+        times = run(lists, known.costs, problem.topology)
     return float(times.end_s[times.code.kind == ActionKind.COMPUTE].max(initial=0.0))

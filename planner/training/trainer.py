@@ -255,6 +255,7 @@ class Trainer:
     def close(self) -> None:
         """After the last step, with all other ranks."""
         with self.errors():
+            self.part.shards.settle()
             self.groups.barrier()
         self.groups.close()
         self._close_savers()

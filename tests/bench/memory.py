@@ -2,7 +2,7 @@
 
 Plans are drawn by a seed, on the models of the accuracy benchmark; some have split operators.
 
-    python -m tests.bench.memory [--write] [--only whole|split|shared] [--models NAME,...]
+    python -m tests.bench.memory [--write] [--only whole|split|shared|ahead] [--models NAME,...]
         [--seed N] [--keep FOLDER]
 
 On a CPU, a tracker counts storages from their making to their end. The machine may do other things.
@@ -23,7 +23,13 @@ from planner.artefacts.files import write_plan
 from planner.artefacts.options import Optimizer
 from planner.artefacts.problem import Problem
 from planner.artefacts.profile import Profile
-from planner.artefacts.strategy import ScheduleName, Stage, Strategy, stages_by_device
+from planner.artefacts.strategy import (
+    ScheduleName,
+    Stage,
+    Strategy,
+    in_parts,
+    stages_by_device,
+)
 from planner.artefacts.topology import Topology
 from planner.costs.evaluate import evaluate
 from planner.costs.peak_memory import peak_memory
@@ -32,6 +38,7 @@ from planner.model.load import ReadOptions, load
 from planner.profilers.measured import measure
 from planner.profilers.rules import with_rules
 from planner.reports.tables import percent
+from planner.resharding.overlap import held_ahead_bytes
 from planner.schedules.orders import default_warmups
 from tests.bench.solvers import ROOT, put, table
 from tests.support.accuracy_plans import SUBJECTS, planned
@@ -54,6 +61,7 @@ RERUN = 0.3
 TABLES = {
     "whole": "memory", "split": "memory of split plans",
     "shared": "memory of state over replicas",
+    "ahead": "memory of plans that hold ahead",
 }  # fmt: skip
 
 Plans = Mapping[str, tuple[Problem, Strategy]]
@@ -154,6 +162,27 @@ def shared(name: str, profile: Profile, seed: int) -> Mapping[int, Plans]:
     return by_ranks
 
 
+def ahead(name: str, profile: Profile, seed: int) -> Mapping[int, Plans]:
+    """The plans of `split` and `shared` with collectives beside computations, by number of ranks:
+    they hold nothing ahead, a part of all that they can, or all.
+    """
+    dice = random.Random(f"{name} ahead {seed}")
+    by_ranks: dict[int, dict[str, tuple[Problem, Strategy]]] = {}
+    for plans in (split(name, profile, seed), shared(name, profile, seed)):
+        for ranks, some in plans.items():
+            for title, (problem, strategy) in some.items():
+                share = dice.choice((0, 1 / 8, 1 / 3, 1))
+                stages = tuple(
+                    replace(one, prefetch=int(share * held_ahead_bytes(one, profile.graph)[1]))
+                    if in_parts(one)
+                    else one
+                    for one in strategy.stages
+                )
+                beside = problem, replace(strategy, stages=stages)
+                by_ranks.setdefault(ranks, {})[f"{title}.ahead{share:.0%}"] = beside
+    return by_ranks
+
+
 def cpus(count: int) -> Topology:
     """Processes on one host."""
     return cluster([unit_type("cpu")] * count, bandwidth=1e9)
@@ -195,13 +224,12 @@ def measured(folder: Path, models: Sequence[str], seed: int, kind: str) -> list[
     """Peak memory of every rank of every plan; one start of torchrun per number of ranks.
 
     Args:
-        kind: "whole" or "split", as operators are, or "shared".
+        kind: of the names of `TABLES`.
     """
     rows: list[RankMemory] = []
-    make = {"split": split, "shared": shared}.get(kind, drawn)
-    plans = {
-        name: make(name, profiled(name, folder, rules=kind == "split"), seed) for name in models
-    }
+    make = {"split": split, "shared": shared, "ahead": ahead}.get(kind, drawn)
+    rules = kind in ("split", "ahead")
+    plans = {name: make(name, profiled(name, folder, rules=rules), seed) for name in models}
     for ranks in sorted({ranks for of_model in plans.values() for ranks in of_model}):
         here = folder / f"{kind}{ranks}"
         here.mkdir(exist_ok=True)

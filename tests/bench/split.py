@@ -1,4 +1,4 @@
-"""Plans with operators split, on 8 to 64 devices, beside plans without (an hour).
+"""Plans with operators split or state in parts, on 8 to 64 devices, beside others (half an hour).
 
 The model is a Llama of 6.7 billion parameters, on hosts of A100 and H100. `--write` puts each table
 into docs/split.md as soon as it is made, and its best plan into the summary at the head. Tables
@@ -7,16 +7,13 @@ that are not asked for stay as they are.
     python -m tests.bench.split --write
     python -m tests.bench.split --hosts p4d --gpus 8 --per-device 1
 
-Microbatches of one sample have the operators of the shipped profiles. Those of as many samples as
-there are devices are computed in the same way, and sizes between are interpolated. ZeRO is asked at
-the sizes of an eighth of the devices to all of them, the others at 1, 2 and 4.
+The planner chooses the size of the microbatches, out of all that divide the samples.
 """
 
 import argparse
 import re
-import tempfile
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
@@ -26,21 +23,17 @@ from planner.artefacts.formats.any import read_any_profiles
 from planner.artefacts.options import Search, Training
 from planner.artefacts.plan import Plan
 from planner.clusters.yaml.read import device_table
-from planner.profilers.interpolate import interpolated
 from planner.solvers.sharded.options import Megatron, Zero
 from planner.support.units import format_bytes, format_seconds
 from tests.bench.solvers import put
-from tests.support.models import SYNTHETIC
 
 FILE = Path(__file__).parents[2] / "docs" / "split.md"
-HOSTS = {"p4d": ("A100-SXM4-80GB", "llama7b-a100"), "p5": ("H100-SXM", "llama7b-h100")}
+HOSTS = {"p4d": "llama7b-a100", "p5": "llama7b-h100"}
 GPUS = (8, 16, 32, 64)
 # Samples per device and iteration.
 PER_DEVICE = (1, 4)
-# Samples of small microbatches.
-SMALL = (1, 2, 4)
 # For each way, at all sizes of the microbatch together.
-LIMIT_S = 300.0
+LIMIT_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -48,30 +41,21 @@ class Way:
     """A way to train, by the solver that plans it.
 
     Attributes:
-        splits: whether it splits operators.
-        wide: whether it splits samples alone, so that microbatches of a sample for each device, or
-            for each of a part, are asked instead of small ones.
+        splits: whether it splits operators, or keeps parts over replicas by itself.
     """
 
     name: str
     solver: str
     switches: tuple[object, ...] = ()
     splits: bool = True
-    wide: bool = False
-
-    def sizes(self, gpus):
-        """Samples of the microbatches that are asked: a few, to have the tables sooner than by
-        `planner solve`, which looks for the best.
-        """
-        return (gpus // 8, gpus // 4, gpus // 2, gpus) if self.wide else SMALL
 
 
 WAYS = (
     Way("data parallelism", "data-parallel", splits=False),
     Way("pipeline, stages replicated", "antichain", splits=False),
-    Way("ZeRO-1", "zero", (Zero(1),), wide=True),
-    Way("ZeRO-2", "zero", (Zero(2),), wide=True),
-    Way("ZeRO-3", "zero", (Zero(3),), wide=True),
+    Way("ZeRO-1", "zero", (Zero(1),)),
+    Way("ZeRO-2", "zero", (Zero(2),)),
+    Way("ZeRO-3", "zero", (Zero(3),)),
     Way("Megatron-LM", "megatron", (Megatron(sequence_parallel=False),)),
     Way("with sequence parallelism", "megatron", (Megatron(sequence_parallel=True),)),
 )
@@ -95,32 +79,18 @@ class Row:
     took_s: float
 
 
-def profiles_of(hosts, folder, largest):
-    """The profiles at one sample and at the largest size.
-
-    Raises:
-        ValueError: if the operators at one sample are not the shipped profile's.
-    """
-    kind, name = HOSTS[hosts]
-    path = folder / "llama7b.onnx"
-    if not path.exists():
-        path.write_bytes(SYNTHETIC["llama7b"]().SerializeToString())
-    how = {"dims": {"seq": 2048}, "device": kind, "dtype": "bfloat16"}
-    # Without growth, so that the sizes that are asked are these and no others.
-    made = [replace(planner.profile(path, batch=size, **how), growth=None) for size in (1, largest)]
-    (known,) = read_any_profiles(shipped("profiles") / f"{name}.json")
-    if (made[0].graph, made[0].operators) != (known.graph, known.operators):
-        raise ValueError(f"{name}: expected the operators of the shipped profile, got others")
-    return made
+def profile_of(hosts):
+    """The shipped profile of a host's devices, which is good for microbatches of any size."""
+    (profile,) = read_any_profiles(shipped("profiles") / f"{HOSTS[hosts]}.json")
+    return profile
 
 
-def rows_of(profiles, topology, samples):
+def rows_of(profile, topology, samples):
     """A row for each way."""
     for way in WAYS:
         begin = time.perf_counter()
-        sizes = way.sizes(len(topology.devices))
         plans = planner.solve(
-            [interpolated(profiles, size) for size in sizes if samples % size == 0],
+            profile,
             topology=topology,
             training=Training(global_batch=samples, optimizer="adam"),
             search=Search(switches=way.switches),
@@ -134,13 +104,13 @@ def rows_of(profiles, topology, samples):
         yield Row(way, plans.plan, reason, plans.comparison.lower_bound_s, took_s)
 
 
-def used_share(profiles, topology, samples, plan):
+def used_share(profile, topology, samples, plan):
     """The share of the devices' peak that the products of the model take: three times the FLOPs of
     a forward, without recomputation.
     """
     kind = {one.name: one for one in topology.device_types}.get(topology.devices[0].type)
     kind = kind or device_table()[topology.devices[0].type]
-    flops = 3 * samples * sum(one.flops for one in profiles[0].operators)
+    flops = 3 * samples * sum(one.flops for one in profile.operators)
     peak = kind.flops["bfloat16"] * len(topology.devices)
     return flops / (plan.prediction.iteration_s * peak)
 
@@ -151,7 +121,7 @@ def span(numbers):
     return f"{low}" if low == high else f"{low}-{high}"
 
 
-def cells(row, profiles, topology, samples):
+def cells(row, profile, topology, samples):
     """A row of the table as text."""
     if row.plan is None:
         return (row.way.name, "does not fit", *[""] * (len(COLUMNS) - 3), f"{row.took_s:.0f} s")
@@ -164,19 +134,20 @@ def cells(row, profiles, topology, samples):
         row.way.name,
         f"{len(stages)}" + (f", {again} recompute" if again else ""),
         ", ".join(sorted(mesh)),
+        ", ".join(dict.fromkeys(filter(None, map(in_parts, stages)))),
         span([one.num_replicas for one in stages]),
         f"{plan.strategy.num_microbatches} x {plan.microbatch_size}",
         format_seconds(prediction.iteration_s),
         f"{samples / prediction.iteration_s:.1f}",
-        f"{used_share(profiles, topology, samples, plan):.1%}",
+        f"{used_share(profile, topology, samples, plan):.1%}",
         format_bytes(memory),
         f"{row.took_s:.0f} s",
     )
 
 
 COLUMNS = (
-    "way", "stages", "mesh", "replicas", "microbatches", "iteration", "samples/s", "FLOPs used",
-    "memory", "took",
+    "way", "stages", "mesh", "in parts", "replicas", "microbatches", "iteration", "samples/s",
+    "FLOPs used", "memory", "took",
 )  # fmt: skip
 
 
@@ -206,12 +177,18 @@ def counted(number, one, many):
     return f"{number} {one if number == '1' else many}"
 
 
-def degrees(row, sharding):
+def in_parts(stage):
+    """What replicas keep in parts, in words; "" where they keep all."""
+    return f"ZeRO-{stage.zero} over {stage.over}" if stage.over > 1 else ""
+
+
+def degrees(row, stage):
     """How a stage is split, in words. A tensor axis cuts parameters; one of samples cuts none, but
     for ZeRO's, which is the only axis of its mesh.
     """
+    sharding, shared = stage.sharding, in_parts(stage)
     if sharding is None:
-        return "no operator split"
+        return shared or "no operator split"
     if row.way.solver == "zero":
         return f"{row.way.name} over {sharding.mesh[0]}"
     words = []
@@ -220,6 +197,7 @@ def degrees(row, sharding):
         words.append(f"tensor degree {size}" if cuts else f"samples over {size}")
     if row.way.switches[0].sequence_parallel:
         words.append("sequence parallelism")
+    words += [shared] if shared else []
     return ", ".join(words)
 
 
@@ -231,7 +209,7 @@ def in_words(row):
     replicas = span([stage.num_replicas for stage in stages])
     parts = (
         counted(f"{len(stages)}", "stage", "stages") + (f" ({again} recompute)" if again else ""),
-        *dict.fromkeys(degrees(row, stage.sharding) for stage in stages),
+        *dict.fromkeys(degrees(row, stage) for stage in stages),
         counted(replicas, "replica", "replicas"),
         counted(f"{strategy.num_microbatches}", "microbatch", "microbatches")
         + f" of {row.plan.microbatch_size}",
@@ -270,10 +248,10 @@ def summary(rows, devices):
     return f"| {' | '.join(texts)} |"
 
 
-def table(rows, profiles, topology, samples):
+def table(rows, profile, topology, samples):
     """A table as Markdown, and its best plan."""
     lines = [f"| {' | '.join(COLUMNS)} |", "|---|" + "---:|" * (len(COLUMNS) - 1)]
-    lines += [f"| {' | '.join(cells(row, profiles, topology, samples))} |" for row in rows]
+    lines += [f"| {' | '.join(cells(row, profile, topology, samples))} |" for row in rows]
     bound, gap = gap_of(rows)
     best = best_of(rows)
     first = "Nothing fits" if best is None else f"Best: {best.way.name}, {time_of(best)}"
@@ -321,21 +299,20 @@ def main():
     parser.add_argument("--gpus", nargs="*", type=int, choices=GPUS, default=GPUS)
     parser.add_argument("--per-device", nargs="*", type=int, choices=PER_DEVICE, default=PER_DEVICE)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as scratch:
-        for each, hosts, gpus in product(options.per_device, options.hosts, options.gpus):
-            profiles = profiles_of(hosts, Path(scratch), gpus)
-            topology = planner.read_topology(f"{hosts}-x8", gpus)
-            samples = gpus * each
-            rows = list(rows_of(profiles, topology, samples))
-            part = table(rows, profiles, topology, samples)
-            part = f"#### {gpus} devices of {hosts}, {samples} samples\n\n{part}"
-            row = summary(rows, f"{gpus} {hosts}")
-            print(f"{part}\n\n{row}", flush=True)
-            for one in rows:
-                if one.reason:
-                    print(f"{one.way.name}: {one.reason}", flush=True)
-            if options.write:
-                write(each, row, part)
+    for each, hosts, gpus in product(options.per_device, options.hosts, options.gpus):
+        profile = profile_of(hosts)
+        topology = planner.read_topology(f"{hosts}-x8", gpus)
+        samples = gpus * each
+        rows = list(rows_of(profile, topology, samples))
+        part = table(rows, profile, topology, samples)
+        part = f"#### {gpus} devices of {hosts}, {samples} samples\n\n{part}"
+        row = summary(rows, f"{gpus} {hosts}")
+        print(f"{part}\n\n{row}", flush=True)
+        for one in rows:
+            if one.reason:
+                print(f"{one.way.name}: {one.reason}", flush=True)
+        if options.write:
+            write(each, row, part)
 
 
 if __name__ == "__main__":

@@ -7,17 +7,14 @@ into docs/split.md.
 """
 
 import argparse
-import tempfile
 from itertools import product
-from pathlib import Path
 
 import planner
 from planner.artefacts.options import Search, Training
-from planner.profilers.interpolate import interpolated
 from planner.solvers.sharded.options import Megatron
 from planner.support.units import format_seconds
 from tests.bench.solvers import put
-from tests.bench.split import FILE, HOSTS, LIMIT_S, PER_DEVICE, SMALL, profiles_of
+from tests.bench.split import FILE, HOSTS, LIMIT_S, PER_DEVICE, profile_of
 
 LARGEST_TENSOR_DEGREE = 8  # the devices of a host
 
@@ -36,12 +33,12 @@ def degrees_of(gpus):
     ]
 
 
-def plan_of(profiles, topology, samples, degrees):
+def plan_of(profile, topology, samples, degrees):
     """The best plan of `megatron` with these degrees over all sizes of the microbatch, with
     sequence parallelism and without; None if none fits.
     """
     plans = planner.solve(
-        [interpolated(profiles, size) for size in SMALL if samples % size == 0],
+        profile,
         topology=topology,
         training=Training(global_batch=samples, optimizer="adam"),
         search=Search(switches=(Megatron(*degrees),)),
@@ -79,14 +76,13 @@ def main():
     parser.add_argument("--per-device", type=int, choices=PER_DEVICE, default=4)
     options = parser.parse_args()
     samples = options.gpus * options.per_device
-    with tempfile.TemporaryDirectory() as scratch:
-        profiles = profiles_of(options.hosts, Path(scratch), options.gpus)
-        topology = planner.read_topology(f"{options.hosts}-x8", options.gpus)
-        chosen = plan_of(profiles, topology, samples, (None, None, None))
-        plans = {}
-        for degrees in degrees_of(options.gpus):
-            plans[degrees] = plan_of(profiles, topology, samples, degrees)
-            print(row(degrees, plans[degrees], seconds(chosen)), flush=True)
+    profile = profile_of(options.hosts)
+    topology = planner.read_topology(f"{options.hosts}-x8", options.gpus)
+    chosen = plan_of(profile, topology, samples, (None, None, None))
+    plans = {}
+    for degrees in degrees_of(options.gpus):
+        plans[degrees] = plan_of(profile, topology, samples, degrees)
+        print(row(degrees, plans[degrees], seconds(chosen)), flush=True)
     best_s = min(map(seconds, plans.values()))
     lines = [
         f"{options.gpus} devices of {options.hosts}, {samples} samples: `megatron` chooses a plan"

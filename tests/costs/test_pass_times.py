@@ -8,9 +8,10 @@ from random import Random
 import networkx
 import pytest
 
+from planner.artefacts.strategy import ScheduleName, Stage, Strategy
 from planner.artefacts.topology import Host
 from planner.costs.local_stage import local_stage
-from planner.costs.overlap import with_overlap
+from planner.costs.overlap import evaluated_with_overlap, with_overlap
 from planner.costs.pass_times import SideDurations, backward_times, forward_times
 from planner.costs.stage_pass import stage_pass
 from planner.resharding.overlap import held_ahead_bytes, pass_order
@@ -62,6 +63,19 @@ def test_on_a_host_without_a_core_to_spare_all_times_add_up():
     plain = replace(strategy, stages=(replace(stage, prefetch=None),))
     assert with_overlap(there, plain) == plain
     assert with_overlap(problem, plain).stages[0].prefetch == 40 * MB
+
+
+def test_a_stage_with_room_keeps_what_it_holds_ahead_where_another_one_has_none():
+    problem = problem_of([40, 40, 40, 4000], 4, times=[0.05] * 4)
+    names = [one.name for one in problem.profile.graph.operators]
+    cut, whole = Stage.whole(names[:3], (0, 1), 2, False), Stage.whole(names[3:], (2, 3), 1, False)
+    cut = replace(cut, over=2, zero=3, prefetch=40 * MB)
+    strategy = Strategy((cut, whole), ScheduleName.ONE_F_ONE_B, 4)
+    training = replace(problem.training, device_memory=2000 * MB)
+    short = replace(problem, training=training)
+    kept, evaluation = evaluated_with_overlap(short, strategy)
+    assert kept == strategy
+    assert evaluation.shortage.startswith("stage 1")
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))

@@ -5,7 +5,9 @@ import torch
 from torch.nn import Parameter
 
 from planner.artefacts.strategy import GradientSum
+from planner.launcher import clocks
 from planner.launcher.gradients import GradientBuckets, closing_backwards
+from planner.launcher.mesh.queue import Done
 from planner.schedules.actions import Compute, Direction, parse
 
 LAST = Compute(Direction.BACKWARD, 0, 1)
@@ -32,6 +34,9 @@ class Others:
 
     def finish(self, one):
         return one.ended_s
+
+    def sums_parts(self, index):
+        return False
 
 
 def actions(line):
@@ -98,6 +103,37 @@ def test_each_step_sums_anew(three):
         sum(p.sum() for p in parameters.values()).backward()
         sums.finish(0), sums.finish(1)
     assert [index for index, _ in world.started] == [0, 1, 0, 1]
+
+
+class Parts:
+    """Stands for shards: the n-th scatter ends at 10 n s."""
+
+    scattered = {}  # noqa: RUF012
+
+    def __init__(self, *, runs_beside):
+        self.runs_beside, self.started = runs_beside, []
+
+    def scatter(self, names):
+        self.started.append(names)
+        return Done(clocks.now_s() + 10.0 * len(self.started))
+
+
+@pytest.mark.parametrize("runs_beside", [True, False])
+def test_a_sum_in_parts_starts_within_the_backward_where_it_runs_beside_it(runs_beside):
+    parameters = {name: Parameter(torch.ones(1)) for name in "abc"}
+    both = ((0,), (1,))
+    sums = (GradientSum((0, 1), ("c", "b"), 8, both), GradientSum((0, 1), ("a",), 4, both))
+    world, shards = Others(), Parts(runs_beside=runs_beside)
+    gradients = GradientBuckets(parameters, sums, world, shards)
+    gradients.follow(actions("0F0 0F1 0B0 0B1 A0 A1 O"))
+    gradients.begin(LAST)
+    parameters["a"].sum().backward()
+    assert shards.started == []
+    (parameters["b"] + parameters["c"]).sum().backward()
+    assert shards.started == ([("c", "b"), ("a",)] if runs_beside else [])
+    (_, first_end), (second_start, second_end) = gradients.finish(0), gradients.finish(1)
+    assert shards.started == [("c", "b"), ("a",)] and world.started == []
+    assert second_start == first_end < second_end
 
 
 def test_sums_belong_to_the_last_backward_before_them():

@@ -84,18 +84,25 @@ def together(made):
 
 @pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
 def along_samples(made, request, tmp_path_factory):
-    """Losses, and state by rank, where two or four ranks cut the samples of each microbatch."""
+    """Losses, and state by rank, where two or four ranks cut the samples of each microbatch; with
+    collectives in line with computations, and beside them.
+    """
     folder, size = tmp_path_factory.mktemp("samples"), request.param
     shutil.copy(made[0] / "net.onnx", folder)
-    write_along_samples(folder / "samples.strategy.json", made[1], size)
+    for name, prefetch in (("line", None), ("beside", 2**20)):
+        write_along_samples(folder / f"{name}.strategy.json", made[1], size, prefetch)
     run_all(folder, size, STEPS)
-    return [torch.load(folder / f"samples.{rank}.pt") for rank in range(size)]
+    return {
+        name: [torch.load(folder / f"{name}.{rank}.pt") for rank in range(size)]
+        for name in ("line", "beside")
+    }
 
 
-def test_samples_of_a_microbatch_are_normalized_together(along_samples, by_hand):
+@pytest.mark.parametrize("name", ["line", "beside"])
+def test_samples_of_a_microbatch_are_normalized_together(along_samples, by_hand, name):
     losses, state = by_hand
-    assert along_samples[0][0] == pytest.approx(losses, rel=1e-7)
-    for _, held, running in along_samples:
+    assert along_samples[name][0][0] == pytest.approx(losses, rel=1e-7)
+    for _, held, running in along_samples[name]:
         assert {*running} == RUNNING
         assert_state(held, state)
 

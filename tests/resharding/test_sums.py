@@ -7,7 +7,13 @@ import pytest
 from planner.artefacts.graph import Graph, Operator, Parameter, Tensor
 from planner.artefacts.sharding import Sharding, rule_of
 from planner.artefacts.strategy import GradientSum, ScheduleName, Stage, Strategy
-from planner.resharding.sums import gradient_sums, non_contributing, owns, state_steps
+from planner.resharding.sums import (
+    gathered_together,
+    gradient_sums,
+    non_contributing,
+    owns,
+    state_steps,
+)
 
 BYTES = 4 * 4 * 4
 
@@ -162,3 +168,13 @@ def test_a_tensor_belongs_to_the_first_device_along_axes_that_do_not_cut_it():
     assert [d for d in range(8) if owns(both, graph(), d, "w", ("R", "S1"))] == [0, 1]
     assert [d for d in range(8) if owns(both, graph(), d, "w", ("R", "R"))] == [0]
     assert [d for d in range(8) if owns(both, graph(), d, "w", ("R", "S1"), 1)] == [4, 5]
+
+
+def test_parameters_are_gathered_after_a_step_in_the_order_in_which_a_forward_reads_them():
+    # Each is as large as a bucket.
+    large = replace(graph(), parameters=tuple(
+        Parameter(name, (2**13, 2**13), "float32", True) for name in "vw"
+    ))  # fmt: skip
+    one = stage(ALL, ((0, 1),), (2,), BATCH, states={"v": ("S0",), "w": ("S0",)})
+    assert gathered_together(one, large) == (("w",), ("v",))
+    assert gathered_together(one, graph()) == (("w", "v"),)

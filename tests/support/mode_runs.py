@@ -154,19 +154,20 @@ CUT = {
 """Rules along samples by type; what draws numbers is whole."""
 
 
-def along_samples(profile, size):
+def along_samples(profile, size, prefetch=None):
     """One stage on a mesh that cuts the samples of each microbatch."""
     graph, devices = profile.graph, tuple(range(size))
     rules = {one.name: rule_of([CUT[one.type]]) for one in graph.operators if one.type in CUT}
     sharding = Sharding((size,), rules, {}, {"x": ("S0",)}, {"logits": ("S0",)})
-    return Stage(tuple(one.name for one in graph.operators), (devices,), 1, False, sharding)
+    names = tuple(one.name for one in graph.operators)
+    return Stage(names, (devices,), 1, False, sharding, prefetch=prefetch)
 
 
-def write_along_samples(path, profile, size):
+def write_along_samples(path, profile, size, prefetch=None):
     """The strategy of that stage."""
     problem = Problem(profile, cluster([unit_type("cpu")] * size, bandwidth=1e9),
                       **asked(MICROBATCHES, optimizer=OptimizerName.SGD, seed=SEED))  # fmt: skip
-    stages = (along_samples(profile, size),)
+    stages = (along_samples(profile, size, prefetch),)
     strategy = Strategy(stages, ScheduleName.ONE_F_ONE_B, MICROBATCHES)
     write_plan(planned(problem, strategy), path)
 

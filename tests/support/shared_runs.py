@@ -55,6 +55,18 @@ def searched(model, count):
     return SOLVERS["antichain"](problem, 1.0).strategy.stages
 
 
+BESIDE = " beside"
+"""Behind the name of a strategy whose collectives run beside computations."""
+
+
+def written(folder, name, model, strategy):
+    """Writes a plan, and the same with collectives beside computations."""
+    write_plan(plan_of(model, strategy, optimizer="momentum"), folder / f"{name}.json")
+    stages = tuple(replace(one, prefetch=2**20) for one in strategy.stages)
+    plan = plan_of(model, replace(strategy, stages=stages), optimizer="momentum")
+    write_plan(plan, folder / f"{name}{BESIDE}.json")
+
+
 def write(folder, model):
     """A strategy of each kind; gives the number of ranks of each."""
     names, count = tuple(one.name for one in model.graph.operators), SAMPLES // BATCH
@@ -85,7 +97,7 @@ def write(folder, model):
     ranks = {}
     for name, stages in plans.items():
         strategy = Strategy(tuple(stages), ScheduleName.ONE_F_ONE_B, count)
-        write_plan(plan_of(model, strategy, optimizer="momentum"), folder / f"{name}.json")
+        written(folder, name, model, strategy)
         ranks[name] = sum(len(one.devices) for one in stages)
     return ranks
 
@@ -100,7 +112,7 @@ def write_split(folder, model):
         sharding = replace(rows, **{"parameters": {}, **kinds})
         stage = Stage(names, ((0, 1),), 1, False, sharding)
         strategy = Strategy((stage,), ScheduleName.ONE_F_ONE_B, count)
-        write_plan(plan_of(model, strategy, optimizer="momentum"), folder / f"{name}.json")
+        written(folder, name, model, strategy)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,9 @@ from planner.launcher.device_part import (
     stage_criteria,
     unreported_losses,
 )
+from planner.launcher.mesh.lines import queued
 from planner.launcher.mesh.module import split_module
+from planner.launcher.mesh.queue import INLINE, ThreadQueue
 from planner.launcher.stage import StageModule
 from planner.operators import parameters, synthetic, to_torch
 from planner.operators.convert import input_names, output_names
@@ -221,13 +223,20 @@ def mean_of(loss, output, target):
     return value / (target != -100).sum() if loss.counts_targets else value
 
 
-def local_run(model, stage, batches, mesh, recompute=False):
-    """Loss told and local gradients on one device."""
+def local_run(model, stage, batches, mesh, recompute=False, *, begin=lambda values: None):
+    """Loss told and local gradients on one device.
+
+    Args:
+        begin: is given the local parameters first.
+    """
     torch.set_num_threads(1)
     sharding = stage.sharding
+    if stage.prefetch is not None and mesh.queue is INLINE:
+        mesh = queued(mesh, ThreadQueue())
     held = [one.name for one in model.graph.parameters]
     place = StagePlace(stage, 0, mesh, stage, mesh)
     values = local_parameters(model, held, place, "cpu")
+    begin(values)
     module = split_module(model, stage, mesh, values, "cpu")
     some = losses(model.graph)
     runner = StageModule(
@@ -258,9 +267,9 @@ def target_of(model, sharding, target, mesh):
     return {name: target}
 
 
-def split(model, sharding, batches, recompute=False):
+def split(model, sharding, batches, recompute=False, prefetch=None):
     """Loss, whole gradients, and how often each collective ran along each axis."""
-    stage = stage_of(model, sharding)
+    stage = replace(stage_of(model, sharding), prefetch=prefetch)
     found, counts = on_all(
         sharding.mesh, lambda mesh: local_run(model, stage, batches, mesh, recompute)
     )

@@ -2,9 +2,9 @@
 
     torchrun --nproc-per-node 4 tests/support/split_worker.py FOLDER [CASE ...]
 
-FOLDER has the models of split_models.MODELS. Each rank writes FOLDER/RANK.json: {case: {parameter:
-relative error}}. All cases run in one start,
-which tests/launcher/mesh/test_runs.py makes.
+FOLDER has the models of split_models.MODELS. Each rank writes FOLDER/RANK.json: {case: [{parameter:
+relative error}, {mesh: what was posted in the queue of its collectives}]}. All cases run in one
+start, which tests/launcher/mesh/test_runs.py makes; also with collectives beside computations.
 """
 
 import json
@@ -23,6 +23,7 @@ from planner.artefacts.losses import losses
 from planner.artefacts.options import Optimizer
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy, crossings, violations
 from planner.commands.errors import ranks_leave_at_once
+from planner.launcher import device_part
 from planner.launcher.job import TrainingJob
 from planner.launcher.options import Loop
 from planner.launcher.rendezvous import begin_generation
@@ -34,6 +35,7 @@ from planner.solvers.sharded.edges import with_local_all_gathers
 from planner.solvers.sharded.options import Megatron
 from planner.training.trainer import Trainer
 from tests.support.builders import islands, problem_of, profile_of
+from tests.support.recording import RecordingQueue
 from tests.support.split_models import loaded, megatron
 from tests.support.split_plans import cut_further, error, mean_of, plan_of, random_sharding
 from tests.support.split_profiles import planned
@@ -48,12 +50,21 @@ class Run:
     Attributes:
         model: its name among MODELS.
         strategy: of the loaded model.
+        prefetch: of all stages that are split.
     """
 
     model: str
     strategy: Callable[[object], Strategy]
     optimizer: str = "sgd"
     clip: float | None = None
+    prefetch: int | None = None
+
+    def of(self, model):
+        """The strategy."""
+        made = self.strategy(model)
+        stages = [replace(one, prefetch=self.prefetch if one.sharding else None)
+                  for one in made.stages]  # fmt: skip
+        return replace(made, stages=tuple(stages))
 
 
 def parted(model, at):
@@ -198,6 +209,10 @@ CASES = {
     "zero 1, 2 replicas on 2": Run("cnn", strategy([(2,)], replicas=[2], seed=20, zero=1)),
     "zero 2, 2 replicas on 2": Run("mlp", strategy([(2,)], replicas=[2], seed=21, zero=2)),
 }  # fmt: skip
+BESIDE = {
+    f"{name}, beside": replace(one, prefetch=(0, 1_000, 2**20)[i % 3])
+    for i, (name, one) in enumerate(CASES.items())
+}
 
 
 def alone(model, case, count):
@@ -226,14 +241,14 @@ def alone(model, case, count):
 
 
 def run_case(case, folder, rank):
-    """Relative errors of the changes of parameters on this rank in some steps; {} if it has no
-    part.
+    """Relative errors of the changes of parameters on this rank in some steps, and what its queue
+    was given, by the devices of its meshes; {} if it has no part.
     """
     model = loaded(folder / f"{case.model}.onnx")
-    chosen = case.strategy(model)
+    chosen = case.of(model)
     plan = plan_of(model, chosen, optimizer=case.optimizer)
     if rank >= len(plan.ranks):
-        return {}
+        return {}, {}
     assert violations(chosen, model.graph, max(plan.ranks) + 1) == ()
     lists = program(chosen, model.graph, plan.prediction.stages)
     assert dry_run(lists, meetings_of(chosen)) is None
@@ -242,6 +257,7 @@ def run_case(case, folder, rank):
     trainer = Trainer(job, loop, rank)
     before = {name: value.detach().clone() for name, value in trainer.part.trained.items()}
     told = [trainer.step().loss for _ in range(STEPS)]
+    trainer.part.shards.settle()
     told = trainer.groups.add_up(told)
     expected, wanted = alone(model, case, chosen.num_microbatches)
     errors = {}
@@ -251,16 +267,22 @@ def run_case(case, folder, rank):
         errors[name] = error(value.detach() - before[name], whole)
     errors["loss"] = max(abs(a - b) / abs(b) for a, b in zip(told, wanted, strict=True))
     trainer.groups.close()
-    return errors
+    posted = {
+        str(place.stage.groups[place.replica]): [*map(str, place.mesh.queue.posted)]
+        for place in trainer.part.places.values()
+        if isinstance(place.mesh.queue, RecordingQueue)
+    }
+    return errors, posted
 
 
 def main(folder, names):
     torch.set_num_threads(1)
+    device_part.queue_on = lambda _: RecordingQueue()
     rank = int(os.environ["RANK"])
-    found = {}
-    for name in names or CASES:
+    found, every = {}, CASES | BESIDE
+    for name in names or every:
         begin_generation(name)  # or a case would meet the addresses of the last one
-        found[name] = run_case(CASES[name], folder, rank)
+        found[name] = run_case(every[name], folder, rank)
     (folder / f"{rank}.json").write_text(json.dumps(found))
 
 

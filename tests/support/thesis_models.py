@@ -45,11 +45,12 @@ class ConvNet(Flow):
     Args:
         folded: whether normalizations are folded into the convolutions before them, as exporters
             do for inference: the convolution has a bias instead.
+        trains: whether batch normalizations take the statistics of the batch.
     """
 
-    def __init__(self, name: str, *, folded: bool = False) -> None:
+    def __init__(self, name: str, *, folded: bool = False, trains: bool = False) -> None:
         super().__init__(name)
-        self.channels, self.folded = {"image": 3}, folded
+        self.channels, self.folded, self.trains = {"image": 3}, folded, trains
 
     def conv(
         self,
@@ -74,9 +75,11 @@ class ConvNet(Flow):
         return made if self.folded else self.norm(made, channels)
 
     def norm(self, x: str, channels: int) -> str:
-        """Batch normalization by running means."""
+        """Batch normalization, by running means or by those of the batch."""
         held = [self.weight(f"{part}{len(self.nodes)}", channels) for part in "gbmv"]
-        made = self.add("BatchNormalization", x, *held)
+        made = self.add("BatchNormalization", x, *held, training_mode=int(self.trains))
+        if self.trains:
+            self.nodes[-1].output.extend(f"{made}_{part}" for part in ("mean", "var"))
         self.channels[made] = channels
         return made
 
@@ -237,6 +240,40 @@ def _encoder(net: ConvNet, blocks: Sequence[int], widening: int, output_stride: 
             x = net.same("Relu", net.same("Add", y, x))
     net.scope = ""
     return x
+
+
+def widened_resnet(
+    layers: int = 50, channels: int = 160, widening: int = 2, *, trains: bool = True
+) -> ModelProto:
+    """Alpa's wide residual network: its stem has more channels, and of a bottleneck only the 3 x 3
+    convolution's output is wider than that.
+
+    Source: Zheng et al., OSDI 2022; sizes as in alpa/model/wide_resnet of its repository.
+
+    Args:
+        layers: 50, 101 or 152.
+        channels: of the stem, and of the first stage's narrow tensors; twice as many at each stage.
+        widening: of the output of the 3 x 3 convolutions.
+        trains: whether batch normalizations take the statistics of the batch.
+    """
+    net = ConvNet("wide-resnet", trains=trains)
+    x = net.same("Relu", net.conv("image", channels, (7, 7), (2, 2)))
+    x = net.pool("MaxPool", x, 3, 2)
+    for stage, count in enumerate(_BOTTLENECKS[layers]):
+        narrow, step = channels * 2**stage, (2, 2) if stage else (1, 1)
+        for block in range(count):
+            net.scope = f"stage{stage}.{block}."
+            y = net.same("Relu", net.conv(x, narrow))
+            y = net.conv(y, widening * narrow, (3, 3), (1, 1) if block else step)
+            y = net.conv(net.same("Relu", y), 4 * narrow)
+            x = x if block else net.conv(x, 4 * narrow, (1, 1), step)
+            x = net.same("Relu", net.same("Add", y, x))
+    net.scope = ""
+    return net.trained(net.classes(x, 1024), 1024)
+
+
+_BOTTLENECKS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
+"""Per stage, by the number of layers."""
 
 
 def unet(channels: int = 64, levels: int = 5, num_classes: int = 2) -> ModelProto:

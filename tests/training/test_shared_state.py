@@ -11,15 +11,21 @@ import torch
 from tests.support.checkpoint_runs import tensors_of
 from tests.support.counted_runs import CLIP, RATE, STEPS, batches, by_torch, model_of, samples
 from tests.support.ranks import ROOT, forked
-from tests.support.shared_runs import BATCH, HERE, LEFT, WIDTH, write, write_split
+from tests.support.shared_runs import BATCH, BESIDE, HERE, LEFT, WIDTH, write, write_split
 
 HOW = {"learning_rate": RATE, "clip": CLIP, "threads": 1, "shuffle": False}
 WHOLE = {**HOW, "steps": STEPS, "data": f"{HERE}:data"}
 TWO = ("zero1", "zero2", "zero3", "again", "mixed")
+ENDS = ("zero2", "zero3", f"zero1{BESIDE}", f"zero3{BESIDE}")
+"""Trained by epochs with a shorter step at the end, and evaluated."""
 SPLIT = ("states", "gradients", "parameters")
 """What lies in uneven chunks on a mesh of two."""
 FOUR = ("four", "searched", "hybrid", "mesh", "pipeline1", "pipeline2", "pipeline3")
-RESUMED = {"zero3": ("replicas", "zero1"), "replicas": ("zero3", "zero2")}
+BOTH = ("", BESIDE)
+RESUMED = {
+    "zero3": ("replicas", "zero1"), "replicas": ("zero3", "zero2"),
+    f"zero1{BESIDE}": (f"zero3{BESIDE}", "zero1"),
+}  # fmt: skip
 """By the form of the first half, those of the second."""
 
 
@@ -44,13 +50,17 @@ def run(folder, num_ranks, launches):
     return json.loads((folder / "told.json").read_text())
 
 
+def each(names, how):
+    """Launches of strategies, in line with computations and beside them."""
+    both = [name + end for name in names for end in BOTH]
+    return {name: {**how, "strategy": f"{name}.json"} for name in both}
+
+
 @pytest.fixture(scope="module")
 def two(made):
     """Of two ranks."""
-    launches = {name: {**WHOLE, "strategy": f"{name}.json"} for name in TWO}
-    split = {**WHOLE, "model": f"net{2 * BATCH}.onnx"}
-    launches |= {name: {**split, "strategy": f"{name}.json"} for name in SPLIT}
-    for name in ("zero2", "zero3"):
+    launches = each(TWO, WHOLE) | each(SPLIT, {**WHOLE, "model": f"net{2 * BATCH}.onnx"})
+    for name in ENDS:
         end = {**HOW, "epochs": 2, "data": f"{HERE}:some", "eval_data": f"{HERE}:few"}
         launches[f"{name} some"] = {**end, "strategy": f"{name}.json"}
     for first, others in RESUMED.items():
@@ -65,7 +75,7 @@ def two(made):
 @pytest.fixture(scope="module")
 def four(made):
     """Of four ranks."""
-    return run(made[0], 4, {name: {**WHOLE, "strategy": f"{name}.json"} for name in FOUR})
+    return run(made[0], 4, each(FOUR, WHOLE))
 
 
 def check(folder, name, told, expected):
@@ -79,15 +89,17 @@ def check(folder, name, told, expected):
         torch.testing.assert_close(held[f"parameters/{parameter}"], value, rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.parametrize("beside", BOTH)
 @pytest.mark.parametrize("name", [*TWO, *SPLIT])
-def test_two_devices_that_share_train_as_a_plain_loop(made, two, name):
-    check(made[0], name, two[name], by_torch(made[1], batches()))
+def test_two_devices_that_share_train_as_a_plain_loop(made, two, name, beside):
+    check(made[0], name + beside, two[name + beside], by_torch(made[1], batches()))
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("beside", BOTH)
 @pytest.mark.parametrize("name", FOUR)
-def test_four_devices_that_share_train_as_a_plain_loop(made, four, name):
-    check(made[0], name, four[name], by_torch(made[1], batches()))
+def test_four_devices_that_share_train_as_a_plain_loop(made, four, name, beside):
+    check(made[0], name + beside, four[name + beside], by_torch(made[1], batches()))
 
 
 def test_the_solver_that_searched_chose_parts(made):
@@ -102,7 +114,7 @@ def test_a_training_goes_on_in_another_form(made, two, name):
     check(made[0], name, two[name], (losses[STEPS // 2 :], values))
 
 
-@pytest.mark.parametrize("name", ["zero2 some", "zero3 some"])
+@pytest.mark.parametrize("name", [f"{name} some" for name in ENDS])
 def test_the_end_of_an_epoch_has_a_microbatch_for_each_replica(made, two, name):
     """Of 43 samples, 36 make steps of 12 and 6 a shorter one; one is left out. Evaluation runs four
     microbatches, of which the last one has no sample.

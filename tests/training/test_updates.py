@@ -111,7 +111,7 @@ class Shards:
     def cut(self):
         pass
 
-    gather = cut
+    gather = settle = cut
 
 
 @pytest.fixture

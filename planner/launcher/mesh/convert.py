@@ -1,19 +1,22 @@
 """The steps of `resharding.conversion` on the local tensors of one device, with their gradients.
 
-A conversion is one function of autograd, with steps forward and steps of its own backward: what a
-gradient needs does not follow from the forward steps alone (`resharding/gradients.py`).
+A conversion has steps forward and steps of its own backward: what a gradient needs does not follow
+from the forward steps alone (`resharding/gradients.py`). It is two functions of autograd, its start
+and its end, between which it runs beside computations (`resharding/overlap.py`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import cache, partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from planner.artefacts.sharding import CHUNKS
 from planner.launcher.mesh.lines import ConversionGroup, Mesh
+from planner.launcher.mesh.queue import Done, Pending
 from planner.operators.parts.slices import chunk_rows, joined, padded, part_of, parts
-from planner.resharding.conversion import Collective, Step
+from planner.resharding.conversion import LOCAL, Collective, Step
 
 
 def converted(tensor: Tensor, steps: Sequence[Step], mesh: Mesh) -> Tensor:
@@ -77,7 +80,8 @@ _DONE: Mapping[Collective, Callable[[Tensor, Step, ConversionGroup], Tensor]] = 
 
 
 class Conversion(nn.Module):
-    """A tensor in other specs, and its gradient back in those of its home.
+    """A tensor in other specs, and its gradient back in those of its home. Calling it starts that;
+    `finished` gives the copy.
 
     Attributes:
         tensor: name of the tensor.
@@ -102,30 +106,109 @@ class Conversion(nn.Module):
         self.forward_steps, self.backward_steps = tuple(forward_steps), backward_steps
         self.sink: Callable[[Tensor], None] | None = None
 
-    def forward(self, tensor: Tensor) -> Tensor:
-        """The converted copy."""
+    def forward(self, tensor: Tensor) -> "StartedCopy":
+        """Starts to make the copy."""
+        running = _Running(self)
         if self.backward_steps is None:
-            return converted(tensor.detach(), self.forward_steps, self.mesh)
-        made: Tensor = _Reshard.apply(tensor, self)  # type: ignore[no-untyped-call]
-        return made
+            running.start(tensor.detach(), self.forward_steps)
+            return StartedCopy(None, running)
+        there: Tensor = _Start.apply(tensor, running)  # type: ignore[no-untyped-call]
+        return StartedCopy(there, running)
+
+    def started(self, tensor: Tensor) -> Pending[Tensor]:
+        """The copy alone, which has no gradient."""
+        return start(tensor, self.forward_steps, self.mesh)
 
 
-class _Reshard(torch.autograd.Function):
+def start(tensor: Tensor, steps: Sequence[Step], mesh: Mesh) -> Pending[Tensor]:
+    """Starts some steps, as `converted`; those that send nothing are done at once."""
+    if any(mesh.lines[step.axis].size > 1 and step.kind not in LOCAL for step in steps):
+        return mesh.queue.start(partial(converted, steps=steps, mesh=mesh), tensor)
+    return Done(converted(tensor, steps, mesh))
+
+
+class _Running:
+    """The part of a conversion that is on its way: in a forward that of the copy, in a backward
+    that of its gradient. It is taken once.
+
+    Args:
+        how: the conversion.
+    """
+
+    def __init__(self, how: Conversion) -> None:
+        self.how = how
+        self._pending: Pending[Tensor] | None = None
+
+    def start(self, tensor: Tensor, steps: Sequence[Step]) -> None:
+        self._pending = start(tensor, steps, self.how.mesh)
+
+    def take(self) -> Tensor:
+        pending, self._pending = self._pending, None
+        assert pending is not None, "it was started"
+        return pending.wait()
+
+
+class StartedCopy(NamedTuple):
+    """A copy on its way.
+
+    Attributes:
+        stand_in: for the tensor, in autograd's graph between start and end; None where no gradient
+            flows.
+        running: the copy.
+    """
+
+    stand_in: Tensor | None
+    running: _Running
+
+
+def finished(copy: StartedCopy) -> Tensor:
+    """Waits for a copy, and gives it."""
+    if copy.stand_in is None:
+        return copy.running.take()
+    made: Tensor = _Finish.apply(*copy)  # type: ignore[no-untyped-call]
+    return made
+
+
+class _Start(torch.autograd.Function):
+    """Autograd runs backwards in the reverse order of forwards. So that of a copy's end, which is
+    behind those of all who read it, starts the conversion of the gradient, and that of its start
+    waits for it.
+    """
+
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, how: Conversion) -> Tensor:
-        ctx.how = how
+    def forward(ctx: Any, tensor: Tensor, running: _Running) -> Tensor:
+        ctx.running = running
         ctx.set_materialize_grads(False)
-        made = converted(tensor, how.forward_steps, how.mesh)
-        # A function of autograd must not give back its input itself.
-        return made.view_as(made) if made is tensor else made
+        running.start(tensor.detach(), running.how.forward_steps)
+        return stand_in(tensor.device).detach()
+
+    @staticmethod
+    def backward(ctx: Any, there: Tensor | None) -> Any:
+        if there is None:
+            return None, None
+        home, sink = ctx.running.take(), ctx.running.how.sink
+        if sink is None:
+            return home, None
+        sink(home)
+        return None, None
+
+
+class _Finish(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, there: Tensor, running: _Running) -> Tensor:
+        ctx.running = running
+        ctx.set_materialize_grads(False)
+        return running.take()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor | None) -> Any:
-        how: Conversion = ctx.how
         if gradient is None:
             return None, None
-        home = converted(gradient, how.backward_steps or (), how.mesh)
-        if how.sink is None:
-            return home, None
-        how.sink(home)
-        return None, None
+        ctx.running.start(gradient, ctx.running.how.backward_steps)
+        return stand_in(gradient.device), None
+
+
+@cache
+def stand_in(device: torch.device) -> Tensor:
+    """A number that stands for a tensor in autograd's graph, and for its gradient there."""
+    return torch.zeros((), device=device)

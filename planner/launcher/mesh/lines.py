@@ -8,7 +8,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -19,6 +19,7 @@ from torch import Tensor
 from planner.artefacts.graph import Graph
 from planner.artefacts.sharding import Spec
 from planner.artefacts.strategy import Stage, Strategy
+from planner.launcher.mesh.queue import INLINE, CollectiveQueue
 from planner.operators.parts.line import MeshAxisGroup
 from planner.operators.parts.slices import local_part
 from planner.resharding.over_replicas import with_axes
@@ -194,6 +195,43 @@ class SingleDeviceAxis:
         return parts[0]
 
 
+class QueuedLine:
+    """A line whose collectives go through the queue of this device, and are waited for.
+
+    Args:
+        line: itself.
+        queue: of the device.
+    """
+
+    def __init__(self, line: ConversionGroup, queue: CollectiveQueue) -> None:
+        self.rank, self.size = line.rank, line.size
+        self._line, self._queue = line, queue
+
+    def all_gather(self, part: Tensor) -> Tensor:
+        """As `ConversionGroup.all_gather`."""
+        return self._queue.start(self._line.all_gather, part).wait()
+
+    def all_to_all(self, parts: Tensor) -> Tensor:
+        """As `ConversionGroup.all_to_all`."""
+        return self._queue.start(self._line.all_to_all, parts).wait()
+
+    def all_reduce(self, own: Tensor) -> Tensor:
+        """As `MeshAxisGroup.all_reduce`."""
+        return self._queue.start(self._line.all_reduce, own).wait()
+
+    def all_reduce_max(self, own: Tensor) -> Tensor:
+        """As `MeshAxisGroup.all_reduce_max`."""
+        return self._queue.start(self._line.all_reduce_max, own).wait()
+
+    def exchange(self, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
+        """As `MeshAxisGroup.exchange`."""
+        return self._queue.start(self._line.exchange, before, after).wait()
+
+    def reduce_scatter(self, parts: Tensor) -> Tensor:
+        """As `ConversionGroup.reduce_scatter`."""
+        return self._queue.start(self._line.reduce_scatter, parts).wait()
+
+
 @dataclass(frozen=True, slots=True)
 class Mesh:
     """This device's place in the mesh of its stage; that of a stage that is not split has no axes.
@@ -202,11 +240,13 @@ class Mesh:
         sizes: of the axes.
         index: position of this device in the mesh, row-major.
         lines: of this device, by axis.
+        queue: that their collectives go through.
     """
 
     sizes: tuple[int, ...]
     index: int
     lines: Sequence[ConversionGroup]
+    queue: CollectiveQueue = INLINE
 
     @property
     def coordinates(self) -> tuple[int, ...]:
@@ -216,6 +256,12 @@ class Mesh:
     def local_part(self, whole: Tensor, spec: Spec) -> Tensor:
         """The part of a whole tensor that this device has; of a summand, all."""
         return local_part(whole, spec, self.sizes, self.coordinates)
+
+
+def queued(mesh: Mesh, queue: CollectiveQueue) -> Mesh:
+    """A mesh whose collectives go through a queue."""
+    lines = [QueuedLine(one, queue) if one.size > 1 else one for one in mesh.lines]
+    return replace(mesh, lines=lines, queue=queue)
 
 
 def replica_and_index(stage: Stage, device: int) -> tuple[int, int]:

@@ -4,10 +4,11 @@ It is the module that `to_torch` makes of the whole operators, changed in four p
 whose rule says so has its attributes divided, or another function, which asks the devices with the
 other parts (`operators.parts`); an output that is a summand of a mean is divided; and between
 producer and consumer stand the conversions that `resharding.reshardings` lists, with one copy for
-all who read the same.
+all who read the same. Where each of them starts and ends is that of `resharding.overlap`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from operator import getitem
 from typing import Any, cast
 
@@ -17,10 +18,11 @@ from torch import Tensor, fx, nn
 from planner.artefacts import graph as graphs
 from planner.artefacts.graph import Graph, Operator, parameters_by_name, tensors_by_name
 from planner.artefacts.sharding import Rule, local_shape, reads, rule_by
-from planner.artefacts.strategy import Stage, indices_of
+from planner.artefacts.strategy import Stage, indices_of, operator_indices
 from planner.launcher.denominators import Denominator
-from planner.launcher.mesh.convert import Conversion
-from planner.launcher.mesh.gather_again import RegatheredOperator
+from planner.launcher.mesh.convert import Conversion, finished
+from planner.launcher.mesh.gather_again import GatheringOperator, RegatheredOperator
+from planner.launcher.mesh.late_gradients import ProductInTwo, late_parameters
 from planner.launcher.mesh.lines import Mesh
 from planner.model.load import Model
 from planner.operators.convert import detach_inputs, to_torch
@@ -36,11 +38,9 @@ from planner.operators.parts.calls import (
     values_of,
 )
 from planner.operators.running import REFUSALS, next_state
+from planner.resharding.overlap import PRODUCTS, pass_order
 from planner.resharding.reshardings import Resharding, has_gradient, reshardings
 from planner.support.errors import LaunchError, words_of
-
-_PRODUCTS = frozenset({"Gemm", "MatMul", "Conv", "ConvTranspose"})
-"""What autocast runs in a shorter type."""
 
 
 def split_module(
@@ -86,22 +86,7 @@ def split_module(
             continue
         num_parts = rule.num_means(mesh.sizes)[0]
         nodes[name] = _divided_by_total(module, nodes[name], divided[name], made, num_parts)
-    copies = reshardings(stage, graph)
-    inserted = [
-        _insert(module, nodes, made, one, graph, (mesh, free_name(module, "resharding")))
-        for one in copies
-    ]
-    _refuse_lost_statistics(module, stage, graph)
-    for name in operators:
-        gathered = [
-            (made[one.tensor], copy)
-            for one, copy in zip(copies, inserted, strict=True)
-            if name in one.again
-        ]
-        if gathered:
-            _gather_again(
-                module, nodes[name], gathered, is_product=operators[name].type in _PRODUCTS
-            )
+    _convert(module, nodes, made, (stage, graph), mesh)
     detach_inputs(module, graph)
     module.graph.lint()
     module.recompile()
@@ -140,52 +125,110 @@ def conversions_of(module: nn.Module) -> Iterator[tuple[str, Conversion]]:
             yield one.tensor, one
 
 
-def _insert(
+def _convert(
     module: fx.GraphModule,
-    nodes: Mapping[str, fx.Node],
+    nodes: dict[str, fx.Node],
     made: Mapping[str, fx.Node],
-    one: Resharding,
-    graph: Graph,
-    how: tuple[Mesh, str],
-) -> fx.Node:
-    """Puts a conversion before the first operator that reads the copy; gives the copy."""
-    mesh, name = how
-    backward = one.backward if has_gradient(one.tensor, graph) else None
-    module.add_submodule(name, Conversion(one.tensor, mesh, one.forward, backward))
+    of: tuple[Stage, Graph],
+    mesh: Mesh,
+) -> None:
+    """Puts the conversions of a stage between its operators, where `pass_order` says.
+
+    Args:
+        nodes: of operators, by name.
+        made: nodes of all tensors and parameters, by name.
+    """
+    stage, graph = of
+    copies, order = reshardings(stage, graph), pass_order(stage, graph)
     output = next(iter(reversed(module.graph.nodes)))
-    users = [output] if one.leaves else [nodes[reader] for reader in one.readers]
-    home = made[one.tensor]
-    with module.graph.inserting_before(users[0]):
-        copy = module.graph.call_module(name, (home,))
-    copy.meta["converts"] = one.tensor
-    for user in users:
-        user.replace_input_with(home, copy)
-    return copy
+    # In the graph's order, as the places of `order` are; the end of the stage is one more.
+    calls = [*(nodes[name] for name in stage.operators), output]
+    started = {}
+    for c in order.order:
+        one, name = copies[c], free_name(module, "resharding")
+        backward = one.backward if has_gradient(one.tensor, graph) else None
+        module.add_submodule(name, Conversion(one.tensor, mesh, one.forward, backward))
+        with module.graph.inserting_before(calls[order.start[c]]):
+            started[c] = module.graph.call_module(name, (made[one.tensor],))
+    ends, late = {}, dict[int, fx.Node]()
+    for c in order.order:
+        one, first = copies[c], calls[order.first[c]]
+        for place in reversed(order.late.get(c, ())):
+            held = graph.operators[operator_indices(graph)[stage.operators[place]]].parameters
+            with module.graph.inserting_before(first):
+                parameters = tuple(made[name] for name in held)
+                late[place] = module.graph.call_function(late_parameters, parameters)
+        with module.graph.inserting_before(first):
+            ends[c] = module.graph.call_function(finished, (started[c],))
+        ends[c].meta["converts"] = one.tensor
+        for user in [output] if one.leaves else [nodes[reader] for reader in one.readers]:
+            user.replace_input_with(made[one.tensor], ends[c])
+    _refuse_lost_statistics(module, stage, graph)
+    for place, parameters_node in late.items():
+        name = stage.operators[place]
+        nodes[name] = _wrapped(module, nodes[name], "late", ProductInTwo, (parameters_node,))
+    _gather_again(module, nodes, made, of, [(copies[c], started[c], ends[c]) for c in sorted(ends)])
 
 
 def _gather_again(
     module: fx.GraphModule,
-    node: fx.Node,
-    gathered: list[tuple[fx.Node, fx.Node]],
-    *,
-    is_product: bool,
+    nodes: dict[str, fx.Node],
+    made: Mapping[str, fx.Node],
+    of: tuple[Stage, Graph],
+    copies: Sequence[tuple[Resharding, fx.Node, fx.Node]],
 ) -> None:
-    """Lets an operator make the copies of parameters anew that its backward reads.
+    """Lets operators make the copies of parameters anew that their backwards read, and start that
+    before the backwards of others.
 
     Args:
-        gathered: parameters at home, and their copies.
+        copies: each with the nodes of its start and its end.
     """
-    conversions = [module.get_submodule(str(copy.target)) for _, copy in gathered]
+    stage, graph = of
+    types = {one.name: one.type for one in graph.operators}
+    again = dict[str, RegatheredOperator]()
+    for name in stage.operators:
+        gathered = [(made[one.tensor], start, end) for one, start, end in copies
+                    if name in one.again]  # fmt: skip
+        if gathered:
+            some = [module.get_submodule(str(start.target)) for _, start, _ in gathered]
+            make = partial(
+                RegatheredOperator, conversions=cast(list[Conversion], some),
+                is_product=types[name] in PRODUCTS,
+            )  # fmt: skip
+            pairs = tuple((home, end) for home, _, end in gathered)
+            nodes[name] = _wrapped(module, nodes[name], "again", make, (pairs,))
+            again[name] = cast(RegatheredOperator, module.get_submodule(str(nodes[name].target)))
+    if stage.prefetch is not None:
+        for place, others in pass_order(stage, graph).again.items():
+            name = stage.operators[place]
+            before = [again[stage.operators[other]] for other in others]
+            gathering = partial(GatheringOperator, gathered=before)
+            nodes[name] = _wrapped(module, nodes[name], "gathering", gathering)
+
+
+def _wrapped(
+    module: fx.GraphModule,
+    node: fx.Node,
+    start: str,
+    make: Callable[[Callable[..., Any]], nn.Module],
+    more: tuple[Any, ...] = (),
+) -> fx.Node:
+    """Puts a module around an operator's function; gives the new node.
+
+    Args:
+        start: of the name of the module.
+        make: the module of a function.
+        more: what it is given before the arguments of the function.
+    """
     own = module.get_submodule(str(node.target)) if node.op == "call_module" else node.target
-    function = cast(Callable[..., Any], own)
-    name = free_name(module, "again")
-    some = cast(list[Conversion], conversions)
-    module.add_submodule(name, RegatheredOperator(function, some, is_product=is_product))
+    name = free_name(module, start)
+    module.add_submodule(name, make(cast(Callable[..., Any], own)))
     with node.graph.inserting_after(node):
-        new = node.graph.call_module(name, (tuple(gathered), *node.args), node.kwargs)
+        new = node.graph.call_module(name, (*more, *node.args), node.kwargs)
     new.meta.update(node.meta)
     node.replace_all_uses_with(new)
     node.graph.erase_node(node)
+    return new
 
 
 def _refuse_lost_statistics(module: fx.GraphModule, stage: Stage, graph: Graph) -> None:

@@ -3,21 +3,26 @@
 
 Such a parameter has a *shard* on each device: the part that the device steps. Its gradient comes by
 a reduce-scatter out of the accumulated one, or, where that is cut itself, backward passes add to it
-at once. After the step the parameter is gathered again from all shards.
+at once. After the step the parameter is gathered again from all shards. Both run in the queue of
+the device, where it has one: beside the backward that goes on, and beside the next forward.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from planner.artefacts.graph import Graph
 from planner.artefacts.sharding import CHUNKS, Spec
 from planner.artefacts.strategy import Stage
+from planner.launcher import clocks
+from planner.launcher.mesh.late_gradients import late_parameters
 from planner.launcher.mesh.lines import ConversionGroup, Mesh
 from planner.launcher.mesh.module import conversions_of
+from planner.launcher.mesh.queue import INLINE, Pending
+from planner.operators.parts.calls import free_name
 from planner.operators.parts.slices import chunk_rows, joined, part_of, views_of_parts
 from planner.resharding.conversion import Collective, Step
 from planner.resharding.sums import gathered_together, parameter_specs, state_steps, steps_key
@@ -64,6 +69,12 @@ class OptimizerShards:
             if any(step.kind is Collective.REDUCE_SCATTER for step in self._steps[name].scatter)
         }
         self._gathers = gathered_together(stage, graph)
+        self._gathering: dict[int, Pending[None]] = {}  # by place in `_gathers`
+
+    @property
+    def runs_beside(self) -> bool:
+        """Whether gathers and scatters run beside computations."""
+        return self._mesh.queue is not INLINE
 
     @property
     def scattered(self) -> dict[str, Tensor]:
@@ -74,16 +85,34 @@ class OptimizerShards:
         """Gradients with the same key go together."""
         return f"{steps_key(self._steps[name].scatter)} {self._values[name].dtype}"
 
-    def connect(self, module: nn.Module) -> None:
-        """Lets the conversions of a module give gradients that are cut to the shards."""
+    def connect(self, module: fx.GraphModule) -> None:
+        """Lets the conversions of a module give gradients that are cut to the shards, and its
+        operators wait for parameters that are gathered beside them.
+        """
         for name, conversion in conversions_of(module):
             if name in self.cut_gradients:
                 conversion.sink = partial(_accumulate, self.shards[name])
+        if not self.runs_beside:
+            return
+        held = {node.meta["onnx_value"]: node for node in module.graph.nodes
+                if node.op == "get_attr" and "onnx_value" in node.meta}  # fmt: skip
+        place = {node: i for i, node in enumerate(module.graph.nodes)}
+        for i, names in enumerate(self._gathers):
+            readers = [one for name in names for one in held[name].users
+                       if one.target is not late_parameters]  # fmt: skip
+            word = free_name(module, "gathered")
+            module.add_submodule(word, _Waiting(partial(self._wait_for, i)))
+            with module.graph.inserting_before(min(readers, key=place.__getitem__)):
+                module.graph.call_module(word)
+        module.recompile()
 
-    def scatter(self, names: Sequence[str]) -> None:
-        """Makes the gradients of some shards out of the accumulated ones; all devices of the mesh
-        call it together.
+    def scatter(self, names: Sequence[str]) -> Pending[float]:
+        """Starts to make the gradients of some shards out of the accumulated ones; all devices of
+        the mesh call it together. Gives the time of the end, on this process's clock.
         """
+        return self._mesh.queue.start(partial(self._scatter, names))
+
+    def _scatter(self, names: Sequence[str]) -> float:
         ordered = sorted(names, key=self._scatter_key)
         for _, group in groupby(ordered, key=self._scatter_key):
             alike = [*group]
@@ -91,6 +120,7 @@ class OptimizerShards:
             for step in self._steps[alike[0]].scatter:
                 some = self._scattered_by(some, step)
             self._fill(alike, some)
+        return clocks.now_s()
 
     def _scattered_by(self, some: Sequence[Tensor], step: Step) -> list[Tensor]:
         line = self._mesh.lines[step.axis]
@@ -141,14 +171,24 @@ class OptimizerShards:
             if held is not None and gradient is not None:
                 held.copy_(gradient)
 
-    @torch.no_grad()
     def gather(self) -> None:
         """After a step: makes the parameters out of all shards; all devices of the mesh call it
-        together.
+        together. In a queue that goes on beside the next forward, whose operators wait for the
+        parameters that they read; whatever else reads parameters calls `settle` before.
         """
-        for names in self._gathers:
-            self._gather(names)
+        for i, names in enumerate(self._gathers):
+            self._gathering[i] = self._mesh.queue.start(partial(self._gather, names))
 
+    def settle(self) -> None:
+        """Waits until all parameters are there."""
+        for i in range(len(self._gathers)):
+            self._wait_for(i)
+
+    def _wait_for(self, i: int) -> None:
+        if i in self._gathering:
+            self._gathering.pop(i).wait()
+
+    @torch.no_grad()
     def _gather(self, names: Sequence[str]) -> None:
         """Gathers some parameters at once; nothing of their buffers is kept for the next ones."""
         some: list[Tensor] = [self.shards[name].detach() for name in names]
@@ -191,6 +231,18 @@ class OptimizerShards:
         """Makes the shards out of the parameters, which have changed."""
         for name, shard in self.shards.items():
             shard.copy_(self._mesh.local_part(self._values[name], self._further[name]))
+
+
+class _Waiting(nn.Module):
+    """A call of a function in a module, between its operators."""
+
+    def __init__(self, wait: Callable[[], None]) -> None:
+        super().__init__()
+        self._wait = wait
+
+    def forward(self) -> None:
+        """Calls it."""
+        self._wait()
 
 
 def _in_a_row(some: Sequence[Tensor], widths: Sequence[int]) -> Tensor:

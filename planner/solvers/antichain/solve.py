@@ -81,8 +81,9 @@ _WORK_PER_S, _WORK = 2e7, 3e7
 _MAX_WORK = 10**8
 # Attempts to respect a memory peak that the closed form underrated.
 _MEMORY_ATTEMPTS = 6
-# Up to so many other pipelines within this factor of the best go to the judge as well.
-_OTHERS, _CLOSE = 3, 1.1
+# Up to so many other pipelines go to the judge as well, which simulates those that may be faster:
+# of pipelines over shared cards the closed form says little.
+_OTHERS = 8
 # Two figures that differ by less, relatively, are the same but for rounding.
 _SAME = 1e-9
 
@@ -197,13 +198,14 @@ def _result(problem: Problem, searched: _CoarseAnswer, margin: _Margin, work: fl
         space += "; some ways to run a state were dropped, or memory was judged with a margin"
     proved = exact and best.objective_s <= searched.bound_s * (1 + _SAME)
     everything = searched.coarse.exact and len(problem.topology.devices) <= ALL_WIDTHS
-    close = [one.strategy for one in others if one.objective_s <= _CLOSE * best.objective_s]
+    others.sort(key=lambda one: one.objective_s)
+    distinct = dict.fromkeys(one.strategy for one in others if one.strategy != best.strategy)
     return Result(
         Status.OPTIMAL if everything and proved else Status.FEASIBLE,
         best.strategy,
         bound_s=searched.bound_s if exact else None,
         space=space,
-        others=tuple(close[-_OTHERS:]),
+        others=tuple(distinct)[:_OTHERS],
         work_s=work / _WORK_PER_S,
     )
 

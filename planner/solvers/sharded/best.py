@@ -1,5 +1,5 @@
-"""From layouts to strategies that fit: recomputation where memory is short, and the best closed
-forms first.
+"""From layouts to strategies that fit: recomputation where memory is short, and the best estimates
+(`simulator/estimate.py`) first.
 """
 
 import math
@@ -9,22 +9,18 @@ from typing import NamedTuple
 
 from planner.artefacts.problem import Problem, Result, Status
 from planner.artefacts.strategy import Stage, Strategy, asynchronous_violations, used_devices
-from planner.costs.evaluate import (
-    Evaluation,
-    closed_form_s,
-    evaluation_work_s,
-    pricing_work_s,
-)
+from planner.costs.evaluate import Evaluation, evaluation_work_s
 from planner.costs.overlap import evaluated_with_overlap, with_overlap
 from planner.costs.stage_memory import limit_bytes
 from planner.resharding.checks import all_violations
 from planner.schedules.orders import default_warmups
+from planner.simulator.estimate import ERROR, estimate_s, estimate_work_s
 from planner.solvers.fit import recompute_choices
 from planner.solvers.sharded.layout import WHOLE, Layout
 
-OTHERS = 9
-"""Strategies besides the best that the judge may choose among: closed forms of layouts are some
-percent from the simulator, and `megatron` has up to four layouts at each point of its grid.
+OTHERS, UNSURE = 9, (1 + ERROR) / (1 - ERROR)
+"""Strategies besides the best that the judge may choose among, as variants of them gain some
+percent; and the factor to the best estimate up to which one more may be the best.
 """
 FEW, FIRST_S, PRICED_SHARE = 2, 1.0, 0.7
 """Layouts that are looked at whatever they take; the work for which more are looked at where none
@@ -37,10 +33,10 @@ _ROUNDS = 3
 def best_of(
     problem: Problem, layouts: Iterable[Layout], space: str, limit_s: float = math.inf
 ) -> Result:
-    """The strategies of layouts that fit with the best closed forms.
+    """The strategies of layouts that fit with the best estimates.
 
     Args:
-        layouts: in the order of promise. Of equal closed forms that with the smaller number wins.
+        layouts: in the order of promise. Of equal estimates that with the smaller number wins.
         limit_s: limit of work, in seconds of an ordinary core. `FEW` layouts are looked at whatever
             they take, and more for `FIRST_S` where none fits.
     """
@@ -59,7 +55,7 @@ def best_of(
         )  # fmt: skip
     if not whole:
         space += ", as far as the time limit has work for it"
-    strategies = tuple(strategy for _, strategy in search.fitting[: OTHERS + 1])
+    strategies = search.best
     return Result(
         Status.FEASIBLE, strategies[0], space=space, others=strategies[1:], work_s=search.work_s
     )
@@ -69,12 +65,12 @@ class _Priced(NamedTuple):
     """A layout without recomputation.
 
     Attributes:
-        closed_form_s: its time.
+        estimate_s: its time.
         number: of the layout.
         strategy: the layout's.
     """
 
-    closed_form_s: float
+    estimate_s: float
     number: int
     layout: Layout
     strategy: Strategy
@@ -84,7 +80,7 @@ class _LayoutSearch:
     """The layouts that were looked at.
 
     Attributes:
-        fitting: closed forms and strategies, the best first.
+        fitting: estimates and strategies, the best first.
         reason: why the first layout that is none did not do.
         short: whether one did not fit.
         cut: whether the limit left out layouts that were priced, though none fits.
@@ -97,9 +93,23 @@ class _LayoutSearch:
         self.reason: str | None = None
         self.short, self.cut, self.work_s = False, False, 0.0
 
+    @property
+    def best(self) -> tuple[Strategy, ...]:
+        """The best `OTHERS` and one more, and all others that may be as fast as the best."""
+        return tuple(
+            strategy
+            for k, (time_s, strategy) in enumerate(self.fitting)
+            if k <= OTHERS or time_s < self._enough_s
+        )
+
+    @property
+    def _enough_s(self) -> float:
+        """The estimate from which on a strategy is none of the best."""
+        return max(self.fitting[OTHERS][0], UNSURE * self.fitting[0][0])
+
     def priced(self, layouts: Iterator[Layout], limit_s: float) -> list[_Priced]:
-        """The closed forms of the next layouts without recomputation, the best first. None are left
-        if it is empty.
+        """The estimates of the next layouts without recomputation, the best first. None are left if
+        it is empty.
 
         Args:
             limit_s: the work after which no more than `FEW` are taken.
@@ -111,10 +121,10 @@ class _LayoutSearch:
             wrong = next(asynchronous_violations(strategy, problem.profile.graph), None)
             wrong = wrong or next(iter(_wrong(problem, strategy)), None)
             if wrong is None:
-                value_s = closed_form_s(problem, strategy)
+                value_s = estimate_s(problem, strategy)
                 found.append(_Priced(value_s, layout.number, layout, strategy))
             self.reason = self.reason or wrong
-            self.work_s += layout.work_s + pricing_work_s(strategy)
+            self.work_s += layout.work_s + estimate_work_s(strategy)
             if len(found) >= FEW and self.work_s > limit_s:
                 break
         return sorted(found, key=lambda one: one[:2])
@@ -130,7 +140,7 @@ class _LayoutSearch:
         fitting = self.fitting
         for least_s, _, layout, first in found:
             # A layout that recomputes takes longer than it does here.
-            if len(fitting) > OTHERS and least_s >= fitting[OTHERS][0]:
+            if len(fitting) > OTHERS and least_s >= self._enough_s:
                 break
             if self.work_s > (limit_s if fitting else max(limit_s, FIRST_S)):
                 self.cut = not fitting
@@ -138,7 +148,7 @@ class _LayoutSearch:
             strategy, shortage, work_s = _that_fits(self.problem, layout, first)
             self.work_s += work_s
             if shortage is None:
-                fitting.append((closed_form_s(self.problem, strategy), strategy))
+                fitting.append((estimate_s(self.problem, strategy), strategy))
                 fitting.sort(key=lambda one: one[0])
             self.reason = self.reason or shortage
             self.short = self.short or shortage is not None

@@ -93,29 +93,57 @@ def replicas_suffice(problem: Problem) -> bool:
 def _layouts(problem: Problem, stage: int) -> Iterator[Layout]:
     """One stage on a mesh of all devices or, with replicas, of as many as a divisor says: all that
     divide the samples of a microbatch, or else the largest that anything can be cut for.
+
+    Samples are split as the search along the axis says and, once more, by all operators with
+    parameters. That search adds up computations and sums of gradients, which run at once here: of
+    the experts of a mixture it runs all samples everywhere, so that their gradients need no sum.
     """
     graph, devices = problem.profile.graph, host_by_host(problem)
     everything = (tuple(range(len(graph.operators))),)
     samples, most = problem.profile.microbatch_size, problem.num_microbatches
     sizes = [n for n in reversed(divisors(len(devices))) if n > 1 and len(devices) // n <= most]
-    about = dict(named(graph))
-    lines: tuple[SplitRule, ...] = ()
     dividing = [n for n in sizes if samples % n == 0]
     if stage and dividing and replicas_suffice(problem):
         return
+    policy = data_policy(problem)
+    policies = [policy, replace(policy, must=lambda v: bool(graph.operators[v].parameters))]
+    searches = [_Lines(problem, one) for one in policies[: 2 if dividing else 1]]
     for size in dividing or sizes:
         replicas = len(devices) // size
         groups = groups_of(devices, (size,), replicas, 1)
-        # What is cut along samples for many devices is so for fewer: the search is done once.
-        if not share_work(lines) or not _hold(problem, lines, about, size):
-            axis = axis_of(problem, groups[0], (size,), 0, most / replicas)
-            lines = chosen_for_sure(problem, about, axis, data_policy(problem), devices[0])
-        if not share_work(lines):
-            continue
-        (data,) = shardings(graph, everything, (size,), [lines])
-        yield Layout(everything, groups, [cut_further(problem, data, stage)], number=replicas)
-        if not dividing:
-            return
+        found = dict.fromkeys(one.along(groups[0], most / replicas) for one in searches)
+        for lines in filter(share_work, found):
+            (data,) = shardings(graph, everything, (size,), [lines])
+            yield Layout(everything, groups, [cut_further(problem, data, stage)], number=replicas)
+            if not dividing:
+                return
+
+
+class _Lines:
+    """The rules of all operators along meshes of one axis, the larger ones first.
+
+    Args:
+        policy: which are allowed.
+    """
+
+    def __init__(self, problem: Problem, policy: Policy) -> None:
+        self._problem, self._policy = problem, policy
+        self._about = dict(named(problem.profile.graph))
+        self._lines: tuple[SplitRule, ...] = ()
+
+    def along(self, groups: Sequence[tuple[int, ...]], rounds: float) -> tuple[SplitRule, ...]:
+        """The rules on some meshes of equally many devices. What is cut along samples for many
+        devices is so for fewer: the search is done once.
+
+        Args:
+            rounds: microbatches of a replica in an iteration.
+        """
+        problem, size = self._problem, len(groups[0])
+        if not share_work(self._lines) or not _hold(problem, self._lines, self._about, size):
+            axis = axis_of(problem, groups, (size,), 0, rounds)
+            device = groups[0][0]
+            self._lines = chosen_for_sure(problem, self._about, axis, self._policy, device)
+        return self._lines
 
 
 def _hold(

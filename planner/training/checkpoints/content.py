@@ -207,6 +207,7 @@ class Content:
             )
 
     def _parameters(self) -> dict[str, Held]:
+        self._part.shards.settle()
         return {
             PARAMETERS + name: self._held(name, value)
             for name, value in self._part.trained.items()

@@ -8,7 +8,7 @@ import torch
 
 from planner.artefacts.sharding import Sharding
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy
-from planner.launcher.mesh.convert import Conversion, converted
+from planner.launcher.mesh.convert import Conversion, converted, finished
 from planner.launcher.mesh.lines import all_lines, line_of
 from planner.resharding import conversion
 from tests.support.meshes import put, taken
@@ -54,7 +54,7 @@ def test_a_copy_whose_gradient_is_a_sum_sends_nothing_forward():
     def work(mesh):
         steps = conversion((4,), 8, (2,), ("P",), ("R",))
         leaf = torch.ones(4, requires_grad=True)
-        made = Conversion("x", mesh, (), steps)(leaf)
+        made = finished(Conversion("x", mesh, (), steps)(leaf))
         (made * (1.0 + mesh.index)).sum().backward()
         return leaf.grad
 
@@ -70,7 +70,7 @@ def test_a_gradient_goes_into_a_sink_that_has_another_shape():
         steps = conversion((4,), 8, (2,), ("P",), ("S0",))
         conversion_of = Conversion("w", mesh, (), steps)
         conversion_of.sink = taken_up.append
-        (conversion_of(leaf) * torch.arange(4.0)).sum().backward()
+        (finished(conversion_of(leaf)) * torch.arange(4.0)).sum().backward()
         return leaf.grad, taken_up[0].tolist()
 
     found, _ = on_all((2,), work)

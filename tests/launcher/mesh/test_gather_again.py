@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from planner.launcher.mesh.convert import Conversion
+from planner.launcher.mesh.convert import Conversion, finished
 from planner.launcher.mesh.gather_again import RegatheredOperator
 from planner.resharding import conversion
 from tests.support.threads import on_all
@@ -40,7 +40,7 @@ def test_products_under_autocast_keep_no_copy(function):
         again = RegatheredOperator(lambda w, x: function(w, x), [convert], is_product=True)
 
         def gathered(home, x):
-            copy = convert(home)
+            copy = finished(convert(home))
             return again([(home, copy)], copy, x)
 
         return by(gathered, home, x)

@@ -14,7 +14,7 @@ from planner.training.checkpoints.folder import find
 from tests.support.checkpoint_runs import tensors_of
 from tests.support.ranks import ROOT, forked
 from tests.support.split_launches import EVALS, launched
-from tests.support.split_models import gpt, loaded
+from tests.support.split_models import gpt, loaded, megatron
 from tests.support.split_plans import cut_further, plan_of, random_sharding
 
 OPTIONS = {
@@ -23,7 +23,7 @@ OPTIONS = {
 }  # fmt: skip
 
 
-def write(folder, name, model, shardings):
+def write(folder, name, model, shardings, prefetch=None):
     """A strategy of stages that are cut in the middle, if there are several."""
     names = [one.name for one in model.graph.operators]
     half = len(names) // 2 if len(shardings) > 1 else len(names)
@@ -32,7 +32,7 @@ def write(folder, name, model, shardings):
     for some, lies in zip(parts, shardings, strict=True):
         size = 1 if lies is None else lies.num_devices
         group = tuple(range(first, first + size))
-        stages.append(Stage(tuple(some), (group,), 1, False, lies))
+        stages.append(Stage(tuple(some), (group,), 1, False, lies, prefetch=prefetch))
         first += size
     strategy = Strategy(tuple(stages), ScheduleName.ONE_F_ONE_B, 2)
     plan = plan_of(model, strategy, optimizer="momentum")
@@ -46,7 +46,10 @@ def told(tmp_path_factory):
     model = loaded(gpt(folder / "net.onnx"))
     (folder / "evals.py").write_text(EVALS)
     lies = random_sharding(model, (2,), chance)
-    write(folder, "split", model, [cut_further(lies, model, 1, chance)])
+    further = cut_further(lies, model, 1, chance)
+    write(folder, "split", model, [further])
+    write(folder, "beside", model, [further], prefetch=1_000)
+    write(folder, "sequence", model, [megatron(model, 2, sequence=True)], prefetch=2**20)
     write(folder, "other", model, [random_sharding(model, (2,), chance)])
     write(folder, "one", model, [None])
     launches = {
@@ -57,6 +60,12 @@ def told(tmp_path_factory):
         "otherwise": {
             "strategy": "other.json", "keep": "other", "resume": "kept/step-00000002", **OPTIONS
         },
+        "beside": {"strategy": "beside.json", "keep": "beside", **OPTIONS},
+        "beside, resumed": {
+            "strategy": "beside.json", "keep": "beside-again", "resume": "beside/step-00000002",
+            **OPTIONS,
+        },
+        "sequence": {"strategy": "sequence.json", "keep": "sequence", **OPTIONS},
     }  # fmt: skip
     (folder / "launches.json").write_text(json.dumps(launches))
     forked(ROOT / "tests/support/split_launches.py", 2, folder)
@@ -69,24 +78,38 @@ def told(tmp_path_factory):
     return folder, found
 
 
-def test_losses_are_those_of_one_process(told):
+WHOLE = ("split", "beside", "sequence")
+"""Launches of all steps on two ranks."""
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_losses_are_those_of_one_process(told, name):
     _, found = told
-    assert found["split"]["loss"] == pytest.approx(found["one"]["loss"], rel=1e-9)
+    assert found[name]["loss"] == pytest.approx(found["one"]["loss"], rel=1e-9)
 
 
-def test_evaluations_are_those_of_one_process(told):
+@pytest.mark.parametrize("name", WHOLE)
+def test_evaluations_are_those_of_one_process(told, name):
     """Ten samples in microbatches of four, some classes ignored."""
     _, found = told
     for (step, figures), (expected, other) in zip(
-        found["split"]["evaluations"], found["one"]["evaluations"], strict=True
+        found[name]["evaluations"], found["one"]["evaluations"], strict=True
     ):
         assert step == expected
         assert figures == pytest.approx(other, rel=1e-9)
-    assert {"loss", "accuracy"} <= found["split"]["evaluations"][0][1].keys()
+    assert {"loss", "accuracy"} <= found[name]["evaluations"][0][1].keys()
+
+
+def test_a_training_goes_on_from_a_checkpoint_bit_for_bit_beside_computations(told):
+    folder, found = told
+    assert found["beside, resumed"]["loss"] == found["beside"]["loss"][2:]
+    expected, after = tensors_of(folder / "beside"), tensors_of(folder / "beside-again")
+    assert all(torch.equal(after[key], tensor) for key, tensor in expected.items())
 
 
 @pytest.mark.parametrize("name, kept", [
     ("resumed", "again"), ("otherwise", "other"), ("one, resumed", "one-resumed"),
+    ("beside, resumed", "beside-again"),
 ])  # fmt: skip
 def test_a_checkpoint_goes_on_however_it_was_split(told, name, kept):
     folder, found = told

@@ -16,7 +16,8 @@ from torch.nn import functional
 from planner.artefacts.losses import losses
 from planner.artefacts.sharding import Sharding, rule_of
 from planner.launcher.device_part import StagePlace, local_parameters
-from planner.launcher.mesh.convert import Conversion
+from planner.launcher.mesh import convert
+from planner.launcher.mesh import module as modules
 from planner.launcher.mesh.module import split_module
 from planner.launcher.stage import StageModule
 from planner.model.export.export import export_module
@@ -51,26 +52,29 @@ from tests.support.zoo.pipeline import read
 
 LIMIT = 1e-9
 MESHES = [(2,), (4,), (2, 2)]
+BUDGETS = (0, 2_000, 2**30)
+"""Bytes that are held ahead: nothing, some and everything."""
 FOUND = ["gpt2", "llama", "t5", "vit", "resnet", "unet", "mixtral"]
 
 
-def worst(model, sharding, batches, expected, recompute=False):
+def worst(model, sharding, batches, expected, recompute=False, prefetch=None):
     loss, gradients = expected
-    told, found, counts = split(model, sharding, batches, recompute)
+    told, found, counts = split(model, sharding, batches, recompute, prefetch)
     errors = {name: error(found[name], gradients[name]) for name in gradients}
     errors["loss"] = abs(told - loss) / abs(loss)
     return max(errors.values()), errors, counts
 
 
-def check(model, mesh, num_plans, seed, rules=None, zero=0):
+def check(model, mesh, num_plans, seed, rules=None, zero=0, budgets=(None,)):
     batches = data(model, 2)
     expected, chance = alone(model, batches), random.Random(seed)
     for i in range(num_plans):
         sharding = random_sharding(model, mesh, chance, rules=rules)
         if zero:
             sharding = cut_further(sharding, model, zero, chance)
-        found, errors, _ = worst(model, sharding, batches, expected, recompute=i % 4 == 3)
-        assert found < LIMIT, (i, sharding, errors)
+        again, prefetch = i % 4 == 3, budgets[i % len(budgets)]
+        found, errors, _ = worst(model, sharding, batches, expected, again, prefetch)
+        assert found < LIMIT, (i, prefetch, sharding, errors)
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +93,12 @@ def test_parameters_that_are_gathered_in_every_pass(models):
     check(models["gpt"], (2,), 2, 2, zero=3)
 
 
+@pytest.mark.parametrize("zero", [0, 3])
+@pytest.mark.parametrize("name", MODELS)
+def test_collectives_that_run_beside_computations(models, name, zero):
+    check(models[name], (2,), 8, 5 + zero, zero=zero, budgets=BUDGETS)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 @pytest.mark.parametrize("name", FOUND)
@@ -96,7 +106,7 @@ def test_rules_that_were_found(tmp_path, name, mesh):
     module, inputs = build(name)
     export_module(module, inputs, tmp_path / "single.onnx")
     model = read(name, doubled(tmp_path / "single.onnx", tmp_path / "double.onnx"))
-    check(model, mesh, 24, 3, split_rules(model))
+    check(model, mesh, 24, 3, split_rules(model), budgets=(None, *BUDGETS))
 
 
 # ------------------------------------------------------------------------------- single plans
@@ -145,28 +155,29 @@ def test_parameters_are_gathered_as_often_as_is_priced(models, name, seed):
     assert again and counts[0]["all-gather"] == priced
 
 
+@pytest.mark.parametrize("prefetch", [None, 2_000])
 @pytest.mark.parametrize("name", MODELS)
-def test_no_gathered_parameter_waits_for_its_backward(models, name, monkeypatch):
+def test_no_gathered_parameter_waits_for_its_backward(models, name, prefetch, monkeypatch):
     """When a backward begins, PyTorch has freed the storages of all copies that come again."""
     model = models[name]
     sharding = zero_3(model, 1)
     again = {one.tensor for one in reshardings(stage_of(model, sharding), model.graph) if one.again}
-    convert, backward = Conversion.forward, StageModule.backward
+    end, backward = convert.finished, StageModule.backward
     made, waiting = [], []
 
-    def noted(self, tensor):
-        copy = convert(self, tensor)
-        if self.tensor in again:
-            made.append((self.tensor, StorageWeakRef(copy.untyped_storage())))
+    def noted(started):
+        copy, name = end(started), started.running.how.tensor
+        if name in again:
+            made.append((name, StorageWeakRef(copy.untyped_storage())))
         return copy
 
     def asked(self, *args):
         waiting.extend(name for name, storage in made if not storage.expired())
         return backward(self, *args)
 
-    monkeypatch.setattr(Conversion, "forward", noted)
+    monkeypatch.setattr(modules, "finished", noted)
     monkeypatch.setattr(StageModule, "backward", asked)
-    split(model, sharding, data(model, 1))
+    split(model, sharding, data(model, 1), prefetch=prefetch)
     assert made and not waiting
 
 

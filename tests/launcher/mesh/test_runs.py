@@ -6,14 +6,14 @@ import pytest
 
 from tests.support.ranks import ROOT, forked
 from tests.support.split_models import MODELS
-from tests.support.split_worker import CASES
+from tests.support.split_worker import BESIDE, CASES
 
 LIMIT = 1e-9
 
 
 @pytest.fixture(scope="module")
-def errors(tmp_path_factory):
-    """Relative errors by case, of all ranks, from one start of torchrun."""
+def told(tmp_path_factory):
+    """Relative errors by case, and what was posted, of all ranks, from one start of torchrun."""
     folder = tmp_path_factory.mktemp("split")
     for name, make in MODELS.items():
         make(folder / f"{name}.onnx")
@@ -21,9 +21,9 @@ def errors(tmp_path_factory):
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(4)]
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_steps_equal_those_of_one_process(errors, name):
-    found = [one[name] for one in errors]
+@pytest.mark.parametrize("name", [*CASES, *BESIDE])
+def test_steps_equal_those_of_one_process(told, name):
+    found = [one[name][0] for one in told]
     assert all("loss" in one for one in found if one) and any(found)
     assert {
         (rank, what): error
@@ -31,3 +31,25 @@ def test_steps_equal_those_of_one_process(errors, name):
         for what, error in one.items()
         if not error < LIMIT
     } == {}
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_all_ranks_of_a_mesh_post_the_same(told, name):
+    by_mesh = {}
+    for one in told:
+        for mesh, posted in one[name][1].items():
+            by_mesh.setdefault(mesh, []).append(posted)
+    assert by_mesh
+    for some in by_mesh.values():
+        assert len(some) > 1 and some[0]
+        assert all(one == some[0] for one in some)
+
+
+def test_gradients_are_scattered_before_and_parameters_gathered_after_a_step(told):
+    """In two steps: every scatter comes before the gathers of its step."""
+    posted = next(iter(told[0]["zero 1 on 2, beside"][1].values()))
+    words = [one.split()[0].strip("\"'(") for one in posted]
+    steps = [one for one in words if one in ("_scatter", "_gather")]
+    half = steps[: len(steps) // 2]
+    assert steps == half * 2
+    assert half == sorted(half, reverse=True) and len({*half}) == 2

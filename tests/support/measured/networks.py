@@ -1,4 +1,6 @@
-"""The networks that were trained, as ONNX models without weights: GPT, Llama, BERT, ResNet-50."""
+"""The networks that were trained, as ONNX models without weights: GPT, also with a mixture of
+experts, Llama, BERT, ResNet-50, and Alpa's wide residual networks.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -7,7 +9,9 @@ from enum import StrEnum
 import numpy as np
 from onnx import ModelProto, TensorProto, helper
 
+from tests.support.experts import Experts, mixed_by_experts
 from tests.support.models import Flow, light, llama
+from tests.support.thesis_models import widened_resnet
 
 PREDICTED_SHARE = 0.15
 """Tokens of a sequence that BERT predicts, by its paper: only for these are there logits."""
@@ -20,6 +24,7 @@ class Kind(StrEnum):
     LLAMA = "llama"
     BERT = "bert"
     RESNET50 = "resnet50"
+    WIDE_RESNET = "wide-resnet"
 
 
 @dataclass(frozen=True)
@@ -28,13 +33,17 @@ class Network:
 
     Attributes:
         kind: its family.
-        layers: number of blocks.
-        width: of the hidden state.
+        layers: number of blocks; of a wide residual network 50, 101 or 152, its name.
+        width: of the hidden state; of a wide residual network the channels of its stem.
         heads: of the attention.
         kv_heads: heads of keys and values.
         inner: width of the feed-forward part.
         vocabulary: number of tokens.
         sequence: tokens in a sample.
+        experts: number of experts in every other layer of a GPT; 0 for none.
+        group: tokens that share the room of the experts.
+        widening: of the 3 x 3 convolutions of a wide residual network.
+        frozen: whether its batch normalizations keep their statistics, as in inference.
     """
 
     kind: Kind
@@ -45,6 +54,10 @@ class Network:
     inner: int = 0
     vocabulary: int = 0
     sequence: int = 0
+    experts: int = 0
+    group: int = 0
+    widening: int = 1
+    frozen: bool = False
 
     @property
     def dims(self) -> dict[str, int]:
@@ -70,7 +83,8 @@ def _llama(network: Network) -> ModelProto:
 
 def _gpt(network: Network) -> ModelProto:
     """A decoder with learned positions, normalization before each branch, and one table for tokens
-    and logits (Radford et al. 2019).
+    and logits (Radford et al. 2019). With experts, every other layer from the first one has them in
+    place of the feed-forward part.
     """
     flow, width = Flow("gpt", opset=23), network.width
     table = flow.weight("embedding", network.vocabulary, width)
@@ -81,9 +95,8 @@ def _gpt(network: Network) -> ModelProto:
         hidden = flow.add(
             "Add", hidden, _attention(flow, _norm(flow, hidden, "ln1", width), network)
         )
-        hidden = flow.add(
-            "Add", hidden, _feed_forward(flow, _norm(flow, hidden, "ln2", width), network)
-        )
+        branch = _experts if network.experts and layer % 2 == 0 else _feed_forward
+        hidden = flow.add("Add", hidden, branch(flow, _norm(flow, hidden, "ln2", width), network))
     flow.scope = ""
     return _with_logits(flow, _norm(flow, hidden, "norm", width), table, network)
 
@@ -116,11 +129,18 @@ def _resnet50(network: Network) -> ModelProto:
     return light("resnet50", train=True)
 
 
+def _wide_resnet(network: Network) -> ModelProto:
+    return widened_resnet(
+        network.layers, network.width, network.widening, trains=not network.frozen
+    )
+
+
 _BUILDERS: Mapping[Kind, Callable[[Network], ModelProto]] = {
     Kind.GPT: _gpt,
     Kind.LLAMA: _llama,
     Kind.BERT: _bert,
     Kind.RESNET50: _resnet50,
+    Kind.WIDE_RESNET: _wide_resnet,
 }
 
 
@@ -146,6 +166,11 @@ def _attention(flow: Flow, hidden: str, network: Network, is_causal: int = 1) ->
 def _feed_forward(flow: Flow, hidden: str, network: Network) -> str:
     inner = flow.add("Gelu", _linear(flow, hidden, "up", network.width, network.inner))
     return _linear(flow, inner, "down", network.inner, network.width)
+
+
+def _experts(flow: Flow, hidden: str, network: Network) -> str:
+    sizes = Experts(network.experts, network.group, network.width, network.inner)
+    return mixed_by_experts(flow, hidden, sizes, network.sequence)
 
 
 def _with_logits(flow: Flow, hidden: str, table: str, network: Network) -> ModelProto:

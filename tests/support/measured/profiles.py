@@ -8,12 +8,17 @@ from pathlib import Path
 import planner
 from planner.artefacts.profile import Profile
 from tests.support.measured import networks
+from tests.support.measured.networks import Network
 from tests.support.measured.rows import Row
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / ".cache" / "truth"
 ROOMS = ("support", "artefacts", "model", "operators", "profilers")
 """Of the package, those that a computed profile depends on."""
+BUILDERS = (
+    "tests/support/experts.py", "tests/support/models.py", "tests/support/thesis_models.py",
+)  # fmt: skip
+"""Beside `networks`, the files that build the models."""
 
 
 def profile(row: Row, folder: Path = FOLDER) -> Profile:
@@ -24,9 +29,36 @@ def profile(row: Row, folder: Path = FOLDER) -> Profile:
         row: one with a network.
         folder: made if it does not exist.
     """
-    network = row.network
-    assert network is not None
-    key = repr((network, row.microbatch, row.dtype, row.device, row.compiled, _version()))
+    assert row.network is not None
+    return computed(
+        row.network,
+        row.microbatch,
+        row.dtype,
+        row.device,
+        compiled=row.compiled,
+        folder=folder,
+    )
+
+
+def computed(
+    network: Network,
+    batch: int,
+    dtype: str,
+    device: str,
+    *,
+    compiled: bool = False,
+    folder: Path = FOLDER,
+) -> Profile:
+    """The profile of a network at a size of the microbatch, as `profile` has it of a row's.
+
+    Args:
+        batch: samples of a microbatch.
+        dtype: of the computation.
+        device: its type.
+        compiled: whether torch.compile had compiled the step.
+        folder: made if it does not exist.
+    """
+    key = repr((network, batch, dtype, device, compiled, _version()))
     path = folder / f"{network.kind}-{hashlib.sha256(key.encode()).hexdigest()[:20]}.json"
     if path.exists():
         return planner.read_profile(path)
@@ -34,12 +66,7 @@ def profile(row: Row, folder: Path = FOLDER) -> Profile:
         file = Path(place) / f"{network.kind}.onnx"
         file.write_bytes(networks.model(network).SerializeToString())
         own = planner.profile(
-            file,
-            device=row.device,
-            dtype=row.dtype,
-            batch=row.microbatch,
-            dims=network.dims,
-            compiled=row.compiled,
+            file, device=device, dtype=dtype, batch=batch, dims=network.dims, compiled=compiled
         )
     folder.mkdir(parents=True, exist_ok=True)
     planner.write_profile(own, path)
@@ -49,7 +76,7 @@ def profile(row: Row, folder: Path = FOLDER) -> Profile:
 @cache
 def _version() -> str:
     """A hash of the code that profiles depend on."""
-    files = [Path(networks.__file__), ROOT / "tests/support/models.py"]
+    files = [Path(networks.__file__), *(ROOT / name for name in BUILDERS)]
     files += [path for room in ROOMS for path in sorted((ROOT / "planner" / room).rglob("*.py"))]
     files += [ROOT / "topologies" / "devices.yaml"]
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
