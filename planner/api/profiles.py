@@ -126,14 +126,19 @@ def profile_sizes(
 
 
 def profile_path(
-    model: File, *, device: str = "cpu", engine: str | None = None, dtype: str | None = None
+    model: File,
+    *,
+    device: str = "cpu",
+    engine: str | None = None,
+    dtype: str | None = None,
+    compiled: bool = False,
 ) -> Path:
     """The usual file of a profile, in ./profiles: MODEL.json where it was measured by PyTorch on
     this CPU in float32, and with the device, type and engine in its name else.
 
     Args:
         model: an ONNX file, or a profile that is to be rescaled.
-        device, engine, dtype: see `profile`.
+        device, engine, dtype, compiled: see `profile`.
 
     Raises:
         OptionError: if the device is not there.
@@ -141,7 +146,7 @@ def profile_path(
     from planner.profilers.engines import profile_file
 
     stem = Path(model).stem
-    return Path("profiles") / profile_file(stem, device, engine, dtype)
+    return Path("profiles") / profile_file(stem, device, engine, dtype, compiled=compiled)
 
 
 def rescale(profiles: "File | Profile | Sequence[Profile]", device: str) -> "tuple[Profile, ...]":

@@ -43,6 +43,8 @@ class Work(StrEnum):
     SMALL_WINDOW = "convolution with a window of 3 or 5 and stride 1"
     FEW_CHANNELS = "convolution with less than 32 channels per group"
     ATTENTION = "attention"
+    CAUSAL_ATTENTION = "causal attention"
+    CAUSAL_ATTENTION_BACKWARD = "gradient of causal attention"
     ELEMENTWISE = "elementwise"
     UPDATE = "elementwise in place"
     TRANSCENDENTAL = "transcendental"
@@ -60,10 +62,11 @@ class Kernel:
 
     Attributes:
         work: its kind.
-        flops: floating-point operations, as torch counts them. Where torch counts none: one per
-            element of every window of a pooling (one per window in the backward pass of maxima),
-            one per element that a reduction or normalization reads, and one per element that all
-            other kernels make.
+        flops: floating-point operations, as torch counts them: of causal attention all products,
+            also those that its kernel skips. Where torch counts none: one per element of every
+            window of a pooling (one per window in the backward pass of maxima), one per element
+            that a reduction or normalization reads, and one per element that all other kernels
+            make.
         bytes: bytes that it reads and writes.
     """
 
@@ -74,7 +77,8 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """The speeds that kernels reach on a device. A kernel takes
+    """The speeds that kernels reach on a device, and those of the host that starts them. A kernel
+    takes
 
         launch + max(FLOPs / flops_per_s, bytes / bytes_per_s)
 
@@ -84,6 +88,9 @@ class Rates:
         launch_s: time of a kernel that does nothing, in s.
         flops_per_s: by kind of kernel.
         bytes_per_s: by kind of kernel.
+        host_forward_s: time in which the host starts a kernel of a forward pass, while the device
+            runs those before, in s; 0 where the host is the device.
+        host_backward_s: the same for a backward pass.
 
     Raises:
         ValueError: if a time is negative, or a speed is none.
@@ -92,9 +99,13 @@ class Rates:
     launch_s: float
     flops_per_s: dict[Work, float]
     bytes_per_s: dict[Work, float]
+    host_forward_s: float = field(default=0.0, metadata=LEFT_OUT_AS_DEFAULT)
+    host_backward_s: float = field(default=0.0, metadata=LEFT_OUT_AS_DEFAULT)
 
     def __post_init__(self) -> None:
-        problems = [] if 0 <= self.launch_s <= 1 else [f"launch_s: got {self.launch_s!r}"]
+        times = ("launch_s", "host_forward_s", "host_backward_s")
+        taken = [(name, getattr(self, name)) for name in times]
+        problems = [f"{name}: got {time_s!r}" for name, time_s in taken if not 0 <= time_s <= 1]
         for name in ("flops_per_s", "bytes_per_s"):
             rates: Mapping[Work, float] = getattr(self, name)
             wrong = {work: rate for work, rate in rates.items() if not MIN_RATE <= rate <= MAX_RATE}

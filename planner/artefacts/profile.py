@@ -29,6 +29,8 @@ MAX_THREADS = 4096
 
 ROOFLINE = "roofline"
 """The engine of profiles whose times are computed from FLOPs and bytes."""
+COMPILED = "roofline, compiled"
+"""The same for a step that `torch.compile` has compiled."""
 
 
 class Source(StrEnum):
@@ -411,8 +413,8 @@ class Profile:
         spread: median over the operators of (slowest - fastest) / median of the repetitions.
         whole_step: None where nothing was measured in one piece.
         versions: of the software that made it.
-        engine: source of the times, such as "torch", "onnxruntime (CPUExecutionProvider)" or
-            "roofline"; "" where the file does not say.
+        engine: source of the times, such as "torch", "onnxruntime (CPUExecutionProvider)",
+            "roofline" or "roofline, compiled"; "" where the file does not say.
         warnings: why the times may be wrong, for people; none on a quiet machine.
         modules: per operator, the path of the module of the network that it came from, "" for the
             whole network; () where the model does not say any.
@@ -624,7 +626,7 @@ def is_computed(profile: Profile) -> bool:
     """Whether times are computed from FLOPs and bytes, at one size of the microbatch or at two
     between which they are interpolated, for this device or one whose times are rescaled.
     """
-    return profile.source is Source.ANALYTIC or profile.engine == ROOFLINE
+    return profile.source is Source.ANALYTIC or profile.engine in (ROOFLINE, COMPILED)
 
 
 def has_rules(profile: Profile) -> bool:

@@ -12,7 +12,8 @@ from planner.support.arrays import Floats
 from planner.support.errors import OptionError
 
 EMPTY_KERNEL_S = 5e-6
-"""Time of a kernel that does nothing; `profilers/efficiencies.py` says where that is from."""
+"""Least time of an operator that computes anything: a host does not start kernels faster (from
+memory; on a CPU `profilers/efficiencies.py` says where it is from)."""
 
 
 NO_SPEED = "no speed of"

@@ -83,8 +83,8 @@ def profile(
     planner profile gpt2.onnx --batch 4 --dim seq=512 --device A100-SXM4-80GB
     planner profile profiles/gpt2.json --device V100-SXM2-16GB -o gpt2-v100.json
     """
-    device, engine, dtype = measuring.device, measuring.engine, measuring.dtype
-    path = path or api.profile_path(model, device=device, engine=engine, dtype=dtype)
+    device = measuring.device
+    path = path or _usual_path(model, measuring)
     older = api.check_outputs({"profile": path}, {"model": model})
     efforts: list[Effort] = []
     comparison, sized = None, None
@@ -118,6 +118,13 @@ def profile(
         if sized is not None and sized.choice is not None:
             say(sized.choice)
         say(f"wrote {path}")
+
+
+def _usual_path(model: Path, how: Measuring) -> Path:
+    """The file of a profile that the user did not name."""
+    return api.profile_path(
+        model, device=how.device, engine=how.engine, dtype=how.dtype, compiled=how.compiled
+    )
 
 
 def _refuse_options_of_models() -> None:

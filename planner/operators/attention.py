@@ -41,12 +41,18 @@ def attention(
     elif nonpad_kv_seqlen is not None:
         offset = nonpad_kv_seqlen.reshape(-1, 1, 1, 1) - q.shape[2]
     windows = (left_window_size, 0 if is_causal else right_window_size)
-    mask = _mask(q, k, attn_mask, offset, windows, nonpad_kv_seqlen)
+    fused = num_outputs < 4 and not softcap and _precision(q, softmax_precision) == q.dtype
+    # By its flag, torch's kernel skips the hidden half, which it computes where there is a mask.
+    alone = attn_mask is None and past_key is None and nonpad_kv_seqlen is None
+    by_flag = fused and alone and windows == (-1, 0) and q.shape[2] == k.shape[2]
+    mask = None if by_flag else _mask(q, k, attn_mask, offset, windows, nonpad_kv_seqlen)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     precision = _precision(q, softmax_precision)
-    if num_outputs < 4 and not softcap and precision == q.dtype:
+    if fused:
         grouped = q.shape[1] != k.shape[1]
-        y = functional.scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=grouped)
+        y = functional.scaled_dot_product_attention(
+            q, k, v, mask, is_causal=by_flag, scale=scale, enable_gqa=grouped
+        )
         scores = None
     else:
         y, scores = _explicit(q, k, v, mask, scale, softcap, precision, qk_matmul_output_mode)

@@ -13,13 +13,21 @@ import numpy.typing as npt
 
 from planner.artefacts.graph import main_dtype, retyped
 from planner.artefacts.growth import Growth
-from planner.artefacts.profile import ROOFLINE, LossCost, Profile, Source, with_times
+from planner.artefacts.profile import (
+    COMPILED,
+    ROOFLINE,
+    LossCost,
+    Profile,
+    Source,
+    with_times,
+)
 from planner.artefacts.roofline import NO_SPEED, device_is_unknown, rescaled_times, unknown_speeds
 from planner.artefacts.topology import DeviceType
 from planner.model.load import Model
 from planner.profilers.devices import autocast_dtype, versions
 from planner.profilers.efficiencies import device_family, family_rates, rates_of
 from planner.profilers.origin import TimedOperator, profile_fields
+from planner.profilers.roofline.fused import fused, fused_losses
 from planner.profilers.roofline.grown import grown
 from planner.profilers.roofline.times import Passes, PassKernels, both_passes_s
 from planner.support.arrays import Floats
@@ -48,7 +56,12 @@ class Computed:
 
 
 def analytic(
-    model: Model, *, model_path: str | None, kind: DeviceType, dtype: str | None = None
+    model: Model,
+    *,
+    model_path: str | None,
+    kind: DeviceType,
+    dtype: str | None = None,
+    compiled: bool = False,
 ) -> Profile:
     """The computed profile of a model on a type of device. No weights are read.
 
@@ -58,16 +71,23 @@ def analytic(
         kind: the type of device.
         dtype: type of floating-point work where autocast allows it; None takes the dtype of most
             parameter bytes.
+        compiled: whether `torch.compile` compiles the step (roofline/fused.py).
 
     Raises:
         OptionError: if the dtype is unknown.
         OperatorError: if an operator has no conversion, or cannot run without numbers.
     """
-    return computed(model, model_path=model_path, kind=kind, dtype=dtype).profile
+    made = computed(model, model_path=model_path, kind=kind, dtype=dtype, compiled=compiled)
+    return made.profile
 
 
 def computed(
-    model: Model, *, model_path: str | None, kind: DeviceType, dtype: str | None = None
+    model: Model,
+    *,
+    model_path: str | None,
+    kind: DeviceType,
+    dtype: str | None = None,
+    compiled: bool = False,
 ) -> Computed:
     """The same with the kernels."""
     from planner.profilers.facts import facts
@@ -77,15 +97,25 @@ def computed(
     dtype = shorter or main_dtype(model.graph)
     known_facts = facts(model, shorter)
     graph = retyped(model.graph, {n: d for one in known_facts for n, d in one.dtypes.items()})
-    rates = rates_of(kind, dtype)
+    rates = rates_of(kind, dtype, compiled=compiled)
     operators = tuple(PassKernels(one.kernels, one.backward_kernels) for one in known_facts)
+    losses, unknown = computed_losses(graph)
+    if compiled:
+        stashes = [one.stash for one in known_facts]
+        operators = fused(graph, operators, stashes, dtype)
+        losses = fused_losses(graph, losses)
     timed = [
-        TimedOperator(fact.stash, fact.flops, fact.bytes_moved, forward_s, backward_s)
-        for fact, forward_s, backward_s in zip(
-            known_facts, *both_passes_s(operators, rates), strict=True
+        TimedOperator(
+            fact.stash,
+            sum(kernel.flops for kernel in one.forward),
+            sum(kernel.bytes for kernel in one.forward),
+            forward_s,
+            backward_s,
+        )
+        for fact, one, forward_s, backward_s in zip(
+            known_facts, operators, *both_passes_s(operators, rates), strict=True
         )
     ]
-    losses, unknown = computed_losses(graph)
     profile = Profile(
         **profile_fields(model, model_path, graph, timed, known_facts),
         dtype=dtype,
@@ -96,7 +126,7 @@ def computed(
         spread=0.0,
         whole_step=None,
         versions=versions(),
-        engine=ROOFLINE,
+        engine=COMPILED if compiled else ROOFLINE,
         warnings=(*unknown_speeds(dtype, (kind,)), *unknown),
         loss_costs=tuple(map(LossCost, losses, *both_passes_s([*losses.values()], rates))),
     )
@@ -153,7 +183,8 @@ def rescale(profile: Profile, kind: DeviceType, measured_on: DeviceType | None) 
 
 def _computed_anew(profile: Profile, growth: Growth, kind: DeviceType) -> Profile:
     """The profile as `analytic` makes it for another type of device."""
-    there = replace(growth, rates=rates_of(kind, profile.dtype))
+    rates = rates_of(kind, profile.dtype, compiled=profile.engine == COMPILED)
+    there = replace(growth, rates=rates)
     notes = [one for one in profile.warnings if not one.startswith(NO_SPEED)]
     return replace(
         grown(profile, there, profile.microbatch_size),

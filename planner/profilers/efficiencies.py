@@ -11,7 +11,7 @@ where the table's figure is itself a measured one.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.artefacts.growth import Rates, Work
 from planner.artefacts.roofline import EMPTY_KERNEL_S
@@ -41,16 +41,26 @@ class DeviceFamily:
         launch_s: time of a kernel that does nothing.
         launch_source: origin of that figure.
         efficiencies: the shares, by kind of kernel.
+        host_forward_s, host_backward_s: as of `Rates`.
+        host_source: origin of these two.
     """
 
     launch_s: float
     launch_source: str
     efficiencies: Mapping[Work, Efficiency]
+    host_forward_s: float = 0.0
+    host_backward_s: float = 0.0
+    host_source: str = "the host is the device"
 
 
 _VECTOR = "compute: from memory, some 20 instructions per element, which seldom bounds; "
 _PIPEDREAM = "profiles published with PipeDream (float32, V100 by the paper), "
-_LAUNCH = "from memory: what CUDA and torch need to start a kernel while the device is idle"
+_LAUNCH = "from memory: what passes between two kernels of a stream"
+_HOST = (
+    "forward: measured on an A100 by github.com/flagos-ai/Torch-FL (pull request 27), 8 us of the"
+    " host for an addition of 512 x 512; backward: from memory, less the part of Python, which does"
+    " not run there"
+)
 
 _STREAMING: Mapping[Work, Efficiency] = {
     Work.ELEMENTWISE: Efficiency(0.05, 0.8, _VECTOR + "memory: measured, " + _PIPEDREAM
@@ -67,8 +77,11 @@ _STREAMING: Mapping[Work, Efficiency] = {
 }  # fmt: skip
 
 SINGLE = DeviceFamily(
-    launch_s=EMPTY_KERNEL_S,
+    launch_s=2e-6,
     launch_source=_LAUNCH,
+    host_forward_s=8e-6,
+    host_backward_s=5e-6,
+    host_source=_HOST,
     efficiencies={
         **_STREAMING,
         Work.PRODUCT: Efficiency(0.68, 0.8, "compute: measured, " + _PIPEDREAM + "largest Linear of"
@@ -82,13 +95,23 @@ SINGLE = DeviceFamily(
             + "32 groups in ResNeXt-50: 2.0 forward, 1.3 backward of 15.7 TFLOP/s, and the first"
             " convolutions of five models: 1.0 to 3.0 forward; memory: as elementwise"),
         Work.ATTENTION: Efficiency(0.5, 0.8, "from memory"),
+        Work.CAUSAL_ATTENTION: Efficiency(1.0, 0.8, "twice attention's: half is skipped"),
+        Work.CAUSAL_ATTENTION_BACKWARD: Efficiency(1.0, 0.8, "twice attention's: half is skipped"),
     },
 )  # fmt: skip
 """GPUs in single and double precision, without tensor cores."""
 
+_SIMUMAX = "measured by SimuMax (github.com/MooreThreads/SimuMax, configs/system/"
+_SIMUMAX_A100 = f"{_SIMUMAX}a100_pcie.json) on an A100-PCIe, "
+_SIMUMAX_B200 = f"{_SIMUMAX}b200_bf16_ceperm.json) on a B200, "
+_SKIPPED = "compute, of all products, of which a causal kernel skips half: "
+
 HALF = DeviceFamily(
-    launch_s=EMPTY_KERNEL_S,
+    launch_s=2e-6,
     launch_source=_LAUNCH,
+    host_forward_s=8e-6,
+    host_backward_s=5e-6,
+    host_source=_HOST,
     efficiencies={
         **_STREAMING,
         Work.PRODUCT: Efficiency(0.79, 0.9, "compute: measured on an H200, an 8192-cubed bfloat16"
@@ -98,9 +121,43 @@ HALF = DeviceFamily(
         Work.FEW_CHANNELS: Efficiency(0.02, 0.8, "from memory: too few channels per group"
             " for tensor cores, so about twice the speed in single precision"),
         Work.ATTENTION: Efficiency(0.5, 0.8, "from memory: fused kernels reach 0.4 to 0.7"),
+        Work.CAUSAL_ATTENTION: Efficiency(0.96, 0.8, _SKIPPED + _SIMUMAX_A100
+            + "mean of 12 shapes of 4,096 tokens, 0.51 to 1.19; memory: from memory"),
+        Work.CAUSAL_ATTENTION_BACKWARD: Efficiency(0.84, 0.8, _SKIPPED + _SIMUMAX_A100
+            + "mean of 12 shapes of 4,096 tokens, 0.67 to 1.01; memory: from memory"),
     },
 )  # fmt: skip
 """GPUs in half precision, on tensor cores."""
+
+_BEST = (
+    "compute: the best product in bfloat16 of many shapes ({}; table of Maximum Achievable Matmul"
+    " FLOPS, github.com/stas00/ml-engineering, compute/accelerator) times 0.875, the mean over the"
+    " best shape on an A100-PCIe: 0.71 (SimuMax, a100_pcie.json) of 0.811 (that table); memory: as"
+    " copy"
+)
+_H100: Mapping[Work, Efficiency] = {
+    Work.PRODUCT: Efficiency(0.7, 0.9, _BEST.format("H100-SXM: 794 of 989 TFLOP/s")),
+    Work.CAUSAL_ATTENTION: Efficiency(0.62, 0.8, _SKIPPED + "FlashAttention-3's paper, figure 5,"
+        " H100-SXM5: FlashAttention-2, which torch runs, 298 to 319 of 989 TFLOP/s without what is"
+        " skipped, at 2,048 and 4,096 tokens and a head of 128; memory: from memory"),
+    Work.CAUSAL_ATTENTION_BACKWARD: Efficiency(0.54, 0.8, "forward's, by the A100's ratio of the"
+        " two"),
+}  # fmt: skip
+
+OWN_SHARES: Mapping[str, Mapping[Work, Efficiency]] = {
+    "A100": {Work.PRODUCT: Efficiency(0.76, 0.9, _BEST.format("A100-SXM: 271 of 312 TFLOP/s"))},
+    "H100": _H100,
+    "H200": _H100,
+    "B200": {
+        Work.PRODUCT: Efficiency(0.49, 0.9, "compute: " + _SIMUMAX_B200
+            + "mean of all shapes; memory: as copy"),
+        Work.CAUSAL_ATTENTION: Efficiency(0.71, 0.8, _SKIPPED + _SIMUMAX_B200
+            + "mean of all shapes, 0.17 to 1.20; memory: from memory"),
+        Work.CAUSAL_ATTENTION_BACKWARD: Efficiency(0.69, 0.8, _SKIPPED + _SIMUMAX_B200
+            + "mean of all shapes, 0.34 to 0.95; memory: from memory"),
+    },
+}  # fmt: skip
+"""Shares in half precision that differ from `HALF`'s, by the beginning of a device type's name."""
 
 _FITTED = (
     "fitted in 2026-11 to 11 models (9 convolutional ones, GPT-2, BERT; batch 2) measured on one"
@@ -118,6 +175,8 @@ CPU = DeviceFamily(
         Work.SMALL_WINDOW: Efficiency(1.25, 0.05, _FITTED),
         Work.FEW_CHANNELS: Efficiency(0.92, 0.19, _FITTED),
         Work.ATTENTION: Efficiency(0.8, 0.5, "from memory"),
+        Work.CAUSAL_ATTENTION: Efficiency(1.6, 0.5, "twice attention's: half is skipped"),
+        Work.CAUSAL_ATTENTION_BACKWARD: Efficiency(1.6, 0.5, "twice attention's: half is skipped"),
         Work.ELEMENTWISE: Efficiency(1.0, 0.77, _FITTED),
         Work.UPDATE: Efficiency(1.0, 0.79, _FITTED),
         Work.TRANSCENDENTAL: Efficiency(1.0, 0.35, _FITTED),
@@ -139,14 +198,22 @@ def device_family(kind: DeviceType, dtype: str) -> DeviceFamily:
     """
     if kind.name == "cpu":
         return CPU
-    return HALF if dtype in ("float16", "bfloat16") and dtype in kind.flops else SINGLE
+    if dtype not in ("float16", "bfloat16") or dtype not in kind.flops:
+        return SINGLE
+    own = [shares for name, shares in OWN_SHARES.items() if kind.name.startswith(name)]
+    return replace(HALF, efficiencies={**HALF.efficiencies, **own[0]}) if own else HALF
 
 
-def rates_of(kind: DeviceType, dtype: str) -> Rates:
-    """The speeds that kernels reach on a device type that works in a dtype."""
-    return family_rates(
-        device_family(kind, dtype), kind.peak_flops(dtype), kind.memory_bandwidth_bytes_per_s
-    )
+def rates_of(kind: DeviceType, dtype: str, *, compiled: bool = False) -> Rates:
+    """The speeds that kernels reach on a device type that works in a dtype.
+
+    Args:
+        compiled: whether a compiled step starts them, so that launches take no time.
+    """
+    family = device_family(kind, dtype)
+    if compiled:
+        family = replace(family, launch_s=0.0, host_forward_s=0.0, host_backward_s=0.0)
+    return family_rates(family, kind.peak_flops(dtype), kind.memory_bandwidth_bytes_per_s)
 
 
 def family_rates(
@@ -158,4 +225,6 @@ def family_rates(
         family.launch_s,
         {work: share.compute * peak_flops for work, share in shares},
         {work: share.memory * bandwidth_bytes_per_s for work, share in shares},
+        family.host_forward_s,
+        family.host_backward_s,
     )

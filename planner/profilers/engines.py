@@ -48,13 +48,16 @@ def engine_for(device: str, engine: str | None) -> ProfileEngine:
     return chosen
 
 
-def profile_file(stem: str, device: str, engine: str | None, dtype: str | None) -> str:
+def profile_file(
+    stem: str, device: str, engine: str | None, dtype: str | None, *, compiled: bool = False
+) -> str:
     """The usual file name of a profile: the model's name alone, where it was measured by PyTorch on
     this CPU in float32.
 
     Args:
         stem: the model's name.
-        device, engine, dtype: as the user asked for them; see `engine_for` and `Measuring`.
+        device, engine, dtype, compiled: as the user asked for them; see `engine_for` and
+            `Measuring`.
 
     Raises:
         OptionError: if the device is not there.
@@ -71,6 +74,7 @@ def profile_file(stem: str, device: str, engine: str | None, dtype: str | None) 
         *([] if device == "cpu" else [device]),
         *([] if dtype in (None, "float32") else [str(dtype)]),
         *([] if engine in (None, usual) else [str(engine)]),
+        *(["compiled"] if compiled else []),
     ]
     return "-".join(parts).replace("/", "-") + ".json"
 
@@ -104,6 +108,10 @@ def profile_with(
 
     if engine is ProfileEngine.ANALYTIC:
         return _computed(model, model_path, how, growth=growth)
+    if how.compiled:
+        raise OptionError(
+            f"--compiled is for computed profiles; --engine {engine.value} runs operators alone"
+        )
     profile = _measured(engine, model, model_path, how, progress=progress, effort=effort)
     profile = with_rules(profile, model, cached=how.cache)
     if how.device != "cpu" or not how.contention:
@@ -126,7 +134,9 @@ def _computed(model: Model, model_path: str, how: Measuring, *, growth: bool) ->
     kind = shipped_device_type(how.device)
 
     def compute(model: Model) -> Computed:
-        return computed(model, model_path=model_path, kind=kind, dtype=how.dtype)
+        return computed(
+            model, model_path=model_path, kind=kind, dtype=how.dtype, compiled=how.compiled
+        )
 
     own = compute(model)
     profile = with_rules(own.profile, model, cached=how.cache)
@@ -135,7 +145,7 @@ def _computed(model: Model, model_path: str, how: Measuring, *, growth: bool) ->
     return with_growth(
         replace(own, profile=profile),
         model,
-        rates_of(kind, own.profile.dtype),
+        rates_of(kind, own.profile.dtype, compiled=how.compiled),
         compute=compute,
         rules_of=partial(split_rules, cached=how.cache),
     )

@@ -122,16 +122,28 @@ def _kernels(
         read += written
     num_bytes = sum(map(_touched_bytes, (*read, *written)))
     if num_bytes:
-        yield Kernel(_work(func, name, args), _flops(func, name, args, kwargs, result), num_bytes)
+        yield Kernel(
+            _work(func, name, args, kwargs), _flops(func, name, args, kwargs, result), num_bytes
+        )
 
 
-def _work(func: Any, name: str, args: tuple[Any, ...]) -> Work:
+def _work(func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Work:
     if "attention" in name:
-        return Work.ATTENTION
+        return _attention(func, args, kwargs)
     if "convolution" in name:
         return _convolution(*args[1:] if "backward" in name else args)
     other = Work.UPDATE if func._schema.is_mutable else Work.ELEMENTWISE
     return _WORK.get(name, other)
+
+
+def _attention(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Work:
+    """Causal attention is apart: its kernels skip the half that the flag hides."""
+    names = (one.name for one in func._schema.arguments)
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    if not given.get("is_causal"):
+        return Work.ATTENTION
+    backward = "backward" in func.overloadpacket.__name__
+    return Work.CAUSAL_ATTENTION_BACKWARD if backward else Work.CAUSAL_ATTENTION
 
 
 def _convolution(x: Tensor, weight: Tensor, bias: object, stride: Sequence[int], *_: Any) -> Work:

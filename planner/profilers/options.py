@@ -18,7 +18,7 @@ class ProfileEngine(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Measuring(Options):
-    """How to measure. The analytic engine takes only device and dtype from it."""
+    """How to measure. The analytic engine takes only device, dtype and compiled from it."""
 
     device: str = option(
         "Device to measure here (cpu, cuda or cuda:N), or a type of device to compute times for,"
@@ -32,6 +32,11 @@ class Measuring(Options):
         "Type of the computation, where autocast changes it.",
         choices=("float32", "bfloat16", "float16"), shown="the model's",
     )  # fmt: skip
+    compiled: bool = option(
+        "Compute the times of a step that torch.compile has compiled: elementwise work is done"
+        " where its input is made, a loss is one kernel, and launches take no time.",
+        False,
+    )
     threads: int = option(
         "CPU threads. One is the usual number, because torchrun gives each rank one.", 1, least=1
     )

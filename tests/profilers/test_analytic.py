@@ -53,6 +53,26 @@ def test_a_product_by_hand(tmp_path):
     assert (cost.flops, cost.output_bytes) == (flops, 600 * 500 * FLOAT)
 
 
+def test_a_small_operator_takes_the_time_in_which_the_host_starts_its_kernels(tmp_path):
+    text = "agraph (float[1,40] x) => (float[1,50] y) { y = MatMul (x, w) }"
+    small = read(tmp_path, text, {"w": (40, 50)})
+    (cost,) = of(small).operators
+    assert cost.forward_s == pytest.approx(SINGLE.host_forward_s)
+    assert cost.backward_s == pytest.approx(2 * SINGLE.host_backward_s)  # a product and a sum
+    (on_cpu,) = of(small, shipped_device_type("cpu")).operators
+    assert CPU.launch_s < on_cpu.forward_s < SINGLE.host_forward_s  # the host computes
+
+
+def test_types_of_devices_have_shares_of_their_own(tmp_path):
+    shares = {
+        name: device_family(shipped_device_type(name), "bfloat16").efficiencies[Work.PRODUCT]
+        for name in ("A100-SXM4-40GB", "A100-SXM4-80GB", "H100-SXM", "B200", "L4")
+    }
+    assert [one.compute for one in shares.values()] == [0.76, 0.76, 0.7, 0.49, 0.79]
+    on_a100 = device_family(shipped_device_type("A100-SXM4-80GB"), "float32")
+    assert on_a100 is SINGLE  # without tensor cores
+
+
 def test_what_is_bound_by_memory_takes_its_bytes(tmp_path):
     text = "agraph (float[1000,1000] x) => (float[1000,1000] y) { a = Mul (x, s) y = Relu (a) }"
     _, relu = of(read(tmp_path, text, {"s": 1000})).operators
@@ -104,9 +124,11 @@ def test_an_unknown_device_type_lists_the_known_ones():
 
 
 def test_every_kind_of_work_has_efficiencies_with_their_source():
-    for one in (SINGLE, HALF, CPU):
+    own = [device_family(kind, "float16") for kind in device_table().values()]
+    for one in (SINGLE, HALF, CPU, *own):
         assert set(one.efficiencies) == set(Work)
         assert one.launch_source
+        assert one.host_source
         for share in one.efficiencies.values():
             assert share.compute > 0
             assert share.memory > 0

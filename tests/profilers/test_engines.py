@@ -46,6 +46,15 @@ def test_a_profile_for_a_device_that_is_not_here_says_so_everywhere(folder):
     assert read_plan(folder / "strategy.json").source is Source.ANALYTIC
 
 
+def test_a_profile_of_a_compiled_step_says_so_everywhere(folder):
+    device = ("--device", "V100-SXM2-16GB")
+    shown = run("profile", "model.onnx", *device, "--compiled").output
+    assert "analytic on V100-SXM2-16GB by roofline, compiled" in shown
+    assert (folder / "profiles/model-V100-SXM2-16GB-compiled.json").exists()
+    planned = run("solve", "--topology", "p3-8xlarge").output
+    assert "operator times: analytic (roofline, compiled), of V100-SXM2-16GB" in planned
+
+
 def test_a_measured_profile_is_rescaled_to_another_type_of_device(folder):
     run("profile", "model.onnx", *QUICK)
     shown = run("profile", "profiles/model.json", "--device", "T4", "-o", "t4.json").output

@@ -107,6 +107,34 @@ def test_fused_attention_keeps_what_it_keeps_on_the_cpu(tmp_path):
     assert backward == [5 * scores]
 
 
+def causal(folder, more=""):
+    """Attention with the kernels of both passes, of one product's queries, keys and values."""
+    text = f"""<ir_version: 11, opset_import: ["" : 23]>
+    agraph (float[2,5,8] x{more and ", float[5,5] m"}) => (float[2,5,8] y) {{
+        q = MatMul (x, w)
+        y = Attention <q_num_heads = 2, kv_num_heads = 2, is_causal = 1> (q, q, q{more})
+    }}"""
+    proto = onnx.parser.parse_model(text)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(torch.rand(8, 8).numpy(), "w"))
+    path = folder / "model.onnx"
+    path.write_bytes(proto.SerializeToString())
+    _, fused = facts(load(path))
+    return [[(one.work, one.flops) for one in side if one.flops >= 2 * 2 * 2 * 2 * 5 * 5 * 4 // 2]
+            for side in (fused.kernels, fused.backward_kernels)]  # fmt: skip
+
+
+def test_causal_attention_has_kernels_of_its_own_that_count_all_products(tmp_path):
+    scores = 2 * (2 * 2 * 5 * 5 * 4)  # batch, heads, 5 queries, 5 keys, width
+    forward, backward = causal(tmp_path)
+    assert forward == [(Work.CAUSAL_ATTENTION, 2 * scores)]
+    assert backward == [(Work.CAUSAL_ATTENTION_BACKWARD, 5 * scores)]
+
+
+def test_a_kernel_with_a_mask_computes_all_products(tmp_path):
+    forward, backward = causal(tmp_path, ", m")
+    assert [work for work, _ in (*forward, *backward)] == [Work.ATTENTION, Work.ATTENTION]
+
+
 def test_gradients_that_are_views_are_known(tmp_path):
     text = """agraph (float[2,4] x) => (float[2,4] y) <int64[2] shape = {4, 2}> {
         a = MatMul (x, w)

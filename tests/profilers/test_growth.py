@@ -70,28 +70,29 @@ def path_of(tmp_path_factory):
     return written
 
 
-def costs(model, kind=A100, dtype=None):
-    return computed(model, model_path="model.onnx", kind=kind, dtype=dtype)
+def costs(model, kind=A100, dtype=None, compiled=False):
+    return computed(model, model_path="model.onnx", kind=kind, dtype=dtype, compiled=compiled)
 
 
-def growing(model, dtype=None, *, rules=False, compute=costs):
-    own = costs(model, dtype=dtype)
+def growing(model, dtype=None, *, rules=False, compute=costs, compiled=False):
+    own = costs(model, dtype=dtype, compiled=compiled)
+    compute = partial(compute, compiled=True) if compiled else compute
     if rules:
         own = replace(own, profile=with_rules(own.profile, model))
     return with_growth(
         own,
         model,
-        rates_of(A100, own.profile.dtype),
+        rates_of(A100, own.profile.dtype, compiled=compiled),
         compute=partial(compute, dtype=dtype),
         rules_of=split_rules,
     )
 
 
-def check_sizes(path, dimensions, dtype):
+def check_sizes(path, dimensions, dtype, *, compiled=False):
     """Of operators times, FLOPs, bytes and stash; of tensors shapes; views; losses."""
     models = {n: load(path, ReadOptions(batch=n, dimensions=dimensions)) for n in SIZES}
-    due = {n: costs(model, dtype=dtype).profile for n, model in models.items()}
-    for own in (growing(models[1], dtype), growing(models[4], dtype)):
+    due = {n: costs(one, dtype=dtype, compiled=compiled).profile for n, one in models.items()}
+    for own in (growing(models[size], dtype, compiled=compiled) for size in (1, 4)):
         assert own.warnings == ()
         assert span([own]) == (1, None)
         for size in SIZES:
@@ -105,6 +106,12 @@ def check_sizes(path, dimensions, dtype):
 )  # fmt: skip
 def test_a_size_by_lines_is_the_size_computed_from_the_model(name, dtype, path_of):
     check_sizes(path_of(name), {"seq": 80} if name in SEQUENCES else {}, dtype)
+
+
+@pytest.mark.parametrize("name", ["llama", "resnet50 in training"])
+def test_a_size_of_a_compiled_step_by_lines_is_the_size_computed_from_the_model(name, path_of):
+    dimensions = {"seq": 80} if name in SEQUENCES else {}
+    check_sizes(path_of(name), dimensions, "float16", compiled=True)
 
 
 @pytest.mark.slow

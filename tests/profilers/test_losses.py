@@ -150,8 +150,8 @@ def test_another_device_moves_the_bytes_of_a_loss_at_its_own_speed(tmp_path):
 
 
 def test_losses_lie_between_those_of_two_sizes(tmp_path):
-    low, high = (of(scores(tmp_path, rows=n)) for n in (2, 4))
-    between = interpolated((low, high), 3)
+    low, high = (of(scores(tmp_path, rows=n)) for n in (2_000, 4_000))
+    between = interpolated((low, high), 3_000)
     (cost,), (small,), (large,) = (p.loss_costs for p in (between, low, high))
     assert small.backward_s < cost.backward_s < large.backward_s
 

@@ -16,6 +16,7 @@
 - Hosts: NVLink and its all-reduces as in the shipped topologies (`clusters.HOSTS`). Between hosts
   each device has the bandwidth of the row, or of `RATES`, and 5 us; an all-reduce over whole
   hosts uses `WHOLE_HOSTS` of all cards.
+- Steps are compiled where the rows say so, and else eager.
 - Cards of `CARDS` have the memory of that type, and its bandwidth.
 """
 

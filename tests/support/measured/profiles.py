@@ -30,11 +30,24 @@ def profile(row: Row, folder: Path = FOLDER) -> Profile:
         folder: made if it does not exist.
     """
     assert row.network is not None
-    return computed(row.network, row.microbatch, row.dtype, row.device, folder=folder)
+    return computed(
+        row.network,
+        row.microbatch,
+        row.dtype,
+        row.device,
+        compiled=row.compiled,
+        folder=folder,
+    )
 
 
 def computed(
-    network: Network, batch: int, dtype: str, device: str, *, folder: Path = FOLDER
+    network: Network,
+    batch: int,
+    dtype: str,
+    device: str,
+    *,
+    compiled: bool = False,
+    folder: Path = FOLDER,
 ) -> Profile:
     """The profile of a network at a size of the microbatch, as `profile` has it of a row's.
 
@@ -42,16 +55,19 @@ def computed(
         batch: samples of a microbatch.
         dtype: of the computation.
         device: its type.
+        compiled: whether torch.compile had compiled the step.
         folder: made if it does not exist.
     """
-    key = repr((network, batch, dtype, device, _version()))
+    key = repr((network, batch, dtype, device, compiled, _version()))
     path = folder / f"{network.kind}-{hashlib.sha256(key.encode()).hexdigest()[:20]}.json"
     if path.exists():
         return planner.read_profile(path)
     with tempfile.TemporaryDirectory() as place:
         file = Path(place) / f"{network.kind}.onnx"
         file.write_bytes(networks.model(network).SerializeToString())
-        own = planner.profile(file, device=device, dtype=dtype, batch=batch, dims=network.dims)
+        own = planner.profile(
+            file, device=device, dtype=dtype, batch=batch, dims=network.dims, compiled=compiled
+        )
     folder.mkdir(parents=True, exist_ok=True)
     planner.write_profile(own, path)
     return own

@@ -36,6 +36,7 @@ class Row:
         allocated: whether that is what tensors take, not all that the device has in use.
         known: whether degrees, microbatch and recomputation were published.
         lacks: what the planner cannot express; "" for nothing.
+        compiled: whether torch.compile had compiled the step.
     """
 
     source: str
@@ -56,6 +57,7 @@ class Row:
     allocated: bool = False
     known: bool = True
     lacks: str = ""
+    compiled: bool = False
 
     @property
     def question(self) -> tuple[object, ...]:
@@ -197,6 +199,7 @@ def _published(path: Path) -> Iterator[Row]:
             allocated=line["memory_is"] == "allocated",
             known=line["known"] == "1",
             lacks=line["lacks"],
+            compiled=line["compiled"] == "yes",
         )
 
 
