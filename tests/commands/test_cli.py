@@ -199,7 +199,8 @@ def test_solve_prints_one_json_object_with_the_promised_fields(folder):
     assert found["iteration_s"] == min(
         row["iteration_s"] for row in found["compared"] if row["iteration_s"]
     )
-    assert set(found["stages"][0]) == {"devices", "num_operators", "forward_s", "backward_s"}
+    of_stages = {"devices", "prefetch_bytes", "num_operators", "forward_s", "backward_s"}
+    assert set(found["stages"][0]) == of_stages
 
 
 def test_launch_prints_one_json_object_as_its_last_line(folder):
