@@ -33,7 +33,7 @@ GPUS = (8, 16, 32, 64)
 # Samples per device and iteration.
 PER_DEVICE = (1, 4)
 # For each way, at all sizes of the microbatch together.
-LIMIT_S = 10.0
+LIMIT_S = 5.0
 
 
 @dataclass(frozen=True)
