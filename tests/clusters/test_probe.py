@@ -87,7 +87,11 @@ def ends(topology):
     st.lists(st.floats(0.97, 1.03), min_size=len(SIZES), max_size=len(SIZES)),
 )
 def test_known_links_are_recovered_under_noise(latency, bandwidth, noise):
-    found = fit(times_of(latency, bandwidth, noise), NAMES)
+    try:
+        found = fit(times_of(latency, bandwidth, noise), NAMES)
+    except TopologyError:  # noise hides what the bytes take
+        assert SIZES[-1] / bandwidth < latency / 10
+        return
     assert found.error < 0.04
     fitted = [found.latency_s + n / found.bandwidth_bytes_per_s for n in SIZES]
     assert np.allclose(fitted, times_of(latency, bandwidth).times_s, rtol=0.1)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from planner.artefacts.files import read_plan, read_profile, write_profile
+from planner.artefacts.profile import with_times
 from tests.commands.test_cli import TOPOLOGY
 from tests.support.commands import run
 from tests.support.mlp_towers import write_mlp_towers
@@ -42,7 +43,7 @@ def profile_of_towers():
     run("profile", "model.onnx", "--batch", "2", "--repetitions", "1")
     path = Path("profiles/model.json")
     profile = read_profile(path)
-    operators = [replace(one, forward_s=1e-6, backward_s=1e-6) for one in profile.operators]
+    operators = [with_times(one, 1e-6, 1e-6) for one in profile.operators]
     write_profile(replace(profile, operators=tuple(operators)), path)
 
 

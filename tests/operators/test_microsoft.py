@@ -299,6 +299,7 @@ def test_group_norm_is_that_of_torch_with_channels_last():
 
 PRODUCTS = {
     Work.PRODUCT, Work.CONVOLUTION, Work.SMALL_WINDOW, Work.FEW_CHANNELS, Work.ATTENTION,
+    Work.CAUSAL_ATTENTION,
 }  # fmt: skip
 MULTIPLYING = {
     "Attention", "FusedConv", "FusedGemm", "FusedMatMul", "GroupQueryAttention",
