@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from planner.artefacts.problem import Problem
-from planner.artefacts.strategy import Stage, Strategy, shared_level, used_devices
+from planner.artefacts.strategy import Stage, Strategy, in_parts, used_devices
 from planner.costs.evaluate import Evaluation, evaluate
 from planner.costs.local_stage import local_stage
 from planner.costs.stage_memory import limit_bytes
@@ -37,7 +37,7 @@ def with_overlap(problem: Problem, strategy: Strategy) -> Strategy:
 
 
 def _with_budget(problem: Problem, stage: Stage, used: Sequence[int]) -> Stage:
-    if (stage.sharding is None and not shared_level(stage)) or stage.prefetch is not None:
+    if not in_parts(stage) or stage.prefetch is not None:
         return stage
     whole = over_replicas(stage, problem.profile.graph)
     if not all(sums_overlap_compute(problem, used, group) for group in whole.groups):

@@ -11,13 +11,9 @@ are parameters, their gradients, the optimizer's state and the model's inputs, e
 iteration.
 """
 
-from collections.abc import Mapping
-
 from planner.artefacts.graph import (
     Graph,
     Operator,
-    Parameter,
-    Tensor,
     differentiated,
     parameters_by_name,
     tensors_by_name,
@@ -53,7 +49,7 @@ def _least_flops(problem: Problem, v: int, flops: int) -> float:
     """
     graph = problem.profile.graph
     operator, known = graph.operators[v], parameters_by_name(graph)
-    if facts(operator.type).flops is None:
+    if not facts(operator.type).flops:  # no product
         return 0.0
     passes = 1
     if v in differentiated(graph):
@@ -65,16 +61,15 @@ def _least_flops(problem: Problem, v: int, flops: int) -> float:
 
 def _needed_share(operator: Operator, graph: Graph) -> float:
     """The part of an operator's products that no way to compute it can leave out."""
-    described: Mapping[str, Tensor | Parameter] = {
-        **tensors_by_name(graph), **parameters_by_name(graph)
-    }  # fmt: skip
     kind = facts(operator.type).flops
     if kind == "conv" and operator.parameters and operator.inputs:
-        kernel = max((described[name].shape for name in operator.parameters), key=len)
-        sizes = [described[one].shape[2:] for one in (operator.inputs[0], operator.outputs[0])]
+        known, tensors = parameters_by_name(graph), tensors_by_name(graph)
+        kernel = max((known[name].shape for name in operator.parameters), key=len)
+        sizes = [tensors[one].shape[2:] for one in (operator.inputs[0], operator.outputs[0])]
         return 0.25 if kernel[2:] == (3, 3) and sizes[0] == sizes[1] else 1.0
-    is_attention = kind is not None and "attention" in str(kind)
-    return 0.5 if is_attention or (operator.type in _HALF and not operator.parameters) else 1.0
+    return (
+        0.5 if "attention" in kind or (operator.type in _HALF and not operator.parameters) else 1.0
+    )
 
 
 def _compulsory_bytes(problem: Problem) -> int:

@@ -35,9 +35,9 @@ from planner.artefacts.strategy import (
     GradientSum,
     Stage,
     Strategy,
+    in_parts,
     indices_of,
     not_runnable,
-    shared_level,
     stages_by_device,
     used_devices,
 )
@@ -457,7 +457,7 @@ def _gradients_left_s(one: StagePass, stage: Stage, profile: Profile) -> Mapping
     backward of its first reader, or where that of its copy has come home.
     """
     back, made_s = one.times[1], dict[str, float]()
-    if stage.sharding is not None or shared_level(stage):
+    if in_parts(stage):
         for row, copy in local_stage(profile, stage).conversions.items():
             made_s[copy.tensor] = max(made_s.get(copy.tensor, 0.0), back.end[row])
     for row, v in enumerate(one.operators.tolist()):

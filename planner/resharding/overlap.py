@@ -25,7 +25,7 @@ Without `Stage.prefetch` every collective is started where it is waited for.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 
 from planner.artefacts.graph import (
@@ -238,8 +238,3 @@ def _again(copies: _Copies, prefetch: int) -> Mapping[int, tuple[int, ...]]:
                 ahead[i] += size
             found.setdefault(order[least], []).append(j)
     return {i: tuple(some) for i, some in found.items()}
-
-
-def without_overlap(stage: Stage) -> Stage:
-    """The stage with all its collectives in line with its computations."""
-    return stage if stage.prefetch is None else replace(stage, prefetch=None)
