@@ -69,9 +69,10 @@ class _StageFields:
     zero: int = 0
     zero_of: dict[str, int] = field(default_factory=dict)
     prefetch: int | None = None
+    recomputed: tuple[tuple[str, ...], ...] = ()
 
 
-_NEW_FIELDS = {"over": 1, "zero": 0, "zero_of": {}, "prefetch": None}
+_NEW_FIELDS = {"over": 1, "zero": 0, "zero_of": {}, "prefetch": None, "recomputed": ()}
 """What stages have since format 3, with the values that are not written."""
 
 
@@ -102,7 +103,7 @@ def _stage_of(fields: _StageFields) -> Stage:
     groups = tuple(devices[i : i + size] for i in range(0, len(devices), size))
     return Stage(
         fields.operators, groups, fields.warmup, fields.recompute, sharding, fields.over,
-        fields.zero, fields.zero_of, fields.prefetch,
+        fields.zero, fields.zero_of, fields.prefetch, fields.recomputed,
     )  # fmt: skip
 
 
@@ -305,7 +306,9 @@ def write_plan(plan: Plan, path: Path) -> None:
 
 def plan_bytes(plan: Plan) -> bytes:
     """The content of a plan's strategy JSON."""
-    is_new = any(one.over > 1 or one.prefetch is not None for one in plan.strategy.stages)
+    is_new = any(
+        one.over > 1 or one.prefetch is not None or one.recomputed for one in plan.strategy.stages
+    )
     return _content(plan, NEWEST_FORMAT if is_new else STRATEGY_FORMAT, _one_value_a_line)
 
 

@@ -52,7 +52,8 @@ class Stage:
         groups: per replica, its devices as indices into the topology; microbatch m runs on replica
             m mod R. A replica is dealt whole microbatches; a mesh splits them further.
         warmup: W, the microbatches in flight per replica.
-        recompute: whether the forward pass is run again instead of being stashed.
+        recompute: whether forward passes are run again instead of being stashed: the whole one, or
+            that of `recomputed`.
         sharding: how the operators are split over the devices of a replica; None for replicas of
             one device.
         over: g, how many replicas behind each other share what they hold (ZeRO); 1 for none.
@@ -62,6 +63,9 @@ class Stage:
         prefetch: bytes of converted copies that may be held ahead of the operators that read them
             (`resharding/overlap.py`); None where no collective inside the stage runs beside its
             computations.
+        recomputed: segments of operators, each behind the one before; of each only what it reads
+            is kept, and it is run again as a whole where its backward begins (Chen et al. 2016,
+            arXiv:1604.06174). None are listed where the whole stage is one.
     """
 
     operators: tuple[str, ...]
@@ -75,6 +79,7 @@ class Stage:
         hash=False, default_factory=dict, metadata=LEFT_OUT_AS_DEFAULT
     )
     prefetch: int | None = field(default=None, metadata=LEFT_OUT_AS_DEFAULT)
+    recomputed: tuple[tuple[str, ...], ...] = field(default=(), metadata=LEFT_OUT_AS_DEFAULT)
 
     @classmethod
     def whole(
@@ -97,6 +102,11 @@ class Stage:
     def mesh(self) -> tuple[int, ...]:
         """Sizes of the axes that its operators are split along; none of an unsplit stage."""
         return () if self.sharding is None else self.sharding.mesh
+
+    @property
+    def reruns_whole(self) -> bool:
+        """Whether a backward runs the whole forward again, with the losses."""
+        return self.recompute and not self.recomputed
 
 
 def shared_level(stage: Stage) -> int:
@@ -366,6 +376,8 @@ def _stage_violations(strategy: Strategy) -> Iterator[str]:
             yield f"stage {s} has more replicas than there are microbatches"
         if obstacle := not_runnable(stage):
             yield f"stage {s} {obstacle}"
+        for obstacle in _segment_violations(stage):
+            yield f"stage {s}: recomputed: {obstacle}"
         for obstacle in _sharing_violations(stage, strategy.num_microbatches):
             yield f"stage {s}: {obstacle}"
 
@@ -403,6 +415,22 @@ def _parted_states(strategy: Strategy, graph: Graph) -> Iterator[str]:
             )
 
 
+def _segment_violations(stage: Stage) -> Iterator[str]:
+    if stage.recomputed and not stage.recompute:
+        yield "expected none where `recompute` is false"
+    place, behind = {name: i for i, name in enumerate(stage.operators)}, 0
+    for k, some in enumerate(stage.recomputed):
+        if not some or not place.keys() >= set(some):
+            yield f"segment {k}: expected operators of the stage"
+            return
+        first = place[some[0]]
+        if some != stage.operators[first : first + len(some)]:
+            yield f"segment {k}: expected operators that follow each other in the stage"
+        elif first < behind:
+            yield f"segment {k}: expected operators behind those of the segment before"
+        behind = first + len(some)
+
+
 def most_in_flight(strategy: Strategy, s: int) -> float:
     """The most microbatches that a replica of a stage can have in flight: all of an iteration, or
     any number where iterations follow each other without a gap.
@@ -423,6 +451,8 @@ def asynchronous_violations(strategy: Strategy, graph: Graph) -> Iterator[str]:
     stages, users = stage_of(strategy, graph), holders(graph)
     if any(shared_level(stage) for stage in strategy.stages):
         yield "something lies in parts over replicas, which the schedule pipedream cannot run"
+    if any(stage.recomputed for stage in strategy.stages):
+        yield "segments are recomputed, and the schedule pipedream recomputes whole stages only"
     for parameter in graph.parameters:
         tied = sorted({stages[v] for v in users[parameter.name]})
         if parameter.trainable and len(tied) > 1:

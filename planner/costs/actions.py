@@ -201,7 +201,7 @@ def _replica_pass_s(
     ]
     forward_s = max(factor * (start_s + one.forward_s) for factor, start_s, one in passes)
     backward_s = max(factor * (start_s + one.backward_s) for factor, start_s, one in passes)
-    if stage.recompute:
+    if stage.reruns_whole:
         backward_s += max(factor * one.forward_s for factor, _, one in passes)
     return forward_s, backward_s
 

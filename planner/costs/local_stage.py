@@ -70,6 +70,8 @@ class LocalStage:
         order: where the reshardings are started.
         operator_rows: the operators of the stage, by their indices there.
         copy_rows: the reshardings, as `order` numbers them, by their indices there.
+        segments: by their indices there, the operators of each segment that is run again, with the
+            reshardings that they read.
     """
 
     profile: Profile
@@ -84,6 +86,7 @@ class LocalStage:
     order: PassOrder
     operator_rows: tuple[int, ...]
     copy_rows: tuple[int, ...]
+    segments: tuple[frozenset[int], ...]
 
 
 def work_share(rule: Rule, mesh: Sequence[int]) -> float:
@@ -285,7 +288,13 @@ class _Builder:
             order=self.order,
             operator_rows=tuple(self.operator_rows),
             copy_rows=tuple(self.copy_rows),
+            segments=tuple(self._segments()),
         )
+
+    def _segments(self) -> Iterator[frozenset[int]]:
+        for one in self.order.reruns.values():
+            rows = [self.operator_rows[place] for place in one.places]
+            yield frozenset([*rows, *(self.copy_rows[c] for c, _ in one.starts)])
 
     def _place(self, names: Iterable[str]) -> None:
         """Adds tensors and parameters as they lie at home."""
@@ -299,6 +308,7 @@ class _Builder:
         one, mesh = self.whole[copy.tensor], self.sharding.mesh
         name = f"{copy.tensor} as {','.join(copy.new)}, {','.join(copy.gradient_old)}"
         name += " leaving" * copy.leaves
+        name += f" in segment {copy.segment}" if copy.segment >= 0 else ""
         read = (copy.tensor,)
         inputs, held = ((), read) if isinstance(one, Parameter) else (read, ())
         self._place(held)

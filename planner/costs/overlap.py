@@ -60,7 +60,7 @@ def _budget(problem: Problem, stage: Stage, whole: Stage) -> int | None:
         budgets = [most]
     group = whole.groups[0]
     local = local_stage(problem.profile, stage)
-    sides = (0, 0, 1) if stage.recompute else (0, 1)
+    sides = (0, 0, 1) if stage.reruns_whole else (0, 1)
 
     def pass_s(order: PassOrder) -> float:
         both = pass_with(problem, whole, (group, group[0]), order)

@@ -8,14 +8,19 @@ on another one, by the rule of `resharding/overlap.py`.
 Collectives that operators wait for on the spot (statistics, losses) are in the same queue. Where
 collectives are work for the cores that compute, too (`stage_pass.sums_overlap_compute`), nothing
 runs beside them, so that all times add up.
+
+A segment that is run again is a forward of its own, between the backwards of two operators.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 
+from planner.artefacts.segments import Segment
 from planner.costs.local_stage import LocalStage
-from planner.resharding.overlap import PassOrder
+from planner.resharding.overlap import PassOrder, Rerun
+
+_Span = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +54,17 @@ class PassTimes:
             is there.
         gradient: per row of an operator, when the gradients of its parameters are there.
         total: the end of the pass.
+        moved_again: as `moved`, of the segments that a backward runs again.
+        asked_again: as `asked`, of these.
     """
 
-    moved: Mapping[int, tuple[float, float]]
-    asked: Mapping[int, tuple[float, float]]
+    moved: Mapping[int, "_Span"]
+    asked: Mapping[int, "_Span"]
     end: Sequence[float]
     gradient: Sequence[float]
     total: float
+    moved_again: Mapping[int, "_Span"] = field(default_factory=dict)
+    asked_again: Mapping[int, "_Span"] = field(default_factory=dict)
 
 
 class _Streams:
@@ -68,8 +77,8 @@ class _Streams:
 
     def __init__(self, rows: int, *, beside: bool) -> None:
         self.main = self.queue = 0.0
-        self.moved: dict[int, tuple[float, float]] = {}
-        self.asked: dict[int, tuple[float, float]] = {}
+        self.moved, self.asked = dict[int, _Span](), dict[int, _Span]()
+        self.again = dict[int, _Span](), dict[int, _Span]()  # moved and asked in segments
         self.ready, self.end, self.gradient = ([0.0] * rows for _ in range(3))
         self._beside = beside
 
@@ -98,21 +107,28 @@ class _Streams:
     def times(self) -> PassTimes:
         """All that has run."""
         total = max(self.main, self.queue)
-        return PassTimes(self.moved, self.asked, self.end, self.gradient, total)
+        return PassTimes(self.moved, self.asked, self.end, self.gradient, total, *self.again)
 
 
 def alone_times(
-    forward_s: Sequence[float], backward_s: Sequence[float]
-) -> "tuple[PassTimes, PassTimes]":
+    forward_s: Sequence[float], backward_s: Sequence[float], segments: Sequence[Segment] = ()
+) -> tuple[PassTimes, PassTimes]:
     """The times of the forward and the backward of operators without collectives.
+
+    Args:
+        segments: that the backward runs again.
 
     >>> [one.end for one in alone_times([1.0, 2.0], [3.0, 4.0])]
     [[1.0, 3.0], [7.0, 4.0]]
+    >>> alone_times([1.0, 2.0], [3.0, 4.0], [Segment(first=0, end=1, last=0)])[1].end
+    [8.0, 4.0]
     """
-    there = [*accumulate(forward_s)]
-    back = [*accumulate(reversed(backward_s))][::-1]
+    there, with_again = [*accumulate(forward_s)], [*backward_s]
+    for one in segments:
+        with_again[one.last] += sum(forward_s[one.first : one.end])
+    back = [*accumulate(reversed(with_again))][::-1]
     return PassTimes({}, {}, there, there, sum(forward_s)), PassTimes(
-        {}, {}, back, back, sum(backward_s)
+        {}, {}, back, back, sum(with_again)
     )
 
 
@@ -129,35 +145,70 @@ def forward_times(
         before: collectives that are in the queue when the forward begins: the place of the operator
             that waits for each, and its duration.
     """
-    streams, todo = _Streams(len(durations.compute), beside=beside), iter(order.order)
-    waited, awaited = _waited_at(order), dict[int, float]()
+    streams, awaited = _Streams(len(durations.compute), beside=beside), dict[int, float]()
     for place, duration in before:
         streams.queue += duration
         awaited[place] = streams.queue
-    due = next(todo, None)
-    for place, row in enumerate((*local.operator_rows, None)):
-        while due is not None and order.start[due] == place:
-            copy = local.copy_rows[due]
-            streams.start(copy, durations.moved[copy])
-            due = next(todo, None)
-        for c in waited.get(place, ()):
-            streams.wait(local.copy_rows[c])
-        if row is None:
-            break
+    starts = [(c, order.start[c]) for c in order.order]
+    ahead = _Ahead(streams, local, durations, starts, order.first)
+    for place, row in enumerate(local.operator_rows):
+        ahead.up_to(place)
         streams.main = max(streams.main, awaited.get(place, 0.0))
-        if row not in local.losses:
-            streams.ask(row, durations.asked[row])
-        streams.main += durations.compute[row]
-        if row in local.losses:
-            streams.ask(row, durations.asked[row])
+        ahead.run(row)
         streams.end[row] = streams.gradient[row] = streams.main
+    ahead.up_to(len(local.operator_rows))
     return streams.times()
 
 
+class _Ahead:
+    """A forward, of a whole stage or of one of its segments.
+
+    Args:
+        durations: of the forward.
+        starts: reshardings in the order in which they are started, each with the place of the
+            operator before which it is.
+        first: as in `PassOrder`.
+    """
+
+    def __init__(
+        self, streams: _Streams, local: LocalStage, durations: SideDurations,
+        starts: Sequence[tuple[int, int]], first: Sequence[int],
+    ) -> None:  # fmt: skip
+        self._streams, self._local, self._durations = streams, local, durations
+        self._todo = iter(starts)
+        self._due = next(self._todo, None)
+        self._waited: dict[int, list[int]] = {}
+        for c, _ in starts:
+            self._waited.setdefault(first[c], []).append(c)
+
+    def up_to(self, place: int) -> None:
+        """Starts the collectives before an operator, and waits for those that it reads."""
+        while self._due is not None and self._due[1] == place:
+            copy = self._local.copy_rows[self._due[0]]
+            self._streams.start(copy, self._durations.moved[copy])
+            self._due = next(self._todo, None)
+        for c in self._waited.get(place, ()):
+            self._streams.wait(self._local.copy_rows[c])
+
+    def run(self, row: int) -> None:
+        """Runs an operator."""
+        asks_behind = row in self._local.losses
+        if not asks_behind:
+            self._streams.ask(row, self._durations.asked[row])
+        self._streams.main += self._durations.compute[row]
+        if asks_behind:
+            self._streams.ask(row, self._durations.asked[row])
+
+
 def backward_times(
-    local: LocalStage, order: PassOrder, durations: SideDurations, *, beside: bool
-) -> PassTimes:
-    """The times of a backward, as `forward_times`."""
+    local: LocalStage, order: PassOrder, durations: SideDurations, *, beside: bool,
+    ahead: SideDurations | None = None,
+) -> PassTimes:  # fmt: skip
+    """The times of a backward, as `forward_times`.
+
+    Args:
+        ahead: durations of the forward, where segments of it are run again.
+    """
     streams = _Streams(len(durations.compute), beside=beside)
     started, late = _waited_at(order), _late(order)
     waits: dict[int, list[int]] = {}
@@ -166,7 +217,10 @@ def backward_times(
     count = len(local.operator_rows)
     for place in range(count, -1, -1):
         if place < count:
-            _operator(streams, local, (order, durations), place, is_late=place in late)
+            _start_again(streams, local, (order, durations), place)
+            if ahead is not None and place in order.reruns:
+                _run_again(streams, local, (order, ahead), order.reruns[place])
+            _operator(streams, local, durations, place, is_late=place in late)
         # The copies that are read first here: their gradients are complete.
         for c in reversed(started.get(place, ())):
             row = local.copy_rows[c]
@@ -181,20 +235,35 @@ def backward_times(
     return streams.times()
 
 
-def _operator(
-    streams: _Streams,
-    local: LocalStage,
-    how: tuple[PassOrder, SideDurations],
-    place: int,
-    *,
-    is_late: bool,
+def _start_again(
+    streams: _Streams, local: LocalStage, how: tuple[PassOrder, SideDurations], place: int
 ) -> None:
-    """The backward of an operator, for one of `late` without the gradients of its parameters."""
+    """Starts to gather parameters again before the backward of an operator."""
     order, durations = how
-    row = local.operator_rows[place]
     for other in order.again.get(place, ()):
         at = local.operator_rows[other]
         streams.start(at, durations.moved[at])
+
+
+def _run_again(
+    streams: _Streams, local: LocalStage, how: tuple[PassOrder, SideDurations], again: Rerun
+) -> None:
+    """A segment that is run again."""
+    order, durations = how
+    mine = streams.moved, streams.asked
+    streams.moved, streams.asked = streams.again
+    ahead = _Ahead(streams, local, durations, again.starts, order.first)
+    for place in again.places:
+        ahead.up_to(place)
+        ahead.run(local.operator_rows[place])
+    streams.moved, streams.asked = mine
+
+
+def _operator(
+    streams: _Streams, local: LocalStage, durations: SideDurations, place: int, *, is_late: bool
+) -> None:
+    """The backward of an operator, for one of `late` without the gradients of its parameters."""
+    row = local.operator_rows[place]
     if row in local.regathered:
         streams.wait(row)
     streams.ask(row, durations.asked[row])

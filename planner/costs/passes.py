@@ -8,8 +8,9 @@ some of which are not there yet or gone already.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from planner.artefacts.graph import (
     Graph,
@@ -76,22 +77,27 @@ def _workspaces(profile: Profile, inside: Collection[int]) -> dict[int, int]:
     # Where a cut will be, every gradient is a tensor of its own.
     shared = _first_readers(graph, inside) if part else {}
     backward = _backward_alive(profile, inside, (leaving, ()), {}, shared)
-    return {v: max(forward[v] + profile.operators[v].workspace_bytes, backward[v]) for v in inside}
+    return {
+        v: max(forward[v] + profile.operators[v].workspace_bytes, backward[v].most) for v in inside
+    }
 
 
 def forward_workspace_bytes(
-    profile: Profile, inside: Collection[int], kept: Collection[str], loss_bytes: int
-) -> int:
+    profile: Profile, inside: Collection[int], kept: Collection[str], loss_bytes: int,
+    again: Collection[int] = (),
+) -> int:  # fmt: skip
     """The most bytes above all that a forward pass keeps, while it runs.
 
     Args:
         inside: the operators of the stage.
         kept: owners of storage that is there when the pass has ended.
         loss_bytes: bytes that the loss keeps in addition.
+        again: operators that a backward runs again, so that they keep nothing for themselves.
     """
     made_by = producers(profile.graph)
+    private = {v: profile.operators[v].stash_private_bytes for v in inside}
     # Bytes that an operator adds to those that are kept, when it has run.
-    coming = Counter({v: profile.operators[v].stash_private_bytes for v in inside})
+    coming = Counter({v: size for v, size in private.items() if v not in again})
     for name, size in _sizes(profile.graph, kept):
         if made_by.get(name) in inside:
             coming[made_by[name]] += size
@@ -99,7 +105,8 @@ def forward_workspace_bytes(
     # there yet while v runs, so the pass is above the kept bytes by that much less.
     alive, later, most = _forward_alive(profile, inside, kept), loss_bytes, 0
     for v in sorted(inside, reverse=True):
-        most = max(most, alive[v] + profile.operators[v].workspace_bytes - later)
+        dropped = private[v] if v in again else 0
+        most = max(most, alive[v] + profile.operators[v].workspace_bytes + dropped - later)
         later += coming[v]
     return most
 
@@ -108,8 +115,8 @@ def backward_workspace_bytes(
     profile: Profile,
     inside: Collection[int],
     freed: Collection[str],
-    loss_bytes: int,
-    target_bytes: int = 0,
+    loss: tuple[int, int],
+    segments: Sequence[Collection[int]] = (),
 ) -> int:
     """The most bytes above all that was kept, while a backward pass runs. Gradients that have come
     from other stages are not counted here.
@@ -120,19 +127,18 @@ def backward_workspace_bytes(
     Args:
         inside: the operators of the stage.
         freed: owners of storage that is let go on the way; inputs and outputs of the stage stay.
-        loss_bytes: bytes that the loss keeps in addition.
-        target_bytes: the part of these that are targets of data, which stay until the pass has
-            ended.
+        loss: bytes that it keeps in addition, and the part of these that are targets of data, which
+            stay until the pass has ended.
+        segments: of operators that the pass runs again.
     """
-    graph = profile.graph
+    graph, (loss_bytes, target_bytes) = profile.graph, loss
     going = Counter({v: profile.operators[v].stash_private_bytes for v in inside})
-    # Of the operators that stash a storage, the first one runs its backward last and lets it go.
-    first = {}
-    for v in sorted(inside, reverse=True):
-        for name in profile.operators[v].stash_tensors:
-            first[storage_owner(profile, name, inside)] = v
+    last_user = _last_users(profile, inside, segments)
     for name, size in _sizes(graph, freed):
-        going[first[name]] += size
+        going[last_user[name]] += size
+    reruns = {_begin(graph, some): _rerun(profile, some) for some in segments}
+    for again in reruns.values():
+        going.update(again.going)
     read_by, made_by = consumers(graph), producers(graph)
     coming = [
         name
@@ -146,9 +152,82 @@ def backward_workspace_bytes(
     # Both gradients of the loss are alive at once, then the tensor that it keeps goes.
     gone, most = loss_bytes - target_bytes, 2 * loss_bytes
     for v in sorted(inside, reverse=True):
-        most = max(most, alive[v] - gone)
+        if v in reruns:
+            most = max(most, alive[v].before + reruns[v].most - gone)
+            gone -= reruns[v].kept
+        most = max(most, alive[v].most - gone)
         gone += going[v]
     return most
+
+
+class _Rerun(NamedTuple):
+    """Bytes of a segment that is run again.
+
+    Attributes:
+        kept: for its backward.
+        most: while it runs.
+        going: by operator, the part of `kept` that goes with its backward, but for what it keeps
+            for itself.
+    """
+
+    kept: int
+    most: int
+    going: Counter[int]
+
+
+def _rerun(profile: Profile, segment: Collection[int]) -> _Rerun:
+    """A segment that is run again. What it reads is there, and what it makes for others is held
+    until it has run.
+    """
+    graph, made_by = profile.graph, producers(profile.graph)
+    stashed = _stashed(profile, segment, segment)
+    going = Counter[int]()
+    for name, size in _sizes(graph, stashed):
+        if made_by.get(name) in segment:
+            going[stashed[name]] += size
+    kept = going.total() + sum(profile.operators[v].stash_private_bytes for v in segment)
+    made = {storage_owner(profile, name, segment) for name in used_outside(graph, segment)}
+    results = sum(
+        size for name, size in _sizes(graph, made - stashed.keys()) if made_by.get(name) in segment
+    )
+    there = {*stashed, *made, *read_from_outside(graph, segment)}
+    above = forward_workspace_bytes(profile, segment, there, 0)
+    return _Rerun(kept, kept + results + above, going)
+
+
+def _begin(graph: Graph, segment: Collection[int]) -> int:
+    """The operator before whose backward a segment is run again."""
+    return max(differentiated(graph).intersection(segment))
+
+
+def _stashed(
+    profile: Profile, operators: Collection[int], inside: Collection[int]
+) -> dict[str, int]:
+    """The owners of the storages that operators stash, each with the first of them: it runs its
+    backward last, and lets it go.
+    """
+    return {
+        storage_owner(profile, name, inside): v
+        for v in sorted(operators, reverse=True)
+        for name in profile.operators[v].stash_tensors
+    }
+
+
+def _last_users(
+    profile: Profile, inside: Collection[int], segments: Sequence[Collection[int]]
+) -> Mapping[str, int]:
+    """By owner of a storage that is kept, the operator whose backward lets it go. What a segment
+    reads goes when it has been run again, or with those of its operators that stash it.
+    """
+    graph, again = profile.graph, frozenset[int]().union(*segments)
+    found = _stashed(profile, [v for v in inside if v not in again], inside)
+    for some in segments:
+        mine, begin = _stashed(profile, some, inside), _begin(graph, some)
+        for name in read_from_outside(graph, some):
+            owner = storage_owner(profile, name, inside)
+            v = mine.get(owner, begin)
+            found[owner] = min(v, found.get(owner, v))
+    return found
 
 
 def _sizes(graph: Graph, owners: Collection[str]) -> list[tuple[str, int]]:
@@ -188,13 +267,20 @@ def _forward_alive(
     return by_operator
 
 
+class _Alive(NamedTuple):
+    """Bytes of gradients before the backward of an operator, and the most while it runs."""
+
+    before: int
+    most: int
+
+
 def _backward_alive(
     profile: Profile,
     inside: Collection[int],
     there: tuple[Iterable[str], Iterable[str]],
     bases: Mapping[tuple[int, str], str],
     first_reader: Mapping[str, int],
-) -> Mapping[int, int]:
+) -> Mapping[int, _Alive]:
     """Bytes of gradients alive while each operator of a backward pass runs: a tensor's from its
     last reader's backward to its maker's, and those of the operator's own parameters, unless it
     only makes a view of them, whose gradient becomes theirs. Where an operator's workspace was
@@ -219,8 +305,9 @@ def _backward_alive(
     for v in sorted(inside, reverse=True):
         operator = graph.operators[v]
         if v not in with_backward:
-            by_operator[v] = gradients.alive_bytes
+            by_operator[v] = _Alive(gradients.alive_bytes, gradients.alive_bytes)
             continue
+        before = gradients.alive_bytes
         for name in dict.fromkeys(operator.inputs):
             if tensors[name].gradient:
                 base = bases.get((v, name)) if made_by.get(name) in inside else None
@@ -239,7 +326,7 @@ def _backward_alive(
         # added to those of other readers.
         for name in operator.outputs:
             gradients.release(name)
-        by_operator[v] = max(running, gradients.accumulate() + own)
+        by_operator[v] = _Alive(before, max(running, gradients.accumulate() + own))
         for name in shared:
             if first_reader[name] == v:
                 gradients.release(name)

@@ -313,7 +313,7 @@ def bytes_by_reason(
     )
     backward = code.backward[mine]
     passes = {
-        s: _pass_memory(one, recompute=strategy.stages[s].recompute, alone=len(stages) == 1)
+        s: _pass_memory(one, recompute=strategy.stages[s].reruns_whole, alone=len(stages) == 1)
         for s, one in stages.items()
     }
     own = _DeviceActions(

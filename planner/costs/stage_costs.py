@@ -66,7 +66,7 @@ def stage_costs(
         others = [t for t in together.get(stage.devices, ()) if t != s]
         send_s, return_s, post_s, post_back_s = moved[s]
         alone_s = forward[s] + backward[s] + send_s + return_s
-        again_s = forward[s] if stage.recompute else 0.0
+        again_s = forward[s] if stage.reruns_whole else 0.0
         own_s = _own_sum_s(problem, strategy, s, sums, backward[s] - again_s, costs)
         made.append(
             StageCost(

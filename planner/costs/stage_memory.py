@@ -3,7 +3,7 @@ microbatch. `peak_memory.py` puts them together over the actions of a list.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ from planner.artefacts.losses import losses
 from planner.artefacts.options import Optimizer
 from planner.artefacts.problem import Problem
 from planner.artefacts.profile import Profile, storage_owner
+from planner.artefacts.segments import segments_of
 from planner.artefacts.sharding import dim_of
 from planner.artefacts.strategy import Stage, indices_of
 from planner.artefacts.topology import device_type, hosts_by_name
@@ -99,9 +100,13 @@ def stage_memory(profile: Profile, stage: Stage, before: Iterable[Stage] = ()) -
     shared = _touched(profile.graph, (v for one in before for v in indices_of(one, profile.graph)))
     static = _stage_static_bytes(stage, profile.graph, shared)
     if over_replicas(stage, profile.graph).sharding is None:
-        return _memory(profile, indices_of(stage, profile.graph), shared, static)
+        indices = indices_of(stage, profile.graph)
+        segments = [
+            frozenset(indices[one.first : one.end]) for one in segments_of(stage, profile.graph)
+        ]
+        return _memory(profile, indices, shared, static, segments)
     local = local_stage(profile, stage)
-    return _memory(local.profile, local.inside, shared, static)
+    return _memory(local.profile, local.inside, shared, static, local.segments)
 
 
 def memory_of(
@@ -153,29 +158,30 @@ def _stage_static_bytes(stage: Stage, graph: Graph, shared: Collection[str] = ()
 
 
 def _memory(
-    profile: Profile, operators: Iterable[int], there: Set[str], static: StaticBytes
-) -> StageMemory:
+    profile: Profile, operators: Iterable[int], there: Set[str], static: StaticBytes,
+    segments: Sequence[frozenset[int]] = (),
+) -> StageMemory:  # fmt: skip
     """The memory of a stage.
 
     Args:
         profile: of the operators at their sizes on the device.
         there: parameters and tensors of earlier stages on the same device.
+        segments: of operators that a backward runs again.
     """
     graph, inside = profile.graph, frozenset(operators)
     tensors = tensors_by_name(graph)
     inputs, made = read_from_outside(graph, inside), used_outside(graph, inside)
     # Sets of storages, not of tensors: several views may be kept, for several reasons, of a storage
     # that is there once.
-    kept = {
-        storage_owner(profile, name, inside)
-        for v in inside
-        for name in profile.operators[v].stash_tensors
-    }
+    stashing = inside.difference(*segments)
+    stashed = [name for v in stashing for name in profile.operators[v].stash_tensors]
+    read = [name for some in segments for name in read_from_outside(graph, some)]
+    kept = {storage_owner(profile, name, inside) for name in (*stashed, *read)}
     through = {storage_owner(profile, n, inside) for n in (*inputs, *made)}
     kept |= through
     coming = [name for name in inputs if name not in there]
     sent, copied = _storages_sent(profile, inside, made)
-    private = sum(profile.operators[v].stash_private_bytes for v in inside)
+    private = sum(profile.operators[v].stash_private_bytes for v in stashing)
     loss, target = _loss_bytes(graph, inside), _target_bytes(profile, inside)
     freed = kept - there - through
     return StageMemory(
@@ -184,8 +190,12 @@ def _memory(
         boundary_bytes=sum(tensors[n].bytes for n in {*coming, *sent}),
         output_bytes=sum(tensors[n].bytes for n in sent.difference(inputs)),
         returned_bytes=sum(tensors[name].bytes for name in coming if tensors[name].gradient),
-        forward_workspace_bytes=forward_workspace_bytes(profile, inside, kept - there, loss),
-        backward_workspace_bytes=backward_workspace_bytes(profile, inside, freed, loss, target),
+        forward_workspace_bytes=forward_workspace_bytes(
+            profile, inside, kept - there, loss, again=inside - stashing
+        ),
+        backward_workspace_bytes=backward_workspace_bytes(
+            profile, inside, freed, (loss, target), segments
+        ),
         copied_bytes=sum(tensors[n].bytes for n in copied),
     )
 

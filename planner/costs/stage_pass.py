@@ -30,6 +30,7 @@ from planner.artefacts.graph import holders
 from planner.artefacts.problem import Problem
 from planner.artefacts.profile import Part, Profile, is_computed
 from planner.artefacts.roofline import EMPTY_KERNEL_S, loss_times_s, roofline_s
+from planner.artefacts.segments import segments_of
 from planner.artefacts.sharding import Rule, rule_by
 from planner.artefacts.strategy import (
     GradientSum,
@@ -87,7 +88,7 @@ class StagePass:
 
     @property
     def backward_s(self) -> float:
-        """The whole backward, in s."""
+        """The whole backward, with the segments that it runs again, in s."""
         return self.times[1].total
 
     def by_operator_s(self) -> Floats:
@@ -135,7 +136,8 @@ def _stage_pass(problem: Problem, stage: Stage, group: tuple[int, ...], device: 
         operators = np.array(indices_of(stage, problem.profile.graph), dtype=np.int64)
         known = operator_times(problem, device)
         both = np.array([known.forward_s[operators], known.backward_s[operators]])
-        alone = alone_times(*both.tolist())
+        forward_s, backward_s = both.tolist()
+        alone = alone_times(forward_s, backward_s, segments_of(stage, problem.profile.graph))
         return StagePass(operators, both, np.zeros_like(both), alone)
     durations, local = (
         _durations(problem, stage, group, device), local_stage(problem.profile, stage)
@@ -162,7 +164,7 @@ def pass_with(
     beside = _runs_beside(problem, group)
     return (
         forward_times(local, order, both[0], beside=beside),
-        backward_times(local, order, both[1], beside=beside),
+        backward_times(local, order, both[1], beside=beside, ahead=both[0]),
     )
 
 
@@ -308,14 +310,17 @@ def _loss_shares(profile: Profile) -> Floats:
 
 
 def collective_steps(profile: Profile, stage: Stage) -> tuple[Sequence[Step], Sequence[Step]]:
-    """The steps of a forward, and of a backward."""
+    """The steps of a forward, and of a backward with the segments that it runs again."""
     local = local_stage(profile, stage)
     forward, backward = (
-        [step for rows in (_moved_steps(local, side), _asked_steps(local, side))
-         for steps in rows.values() for step in steps]
+        [(row, step) for rows in (_moved_steps(local, side), _asked_steps(local, side))
+         for row, steps in rows.items() for step in steps]
         for side in range(2)
     )  # fmt: skip
-    return forward, backward
+    again = frozenset().union(*local.segments)
+    return [step for _, step in forward], [
+        *(step for row, step in forward if row in again), *(step for _, step in backward)
+    ]  # fmt: skip
 
 
 def _moved_steps(local: LocalStage, side: int) -> dict[int, Sequence[Step]]:

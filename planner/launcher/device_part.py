@@ -24,6 +24,7 @@ from planner.launcher.mesh.losses import reports_loss, split_criterion
 from planner.launcher.mesh.module import split_module
 from planner.launcher.mesh.queue import queue_on
 from planner.launcher.mesh.shards import OptimizerShards
+from planner.launcher.segments import with_segments
 from planner.launcher.stage import StageModule
 from planner.model.load import Model
 from planner.operators import parameters
@@ -225,6 +226,7 @@ def _stage_module(
     graph = job.model.graph
     outputs = {name for v in indices_of(place.stage, graph) for name in graph.operators[v].outputs}
     losses = [loss for loss in job.losses if loss.output.name in outputs]
+    precision = partial(autocast, job.device, shorter_dtype(job))
     return StageModule(
         split_module(
             job.model,
@@ -235,11 +237,12 @@ def _stage_module(
             _denominators(job, [place]),
         ),
         graph,
-        place.stage.recompute,
+        place.stage.reruns_whole,
         stage_criteria(losses, place, alone=len(job.losses) == 1),
-        partial(autocast, job.device, shorter_dtype(job)),
+        precision,
         scale,
         unreported_losses(losses, place),
+        partial(with_segments, stage=place.shared, graph=graph, precision=precision),
     )
 
 

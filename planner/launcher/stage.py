@@ -82,11 +82,12 @@ class StageModule:
     Args:
         module: with `input_names` and `output_names`.
         graph: knows which tensors carry a gradient.
-        recompute: whether to run the forward pass again instead of stashing it.
+        recompute: whether to run the whole forward pass again instead of stashing it.
         criteria: the losses of the outputs that the stage makes, by output.
         precision: gives the context that forward passes run in.
         scale: gives the factor of the losses in a backward pass.
         unreported: outputs whose loss this device computes and another one reports.
+        parted: puts the segments of the module that are run again into modules of their own.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class StageModule:
         precision: Callable[[], AbstractContextManager[object]] = nullcontext,
         scale: Callable[[], float] = lambda: 1.0,
         unreported: Collection[str] = (),
+        parted: Callable[[GraphModule], GraphModule] = lambda module: module,
     ) -> None:
         tensors = tensors_by_name(graph)
         self._unreported = unreported
@@ -115,6 +117,7 @@ class StageModule:
             target: module.get_buffer(target) for target in self._read
         }
         self._stash: dict[int, _SavedForward] = {}
+        self._called = parted(module)
 
     def forward(
         self, microbatch: int, tensors: Mapping[str, Tensor], targets: Mapping[str, Tensor],
@@ -183,7 +186,7 @@ class StageModule:
             totals: denominators of the model's own losses, by name; others are the microbatch's.
         """
         with torch.no_grad(), evaluating(), self._precision(), dividing(totals):
-            results = self.module(*(tensors[name] for name in self.input_names))
+            results = self._called(*(tensors[name] for name in self.input_names))
         return dict(zip(self.output_names, results, strict=True))
 
     def _run(
@@ -194,7 +197,7 @@ class StageModule:
         states: Mapping[int, Tensor],
     ) -> _ForwardPass:
         with self._precision(), reading(states), dividing(totals):
-            results = self.module(*(leaves[name] for name in self.input_names))
+            results = self._called(*(leaves[name] for name in self.input_names))
         made = zip(self.output_names, results, strict=True)
         outputs = {name: one for name, one in made if name not in self._next_states}
         values = {n: of(outputs[n], targets.get(n)) for n, of in self._criteria.items()}

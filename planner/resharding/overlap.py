@@ -21,11 +21,14 @@ A product whose input's gradient is to be converted, such as one of Megatron's c
 conversion has started. Products that read the same copy wait with their parameters for the last of
 them.
 
+A segment that is run again (`Stage.recomputed`) makes its copies anew: each is started where it is
+in a forward, but not before the segment begins.
+
 Without `Stage.prefetch` every collective is started where it is waited for.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 
 from planner.artefacts.graph import (
@@ -36,6 +39,7 @@ from planner.artefacts.graph import (
     producers,
     tensors_by_name,
 )
+from planner.artefacts.segments import Segment, segments_of
 from planner.artefacts.sharding import local_shape
 from planner.artefacts.strategy import Stage, indices_of
 from planner.resharding.conversion import LOCAL, Step
@@ -59,6 +63,8 @@ class PassOrder:
             be gathered again before its backward, in the order of that.
         late: per resharding, the operators whose parameters' gradients are computed when that of
             the copy has been started, in the order of the backward.
+        reruns: the segments that are run again, by the place of the operator before whose backward
+            that is.
     """
 
     first: tuple[int, ...]
@@ -66,6 +72,21 @@ class PassOrder:
     order: tuple[int, ...]
     again: Mapping[int, tuple[int, ...]]
     late: Mapping[int, tuple[int, ...]]
+    reruns: Mapping[int, "Rerun"] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Rerun:
+    """A segment that is run again.
+
+    Attributes:
+        places: of its operators.
+        starts: its reshardings in the order in which they are started, each with the place of the
+            operator before which it is.
+    """
+
+    places: range
+    starts: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +101,7 @@ class _Copies:
         again: by the place of an operator, the bytes that it gathers again.
         backward: the places of operators that have a backward, ascending.
         late: as in `PassOrder`.
+        segments: those that are run again.
     """
 
     first: tuple[int, ...]
@@ -89,6 +111,7 @@ class _Copies:
     again: Mapping[int, int]
     backward: tuple[int, ...]
     late: Mapping[int, tuple[int, ...]]
+    segments: tuple[Segment, ...]
 
 
 def pass_order(stage: Stage, graph: Graph) -> PassOrder:
@@ -144,6 +167,7 @@ def _copies(stage: Stage, graph: Graph) -> _Copies:
         again=again,
         backward=tuple(i for v, i in index.items() if v in with_backward),
         late=_late(every, stage, graph),
+        segments=segments_of(stage, graph),
     )
 
 
@@ -189,13 +213,24 @@ def _products_in_two(
 def _ordered(copies: _Copies, prefetch: int | None) -> PassOrder:
     """The order of a budget."""
     start = copies.first if prefetch is None else _starts(copies, prefetch)
-    every = range(len(start))
+    order = sorted(range(len(start)), key=lambda c: (start[c], copies.first[c], c))
     return PassOrder(
         first=copies.first,
         start=start,
-        order=tuple(sorted(every, key=lambda c: (start[c], copies.first[c], c))),
+        order=tuple(order),
         again=_again(copies, prefetch or 0),
         late={} if prefetch is None else copies.late,
+        reruns={
+            one.last: Rerun(
+                range(one.first, one.end),
+                tuple(
+                    (c, max(start[c], one.first))
+                    for c in order
+                    if one.first <= copies.first[c] < one.end
+                ),
+            )
+            for one in copies.segments
+        },
     )
 
 

@@ -8,7 +8,8 @@ that want the same specs share the copy, so that queries, keys and values gather
 
 A parameter that is gathered lives only while a pass reads it: operators whose backward needs its
 values gather it again (Rajbhandari et al. 2020, section 5.3: with that a step sends half as much
-again as data parallelism).
+again as data parallelism). A segment that is run again (`Stage.recomputed`) has copies of its own,
+which are made anew then, and kept until its backward has read them.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -50,6 +51,8 @@ class Resharding:
         forward: the steps from `old` to `new`.
         backward: the steps from `gradient_old` to `gradient_new`; none where no gradient flows.
         again: of a parameter that is gathered, the operators that do so again in their backward.
+        segment: that its readers are in, by its index in `Stage.recomputed`; -1 where they are in
+            none.
     """
 
     tensor: str
@@ -62,6 +65,7 @@ class Resharding:
     forward: tuple[Step, ...]
     backward: tuple[Step, ...]
     again: tuple[str, ...]
+    segment: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,18 +133,19 @@ def reshardings(stage: Stage, graph: Graph) -> tuple[Resharding, ...]:
     stage = over_replicas(stage, graph)
     sharding = _sharding(stage)
     at_home = homes(stage, graph)
-    readers: dict[tuple[str, Spec, Spec, bool], list[str]] = {}
+    segments = {name: k for k, some in enumerate(stage.recomputed) for name in some}
+    readers: dict[tuple[str, Spec, Spec, bool, int], list[str]] = {}
     for name, want, gradient, reader in _wanted(stage, graph):
         home = at_home[name]
         flows = has_gradient(name, graph) and (
             not reader or operator_indices(graph)[reader] in differentiated(graph)
         )
         if want != home.spec or (flows and gradient != home.gradient):
-            readers.setdefault(
-                (name, want, gradient if flows else home.gradient, not reader), []
-            ).append(reader)
+            back = gradient if flows else home.gradient
+            key = name, want, back, not reader, segments.get(reader, -1)
+            readers.setdefault(key, []).append(reader)
     made = []
-    for (name, want, gradient, leaves), names in readers.items():
+    for (name, want, gradient, leaves, segment), names in readers.items():
         home, (shape, item) = at_home[name], _size(name, graph)
         backward: tuple[Step, ...] = ()
         if has_gradient(name, graph):
@@ -157,7 +162,8 @@ def reshardings(stage: Stage, graph: Graph) -> tuple[Resharding, ...]:
                 gradient_new=home.gradient,
                 forward=forward,
                 backward=backward,
-                again=_again(name, names, forward, stage, graph),
+                again=_again(name, names, forward, stage, graph) if segment < 0 else (),
+                segment=segment,
             )
         )
     return tuple(made)

@@ -69,7 +69,7 @@ def _parts(
     """The collectives of a pass, in the order in which they are started."""
     local, own = local_stage(problem.profile, stage), stage_pass(problem, stage, group[0])
     sides = [1] if direction is Direction.BACKWARD else [0]
-    if direction is Direction.BACKWARD and stage.recompute:
+    if direction is Direction.BACKWARD and stage.reruns_whole:
         sides = [0, 1]
     total_s, begun_s = sum(own.times[side].total for side in sides), 0.0
     for side in sides:
@@ -77,6 +77,14 @@ def _parts(
         every = [
             *((*span, _moved(local, row, is_back=bool(side))) for row, span in times.moved.items()),
             *((*span, _asked(local, row, is_back=bool(side))) for row, span in times.asked.items()),
+            *(
+                (*span, _moved(local, row, is_back=False))
+                for row, span in times.moved_again.items()
+            ),
+            *(
+                (*span, _asked(local, row, is_back=False))
+                for row, span in times.asked_again.items()
+            ),
         ]
         for start_s, end_s, name in sorted(every):
             yield (begun_s + start_s) / total_s, (begun_s + end_s) / total_s, name

@@ -106,7 +106,7 @@ def surely_short(problem: Problem, strategy: Strategy) -> bool:
     for s, stage in enumerate(strategy.stages):
         need = stage_memory(profile, stage)
         least = static_memory(problem, strategy, {s: need}).total_bytes
-        if not stage.recompute and not strategy.schedule.is_asynchronous:
+        if not stage.reruns_whole and not strategy.schedule.is_asynchronous:
             rounds = strategy.num_microbatches // stage.num_replicas
             least += min(stage.warmup, rounds) * need.kept_bytes
         if any(least > limit_bytes(problem, used, d) for d in stage.devices):

@@ -31,7 +31,7 @@ def excess(graph, views, inside=None, private=None):
     profile = profile_of(graph, [1.0] * len(graph.operators), stash=False)
     profile = replace(profile, gradient_views=tuple(View(*pair) for pair in views))
     inside = range(len(graph.operators)) if inside is None else inside
-    return backward_workspace_bytes(profile, frozenset(inside), frozenset(), 0)
+    return backward_workspace_bytes(profile, frozenset(inside), frozenset(), (0, 0))
 
 
 # x -> a -> b, x -> c; both joined, and joined -> y.
@@ -131,7 +131,7 @@ def tied(transposed=True, between=()):
 
 
 def backward_bytes(profile, inside):
-    return backward_workspace_bytes(profile, frozenset(inside), frozenset(), 0)
+    return backward_workspace_bytes(profile, frozenset(inside), frozenset(), (0, 0))
 
 
 def test_the_gradient_of_a_tied_parameter_waits_for_its_first_reader():

@@ -1,6 +1,8 @@
 """Random plans of split operators, and what a mesh of threads makes of them."""
 
 from dataclasses import replace
+from functools import partial
+from itertools import pairwise
 from math import prod
 
 import torch
@@ -19,6 +21,7 @@ from planner.launcher.device_part import (
 from planner.launcher.mesh.lines import queued
 from planner.launcher.mesh.module import split_module
 from planner.launcher.mesh.queue import INLINE, ThreadQueue
+from planner.launcher.segments import with_segments
 from planner.launcher.stage import StageModule
 from planner.operators import parameters, synthetic, to_torch
 from planner.operators.convert import input_names, output_names
@@ -242,6 +245,7 @@ def local_run(model, stage, batches, mesh, recompute=False, *, begin=lambda valu
     runner = StageModule(
         module, model.graph, recompute, stage_criteria(some, place),
         unreported=unreported_losses(some, place),
+        parted=partial(with_segments, stage=stage, graph=model.graph),
     )  # fmt: skip
     total = 0.0
     for m, (inputs, target) in enumerate(batches):
@@ -267,9 +271,19 @@ def target_of(model, sharding, target, mesh):
     return {name: target}
 
 
-def split(model, sharding, batches, recompute=False, prefetch=None):
+def random_segments(names, random):
+    """Segments of operators that are run again: about half of all, some behind each other."""
+    ends = sorted(random.sample(range(len(names) + 1), min(len(names) + 1, random.choice((4, 8)))))
+    parts = [names[a:b] for a, b in pairwise(ends)]
+    return tuple(some for some in parts if random.random() < 0.7) or (names[: ends[0] + 1],)
+
+
+def split(model, sharding, batches, recompute=False, prefetch=None, recomputed=()):
     """Loss, whole gradients, and how often each collective ran along each axis."""
-    stage = replace(stage_of(model, sharding), prefetch=prefetch)
+    stage = replace(
+        stage_of(model, sharding), prefetch=prefetch, recompute=recompute or bool(recomputed),
+        recomputed=recomputed,
+    )  # fmt: skip
     found, counts = on_all(
         sharding.mesh, lambda mesh: local_run(model, stage, batches, mesh, recompute)
     )

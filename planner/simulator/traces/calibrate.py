@@ -25,6 +25,7 @@ from planner.artefacts.calibration import Calibration, Deviation, whole_share
 from planner.artefacts.plan import Plan
 from planner.artefacts.problem import Problem
 from planner.artefacts.profile import Profile
+from planner.artefacts.segments import segments_of
 from planner.artefacts.strategy import Stage
 from planner.costs.actions import ActionCosts
 from planner.costs.evaluate import evaluate
@@ -35,7 +36,7 @@ from planner.costs.transfers import transfer_s
 from planner.schedules.actions import AllReduce, Compute, Direction, Receive, Send, Step
 from planner.simulator.events import run as simulated
 from planner.simulator.timeline import Event, Timeline, timeline_of
-from planner.support.arrays import Floats
+from planner.support.arrays import Floats, Ints
 
 # Widths of errors and priors, as shares.
 STAGE_ERROR, DIRECTION_ERROR, GAP_ERROR, TAIL_ERROR = 0.03, 0.1, 0.3, 0.2
@@ -333,14 +334,14 @@ def _stages(run: MeasuredRun) -> Iterator[tuple[_MeasuredPass, _MeasuredPass]]:
             (forward, backward), (ahead, back) = work.operators, work.collectives
             passes = [(device, Compute(way, s, 0)) for way in Direction]
             forward_s, backward_s = (taken_s[one] / slow[one] for one in passes)
-            again = stage.recompute  # then a backward runs the forward, too
-            both = (ahead[0] + back[0], ahead[1] + back[1]) if again else back
+            whole = stage.reruns_whole  # then a backward runs the forward, too
+            both = (ahead[0] + back[0], ahead[1] + back[1]) if whole else back
             yield (
                 _MeasuredPass(forward, {}, work.loss_bytes, 0.0, ahead, forward_s),
                 _MeasuredPass(
-                    forward if again else {},
+                    forward if whole else work.again,
                     backward,
-                    work.loss_bytes if again else 0.0,
+                    work.loss_bytes if whole else 0.0,
                     work.loss_bytes,
                     both,
                     backward_s,
@@ -354,11 +355,13 @@ class _Work:
 
     Attributes:
         operators: by side, forward and backward, times of its operators by type, in s.
+        again: the same of the forwards of segments that a backward runs again.
         loss_bytes: of the inputs of its losses.
         collectives: by side, their number, and their time in s.
     """
 
     operators: tuple[dict[str, float], ...]
+    again: dict[str, float]
     loss_bytes: float
     collectives: tuple[tuple[float, float], ...]
 
@@ -368,7 +371,10 @@ def _work(problem: Problem, stage: Stage, device: int) -> _Work:
     inside = own.operators >= 0
     indices, shares = own.operators[inside], np.ones(int(inside.sum()))
     counts: tuple[float, ...] = 0, 0
+    places = [i for one in segments_of(stage, profile.graph) for i in range(one.first, one.end)]
+    again = np.flatnonzero(inside)[places]
     waited = np.array([side.total for side in own.times]) - own.compute_s.sum(axis=1)
+    waited[1] -= own.compute_s[0, again].sum()
     if stage.sharding is not None:
         shares = np.array(local_stage(profile, stage).loss_share)[inside]
         # Of what runs beside computations, only what these wait for is in a pass.
@@ -376,18 +382,22 @@ def _work(problem: Problem, stage: Stage, device: int) -> _Work:
         exposed = np.divide(waited, whole, out=np.zeros(2), where=whole > 0)
         both = zip(collective_steps(profile, stage), exposed.tolist(), strict=True)
         counts = tuple(count_collectives(steps) * part for steps, part in both)
-    scale, graph = whole_share(profile), profile.graph
-    sides = []
-    for side in own.compute_s[:, inside].tolist():
-        by_type: dict[str, float] = defaultdict(float)
-        for v, time_s in zip(indices.tolist(), side, strict=True):
-            by_type[graph.operators[v].type] += scale * time_s
-        sides.append(dict(by_type))
+    both_s = own.compute_s[:, inside]
     return _Work(
-        tuple(sides),
+        tuple(_by_type(profile, indices, side) for side in both_s),
+        _by_type(profile, own.operators[again], own.compute_s[0, again]),
         float((loss_input_bytes(profile)[indices] * shares).sum()),
         tuple(zip(counts, waited.tolist(), strict=True)),
     )
+
+
+def _by_type(profile: Profile, operators: Ints, times_s: Floats) -> dict[str, float]:
+    """Times of some operators by their type, in s."""
+    scale, found = whole_share(profile), dict[str, float]()
+    for v, time_s in zip(operators.tolist(), times_s.tolist(), strict=True):
+        kind = profile.graph.operators[v].type
+        found[kind] = found.get(kind, 0.0) + scale * time_s
+    return found
 
 
 def _passes_s(

@@ -22,7 +22,15 @@ from planner.resharding.overlap import pass_order, sends
 from planner.resharding.sums import gathered_together
 from tests.support.recording import RecordingQueue
 from tests.support.split_models import MODELS, gpt, loaded, megatron
-from tests.support.split_plans import alone, cut_further, data, local_run, random_sharding, stage_of
+from tests.support.split_plans import (
+    alone,
+    cut_further,
+    data,
+    local_run,
+    random_segments,
+    random_sharding,
+    stage_of,
+)
 from tests.support.split_profiles import profiled
 from tests.support.threads import on_all
 
@@ -47,9 +55,16 @@ def expected(model, stage, recompute):
         none = [0.0] * len(local.graph_index)
         moved = [float(any(map(sends, steps.get(row, [])))) for row in range(len(none))]
         order = pass_order(stage, model.graph)
-        found = times(local, order, SideDurations(none, moved, none, none), beside=True)
-        rows = sorted(found.moved, key=lambda row, ends=found.moved: ends[row])
-        sides.append([one for row in rows for one in steps[row] if sends(one)])
+        durations = SideDurations(none, moved, none, none)
+        ahead = {} if side == 0 else {"ahead": first}
+        first = durations
+        found = times(local, order, durations, beside=True, **ahead)
+        every = [
+            *((ends, steps[row]) for row, ends in found.moved.items()),
+            *((ends, [local.conversions[row].forward]) for row, ends in found.moved_again.items()),
+        ]
+        sides.append([one for _, some in sorted(every, key=lambda one: one[0]) for one in some
+                      if sends(one)])  # fmt: skip
     return [*sides[0], *sides[0] * recompute, *sides[1]]
 
 
@@ -68,6 +83,9 @@ def check_order(model, mesh, zero, num_plans, seed):
             sharding = cut_further(sharding, model, zero, chance)
         prefetch, recompute = BUDGETS[i % len(BUDGETS)], i % 4 == 1
         stage = replace(stage_of(model, sharding), prefetch=prefetch)
+        if i % 3 == 2:
+            segments = random_segments(stage.operators, chance)
+            stage = replace(stage, recompute=True, recomputed=segments)
 
         def on_one(mesh, stage=stage, recompute=recompute):
             queue = RecordingQueue()

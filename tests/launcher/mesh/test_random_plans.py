@@ -42,6 +42,7 @@ from tests.support.split_plans import (
     cut_further,
     data,
     error,
+    random_segments,
     random_sharding,
     split,
     stage_of,
@@ -57,9 +58,9 @@ BUDGETS = (0, 2_000, 2**30)
 FOUND = ["gpt2", "llama", "t5", "vit", "resnet", "unet", "mixtral"]
 
 
-def worst(model, sharding, batches, expected, recompute=False, prefetch=None):
+def worst(model, sharding, batches, expected, recompute=False, prefetch=None, recomputed=()):
     loss, gradients = expected
-    told, found, counts = split(model, sharding, batches, recompute, prefetch)
+    told, found, counts = split(model, sharding, batches, recompute, prefetch, recomputed)
     errors = {name: error(found[name], gradients[name]) for name in gradients}
     errors["loss"] = abs(told - loss) / abs(loss)
     return max(errors.values()), errors, counts
@@ -73,8 +74,10 @@ def check(model, mesh, num_plans, seed, rules=None, zero=0, budgets=(None,)):
         if zero:
             sharding = cut_further(sharding, model, zero, chance)
         again, prefetch = i % 4 == 3, budgets[i % len(budgets)]
-        found, errors, _ = worst(model, sharding, batches, expected, again, prefetch)
-        assert found < LIMIT, (i, prefetch, sharding, errors)
+        names = tuple(one.name for one in model.graph.operators)
+        segments = random_segments(names, chance) if i % 4 == 1 else ()
+        found, errors, _ = worst(model, sharding, batches, expected, again, prefetch, segments)
+        assert found < LIMIT, (i, prefetch, segments, sharding, errors)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,317 @@
+"""Segments of a stage that keep only what they read, and are run again in its backward
+(`Stage.recomputed`).
+
+A segment is a module of its own in that of its stage. Autograd records it as any other part, but
+for each tensor that a backward will read it keeps an empty place. Before the first backward of the
+segment all of it runs again, in the same modes and with the same random numbers, and fills them.
+
+torch.utils.checkpoint does the same where a graph is run by one backward. A product in two parts
+(`mesh/late_gradients.py`) has a graph of its own, with two, which read the same places.
+"""
+
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar, copy_context
+from operator import getitem
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._pytree import tree_leaves
+
+from planner.artefacts.graph import Graph
+from planner.artefacts.segments import segments_of
+from planner.artefacts.strategy import Stage
+from planner.launcher.mesh.convert import Conversion, StartedCopy, finished
+from planner.launcher.mesh.late_gradients import late_parameters
+from planner.operators.parts.calls import is_call
+from planner.operators.running import updating
+
+_pass: ContextVar["_SegmentPass | None"] = ContextVar("pass", default=None)
+_runs_again: ContextVar[bool] = ContextVar("runs_again", default=False)
+
+_Precision = Callable[[], AbstractContextManager[object]]
+
+
+class RecomputedSegment(nn.Module):
+    """A segment that is run again in its backward.
+
+    Args:
+        body: its operators.
+        precision: gives the context that they run in.
+    """
+
+    def __init__(self, body: fx.GraphModule, precision: _Precision = nullcontext) -> None:
+        super().__init__()
+        self.body, self._precision = body, precision
+
+    def forward(self, *given: Any) -> Any:
+        """What the operators make; without gradients nothing is kept."""
+        if not torch.is_grad_enabled():
+            return self.body(*given)
+        context = copy_context()
+
+        def again() -> None:
+            context.run(self._again, given)
+
+        own = _SegmentPass(again)
+        token = _pass.set(own)
+        try:
+            with saved_tensors_hooks(own.empty_place, _filled):
+                return self.body(*given)
+        finally:
+            _pass.reset(token)
+
+    def _again(self, given: Sequence[Any]) -> None:
+        # State has its new values already, and what is read of it is that of the first time.
+        with torch.enable_grad(), updating(()), _running_again(), self._precision():
+            self.body(*given)
+
+
+class _SegmentPass:
+    """One pass of a segment, from its forward to its backward.
+
+    Args:
+        again: runs it again.
+    """
+
+    def __init__(self, again: Callable[[], None]) -> None:
+        self._again: Callable[[], None] | None = again
+        # Autograd lets go of what it does not need any more.
+        self._places: list[weakref.ref[_Place]] = []
+
+    def empty_place(self, _: Tensor) -> "_Place":
+        """A place for a tensor that a backward will read."""
+        place = _Place(self)
+        self._places.append(weakref.ref(place))
+        return place
+
+    def run_again(self) -> None:
+        """Fills all places, once."""
+        again, self._again = self._again, None
+        if again is None:
+            return
+        todo = iter(self._places)
+
+        def fill(tensor: Tensor) -> None:
+            place = next(todo)()
+            if place is not None:
+                place.tensor = tensor.detach()
+
+        with saved_tensors_hooks(fill, _never_read):
+            again()
+        assert next(todo, None) is None, "both passes of a segment keep the same tensors"
+
+
+class _Place:
+    """A tensor that is not there before its segment has run again."""
+
+    def __init__(self, own: _SegmentPass) -> None:
+        self.own = own
+        self.tensor: Tensor | None = None
+
+
+def _filled(place: _Place) -> Tensor:
+    if place.tensor is None:
+        place.own.run_again()
+    assert place.tensor is not None, "both passes of a segment keep the same tensors"
+    return place.tensor
+
+
+def _never_read(_: object) -> Tensor:
+    raise AssertionError("nothing goes back through a segment that is run again")
+
+
+@contextmanager
+def _running_again() -> Iterator[None]:
+    token = _runs_again.set(True)
+    try:
+        yield
+    finally:
+        _runs_again.reset(token)
+
+
+# ---- nodes of a segment
+
+
+def run_before(made: Any) -> None:
+    """Lets the segment run again before the backward of what this is given."""
+    own = _pass.get()
+    if own is None or _runs_again.get():
+        return
+    for one in tree_leaves(made):
+        if isinstance(one, Tensor) and one.grad_fn is not None:
+            one.grad_fn.register_prehook(lambda _: own.run_again())
+
+
+def begun(copy: StartedCopy, home: Tensor) -> StartedCopy:
+    """A copy that was started before its segment began; anew where that is run again."""
+    return copy.running.how(home) if _runs_again.get() else copy
+
+
+class StartedOnce(nn.Module):
+    """A conversion whose readers are behind the segment in which it is started.
+
+    Args:
+        conversion: the same.
+    """
+
+    def __init__(self, conversion: Conversion) -> None:
+        super().__init__()
+        self._conversion = [conversion]  # held elsewhere, so no submodule
+
+    def forward(self, tensor: Tensor) -> StartedCopy | None:
+        """Starts to make the copy; does nothing where the segment is run again."""
+        return None if _runs_again.get() else self._conversion[0](tensor)
+
+
+# ---- a stage's module with segments
+
+
+def with_segments(
+    module: fx.GraphModule, stage: Stage, graph: Graph, precision: _Precision = nullcontext
+) -> fx.GraphModule:
+    """A module with the segments of a stage as modules of their own; the module itself where there
+    are none.
+
+    Args:
+        module: of the stage, with its conversions. It stays as it is, and holds the parameters.
+        precision: gives the context that forward passes run in.
+    """
+    segments = segments_of(stage, graph)
+    if not segments:
+        return module
+    nodes = list(module.graph.nodes)
+    calls = {node.meta["onnx_name"]: i for i, node in enumerate(nodes) if is_call(node)}
+    places = [*(calls[name] for name in stage.operators), len(nodes) - 1]  # the output
+    inside: dict[fx.Node, int] = {}
+    for k, one in enumerate(segments):
+        first, end = _begin(nodes, places[one.first]), _behind(module, nodes, places[one.end])
+        inside |= {node: k for node in nodes[first:end] if node.op != "get_attr"}
+    last = {nodes[places[one.last]] for one in segments}
+    made = _Parting(module, inside, last, precision).outer()
+    vars(made).update(input_names=module.input_names, output_names=module.output_names)
+    return made
+
+
+def _begin(nodes: Sequence[fx.Node], at: int) -> int:
+    """Of the nodes right before an operator, the first that ends what it reads."""
+    while nodes[at - 1].op == "get_attr" or nodes[at - 1].target in _ENDS:
+        at -= 1
+    return at
+
+
+_ENDS = (finished, late_parameters, torch.detach)
+
+
+def _behind(module: fx.GraphModule, nodes: Sequence[fx.Node], at: int) -> int:
+    """Of the nodes right before an operator, the first that starts or ends what others read."""
+    at = _begin(nodes, at)
+    while nodes[at - 1].op == "get_attr" or _started_by(module, nodes[at - 1]) is not None:
+        at -= 1
+    return at
+
+
+def _started_by(module: fx.GraphModule, node: fx.Node) -> Conversion | None:
+    """The conversion that a node starts."""
+    called = module.get_submodule(str(node.target)) if node.op == "call_module" else None
+    return called if isinstance(called, Conversion) else None
+
+
+class _Parting:
+    """Puts the segments of a module into modules of their own.
+
+    Args:
+        inside: by node, the segment that it is in.
+        last: the operators before whose backwards segments are run again.
+    """
+
+    def __init__(
+        self, module: fx.GraphModule, inside: Mapping[fx.Node, int], last: Collection[fx.Node],
+        precision: _Precision,
+    ) -> None:  # fmt: skip
+        self._module, self._inside, self._last = module, inside, last
+        self._precision = precision
+
+    def outer(self) -> fx.GraphModule:
+        """The module with them."""
+        graph, root, nodes = fx.Graph(), dict[str, Any](), self._module.graph.nodes
+        made: dict[fx.Node, fx.Node] = {}
+        segments: dict[int, list[fx.Node]] = {}
+        for node, k in self._inside.items():
+            segments.setdefault(k, []).append(node)
+        # What is held comes first: segments read it.
+        for node in sorted(nodes, key=lambda node: node.op not in ("placeholder", "get_attr")):
+            if node in made:
+                continue
+            if node in self._inside:
+                k = self._inside[node]
+                self._add(graph, root, made, (f"segment_{k}", segments[k]))
+                continue
+            made[node] = graph.node_copy(node, made.__getitem__)
+            _hold(root, self._module, node)
+        return fx.GraphModule(root, graph, "Stage")
+
+    def _add(
+        self, graph: fx.Graph, root: dict[str, Any], made: dict[fx.Node, fx.Node],
+        segment: tuple[str, Sequence[fx.Node]],
+    ) -> None:  # fmt: skip
+        """Adds a segment to the outer graph.
+
+        Args:
+            made: by node of the flat graph, that in the outer one.
+            segment: its name and its nodes.
+        """
+        name, nodes = segment
+        mine = set(nodes)
+        used = [node for node in nodes if not mine.issuperset(self._users(node))]
+        read = dict.fromkeys(one for node in nodes for one in node.all_input_nodes)
+        read |= {one.all_input_nodes[0]: None for one in read if self._is_started(one)}
+        given = [one for one in read if one not in mine]
+        body = self._body(nodes, given, used)
+        root[name] = RecomputedSegment(body, self._precision)
+        result = graph.call_module(name, tuple(made[one] for one in given))
+        made |= dict.fromkeys(nodes, result)  # for all but `used` only to be known
+        for i, node in enumerate(used):
+            made[node] = graph.call_function(getitem, (result, i))
+
+    def _body(
+        self, nodes: Sequence[fx.Node], given: Sequence[fx.Node], used: Sequence[fx.Node]
+    ) -> fx.GraphModule:
+        """The operators of a segment."""
+        graph, root, mine = fx.Graph(), dict[str, Any](), set(nodes)
+        made = {one: graph.placeholder(one.name) for one in given}
+        for one in self._module.graph.nodes:  # in the order in which they are started
+            if one in given and self._is_started(one):
+                made[one] = graph.call_function(begun, (made[one], made[one.all_input_nodes[0]]))
+        for node in nodes:
+            made[node] = graph.node_copy(node, made.__getitem__)
+            _hold(root, self._module, node)
+            conversion = _started_by(self._module, node)
+            if conversion is not None and not mine.issuperset(node.users):
+                root[str(node.target)] = StartedOnce(conversion)
+            if node in self._last:
+                graph.call_function(run_before, (made[node],))
+        graph.output(tuple(made[node] for node in used))
+        return fx.GraphModule(root, graph, "Segment")
+
+    def _users(self, node: fx.Node) -> Iterator[fx.Node]:
+        """Who reads what a node makes; also those who start to convert it anew."""
+        for one in node.users:
+            yield one
+            if self._is_started(one):
+                yield from one.users
+
+    def _is_started(self, node: fx.Node) -> bool:
+        return _started_by(self._module, node) is not None
+
+
+def _hold(root: dict[str, Any], module: fx.GraphModule, node: fx.Node) -> None:
+    """Puts what a node refers to among what a new module holds."""
+    if node.op in ("call_module", "get_attr"):
+        held: Any = module
+        for part in str(node.target).split("."):
+            held = getattr(held, part)
+        root[str(node.target)] = held
