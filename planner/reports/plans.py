@@ -175,12 +175,19 @@ def _stage_columns(plan: Plan) -> tuple[Column[int], ...]:
         Column("backward_s", lambda s: times[s].backward_s, "backward", format_seconds),
         Column("", lambda s: stages[s].warmup, "in flight", gives_way=3),
         Column("", lambda s: alive(plan.strategy, s) if several else None, "versions", sparse=True),
-        Column("", lambda s: "yes" if stages[s].recompute else "", "recompute", left=True,
+        Column("", lambda s: _again_text(stages[s]), "recompute", left=True,
                gives_way=2),
         Column("", lambda s: max(peaks[d] for d in stages[s].devices), "peak memory", format_bytes),
         *([Column("modules", lambda s: list(plan.modules[s]))] if plan.modules else []),
         Column("", lambda s: _span(plan, s), "from .. to", left=True, gives_way=1),
     )  # fmt: skip
+
+
+def _again_text(stage: Stage) -> str:
+    """What a stage runs again in its backward."""
+    if stage.recomputed:
+        return count(len(stage.recomputed), "segment")
+    return "yes" if stage.recompute else ""
 
 
 def _stages_json(plan: Plan) -> list[dict[str, Any]]:

@@ -19,7 +19,8 @@ from planner.artefacts.graph import parameters_by_name
 from planner.artefacts.problem import Problem, Result
 from planner.artefacts.strategy import Strategy
 from planner.clusters.routes import chain
-from planner.solvers.fit import fastest_first, first_that_fits, pipeline, recompute_choices
+from planner.solvers.fit import fastest_first, first_that_fits, pipeline
+from planner.solvers.segments import recompute_choices
 
 # On more devices than `_MAX_STAGES`, a pipeline has at most that many stages, or a half of it, a
 # quarter.. The first one tried has at most `_FORWARDS` forwards, which are simulated in a second.

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from planner.artefacts.options import Recompute
 from planner.artefacts.problem import Problem, Result, Status
 from planner.artefacts.strategy import Stage, Strategy, asynchronous_violations, used_devices
 from planner.costs.evaluate import evaluate, evaluation_work_s, pricing_work_s
@@ -11,16 +10,7 @@ from planner.costs.peak_memory import static_memory
 from planner.costs.stage_memory import limit_bytes, stage_memory
 from planner.schedules.orders import default_warmups
 from planner.solvers.placement.stages import strategies_of
-
-
-def recompute_choices(problem: Problem) -> tuple[bool, ...]:
-    """Whether stages recompute, in the order of preference."""
-    match problem.training.recompute:
-        case Recompute.NONE:
-            return (False,)
-        case Recompute.FULL:
-            return (True,)
-    return (False, True)
+from planner.solvers.segments import Again, running_again
 
 
 def fastest_first(problem: Problem) -> tuple[int, ...]:
@@ -38,7 +28,7 @@ def pipeline(
     operators: Sequence[Sequence[int]],
     devices: Sequence[Sequence[int]],
     *,
-    recompute: bool,
+    recompute: Again,
     extra: int = 0,
 ) -> Strategy:
     """A strategy from the stages' operators and devices, with the default warm-up depths.
@@ -46,6 +36,7 @@ def pipeline(
     Args:
         operators: per stage, indices into the graph.
         devices: per stage, indices into the topology.
+        recompute: what all stages run again.
         extra: more microbatches in flight per stage.
     """
     graph = problem.profile.graph
@@ -54,11 +45,15 @@ def pipeline(
     )
     return Strategy(
         stages=tuple(
-            Stage.whole(
-                operators=tuple(graph.operators[v].name for v in sorted(inside)),
-                devices=tuple(where),
-                warmup=depth,
-                recompute=recompute,
+            running_again(
+                problem,
+                Stage.whole(
+                    operators=tuple(graph.operators[v].name for v in sorted(inside)),
+                    devices=tuple(where),
+                    warmup=depth,
+                    recompute=False,
+                ),
+                recompute,
             )
             for inside, where, depth in zip(operators, devices, depths, strict=True)
         ),

@@ -122,7 +122,8 @@ def _strategies(
     problem: "Problem", stages: Sequence[Sequence[int]], replicas: Sequence[int]
 ) -> Iterator[Strategy]:
     """With one more microbatch in flight first, which hides transfers, then without."""
-    from planner.solvers.fit import pipeline, recompute_choices
+    from planner.solvers.fit import pipeline
+    from planner.solvers.segments import recompute_choices
 
     first = [sum(replicas[:s]) for s in range(len(stages))]
     devices = [range(a, a + count) for a, count in zip(first, replicas, strict=True)]

@@ -27,7 +27,7 @@ from planner.artefacts.graph import Graph, consumers, predecessors
 from planner.artefacts.plan import MAX_MICROBATCHES
 from planner.artefacts.problem import Problem, Result, Status, switches_of
 from planner.artefacts.strategy import ScheduleName, Strategy, asynchronous_violations
-from planner.solvers.fit import first_that_fits, pipeline, recompute_choices
+from planner.solvers.fit import first_that_fits, pipeline
 from planner.solvers.pipedream import kernels
 from planner.solvers.pipedream.costs import (
     PipeDreamReport,
@@ -41,6 +41,7 @@ from planner.solvers.pipedream.costs import (
 )
 from planner.solvers.pipedream.options import PipeDream
 from planner.solvers.pipedream.states import States, pipedream_states
+from planner.solvers.segments import Again, recompute_choices
 from planner.support.arrays import Floats
 from planner.support.units import format_bytes
 
@@ -118,7 +119,7 @@ def _not_a_strategy(problem: Problem, best: Optimum) -> Result | None:
     return Result(Status.UNKNOWN, None, space=SPACE, reason=reason, report=best.report)
 
 
-def _strategy(problem: Problem, best: Optimum, *, recompute: bool) -> Strategy:
+def _strategy(problem: Problem, best: Optimum, *, recompute: Again) -> Strategy:
     stages = best.report.stages if best.report is not None else ()
     return pipeline(problem, best.operators, [s.devices for s in stages], recompute=recompute)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from planner.artefacts.options import Recompute
 from planner.artefacts.problem import Problem, Result, Status
 from planner.artefacts.strategy import Stage, Strategy, asynchronous_violations, used_devices
 from planner.costs.evaluate import Evaluation, evaluation_work_s
@@ -15,7 +16,13 @@ from planner.costs.stage_memory import limit_bytes
 from planner.resharding.checks import all_violations
 from planner.schedules.orders import default_warmups
 from planner.simulator.estimate import ERROR, estimate_s, estimate_work_s
-from planner.solvers.fit import recompute_choices
+from planner.solvers.segments import (
+    Again,
+    in_order,
+    recompute_choices,
+    running_again,
+    segments_by_worth,
+)
 from planner.solvers.sharded.layout import WHOLE, Layout
 
 OTHERS, UNSURE = 9, (1 + ERROR) / (1 - ERROR)
@@ -26,8 +33,8 @@ FEW, FIRST_S, PRICED_SHARE = 2, 1.0, 0.7
 """Layouts that are looked at whatever they take; the work for which more are looked at where none
 fits, in seconds of an ordinary core; and the share of the limit after which no more are.
 """
-_ROUNDS = 3
-"""Times that stages which do not fit are made to recompute; then all are."""
+_ROUNDS = 4
+"""Times that stages which do not fit are made to recompute more; in the last all are."""
 
 
 def best_of(
@@ -154,25 +161,29 @@ class _LayoutSearch:
             self.short = self.short or shortage is not None
 
 
-def strategy_of(problem: Problem, layout: Layout, recompute: Sequence[bool]) -> Strategy:
+def strategy_of(problem: Problem, layout: Layout, recompute: Sequence[Again]) -> Strategy:
     """The strategy of a layout.
 
     Args:
-        recompute: of each stage.
+        recompute: what each stage runs again.
     """
     graph = problem.profile.graph
     widths = [len(groups) for groups in layout.groups]
     depths = default_warmups(widths, problem.num_microbatches, 0, problem.training.schedule)
     over, zero = layout.sharing or WHOLE
     stages = tuple(
-        Stage(
-            operators=tuple(graph.operators[v].name for v in inside),
-            groups=tuple(groups),
-            warmup=depth,
-            recompute=again,
-            sharding=sharding,
-            over=over,
-            zero=zero,
+        running_again(
+            problem,
+            Stage(
+                operators=tuple(graph.operators[v].name for v in inside),
+                groups=tuple(groups),
+                warmup=depth,
+                recompute=False,
+                sharding=sharding,
+                over=over,
+                zero=zero,
+            ),
+            again,
         )
         for inside, groups, sharding, depth, again in zip(
             layout.operators, layout.groups, layout.shardings, depths, recompute, strict=True
@@ -186,7 +197,7 @@ def strategy_of(problem: Problem, layout: Layout, recompute: Sequence[bool]) -> 
     )
 
 
-def _overlapped(problem: Problem, layout: Layout, recompute: Sequence[bool]) -> Strategy:
+def _overlapped(problem: Problem, layout: Layout, recompute: Sequence[Again]) -> Strategy:
     """The strategy of a layout, if it is sound with its collectives beside its computations."""
     strategy = strategy_of(problem, layout, recompute)
     wrong = next(asynchronous_violations(strategy, problem.profile.graph), None)
@@ -212,20 +223,57 @@ def _that_fits(
         strategy, evaluation = evaluated_with_overlap(problem, strategy)
         work_s += evaluation_work_s(strategy, evaluation)
         if evaluation.shortage is None:
+            if problem.training.recompute is Recompute.AUTO:
+                strategy, more_s = _with_fewer_segments(problem, strategy)
+                work_s += more_s
             return strategy, None, work_s
         shortage = shortage or evaluation.shortage
         if attempt < 0:
             layout = replace(layout, sharing=sharing)
             continue
         short = _short(problem, strategy, evaluation)
-        if len(choices) == 1 or all(recompute[s] for s in short) or _needs_whole_stash(strategy):
-            break
         if attempt == _ROUNDS - 1:
             short = set(range(len(recompute)))
-        recompute = [again or s in short for s, again in enumerate(recompute)]
+        more = [_more(choices, one, strategy) if s in short else one
+                for s, one in enumerate(recompute)]  # fmt: skip
+        if more == recompute:
+            break
+        recompute = more
         if layout.recut is not None:
-            layout = replace(layout.recut(recompute), sharing=sharing)
+            layout = replace(layout.recut([bool(one) for one in recompute]), sharing=sharing)
     return strategy, shortage, work_s
+
+
+def _more(choices: Sequence[Again], now: Again, strategy: Strategy) -> Again:
+    """What a stage runs again that does not fit as it is: the next choice that saves something."""
+    left = [one for one in choices if one > now]
+    if _needs_whole_stash(strategy):
+        left = [one for one in left if one is not Again.STAGE]
+    return left[0] if left else now
+
+
+def _with_fewer_segments(problem: Problem, strategy: Strategy) -> tuple[Strategy, float]:
+    """A strategy whose stages run as few layers again as they fit with, those first that free the
+    most bytes per second, and the work. All stages leave out the same part of theirs.
+    """
+    every = [
+        segments_by_worth(problem.profile, one) if one.recomputed else () for one in strategy.stages
+    ]
+    all_of = most = max(map(len, every))
+    best, least, work_s = strategy, 0, 0.0
+    while most - least > 1:
+        count = (least + most) // 2
+        stages = tuple(
+            replace(one, recomputed=in_order(one, some[: -(-count * len(some) // all_of)]))
+            for one, some in zip(strategy.stages, every, strict=True)
+        )
+        fewer, evaluation = evaluated_with_overlap(problem, replace(strategy, stages=stages))
+        work_s += evaluation_work_s(fewer, evaluation)
+        if evaluation.shortage is None:
+            best, most = fewer, count
+        else:
+            least = count
+    return best, work_s
 
 
 def _needs_whole_stash(strategy: Strategy) -> bool:

@@ -11,7 +11,7 @@ from planner.artefacts.profile import has_rules
 from planner.costs.operators import operator_times
 from planner.costs.stage_memory import memory_of, own_limit_bytes
 from planner.costs.transfers import transfer_s
-from planner.solvers.fit import recompute_choices
+from planner.solvers.segments import Again, recompute_choices
 from planner.solvers.sharded.degrees import grid
 from planner.solvers.sharded.layout import divisors, host_by_host
 from planner.solvers.sharded.options import Megatron
@@ -47,6 +47,8 @@ def promises(
     forward_s, backward_s = float(times.forward_s.sum()), float(times.backward_s.sum())
     room = min(own_limit_bytes(problem, device) for device in devices) - problem.training.reserve
 
+    choices = recompute_choices(problem)
+
     def promise(t: int, d: int, p: int) -> Promise:
         replicas = max(n for n in divisors(d) if n <= problem.num_microbatches)
         rounds = problem.num_microbatches / replicas
@@ -54,9 +56,11 @@ def promises(
         held = trained / (t * p)
         static = held * (2 + problem.training.optimizer.num_moments)
         # With one forward after one backward, the first stage keeps up to p microbatches.
-        plain, again = (static + n * kept / share <= room for n in (min(p, rounds), 1))
-        fitting = [one for one in recompute_choices(problem) if (again if one else plain)]
-        recompute = fitting[0] if fitting else True
+        fits = static + min(p, rounds) * kept / share <= room
+        recompute = not (fits and Again.NOTHING in choices)
+        # Of layers that are run again only what they read is kept, which is little.
+        least = {Again.NOTHING: min(p, rounds), Again.LAYERS: 0, Again.STAGE: 1}
+        short = all(static + least[one] * kept / share > room for one in choices)
         busy_s = ((1 + recompute) * forward_s + backward_s) / share
         # Forward and backward, each summand is sent and fetched. Latencies are left out: the number
         # of messages follows from rules that are not chosen yet.
@@ -64,7 +68,7 @@ def promises(
         sums_s = transfer_s(problem.topology, inside, inside, summed_bytes, messages=0)
         last_bytes = 2 * (1 - 1 / replicas) * held
         last_s = transfer_s(problem.topology, devices, devices, last_bytes, messages=0)
-        return Promise(not fitting, (rounds + p - 1) * (busy_s + sums_s) + last_s)
+        return Promise(short, (rounds + p - 1) * (busy_s + sums_s) + last_s)
 
     return [promise(*point) for point in points]
 
