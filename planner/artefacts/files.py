@@ -284,7 +284,7 @@ def write_profile(profile: Profile, path: Path) -> None:
 def _is_new(profile: Profile) -> bool:
     """Whether a profile has fields that files have since format 3."""
     timed = any(one.backward_weight_s is not None for one in profile.operators)
-    return timed or profile.growth is not None
+    return timed or profile.growth is not None or profile.parameter_dtype is not None
 
 
 def write_profiles(profiles: Sequence[Profile], path: Path) -> None:
@@ -306,6 +306,7 @@ def write_plan(plan: Plan, path: Path) -> None:
 def plan_bytes(plan: Plan) -> bytes:
     """The content of a plan's strategy JSON."""
     is_new = any(one.over > 1 or one.prefetch is not None for one in plan.strategy.stages)
+    is_new = is_new or plan.parameter_dtype is not None
     return _content(plan, NEWEST_FORMAT if is_new else STRATEGY_FORMAT, _one_value_a_line)
 
 
@@ -318,7 +319,7 @@ def write_calibration(calibration: CalibrationFile, path: Path) -> None:
 PROFILE_FIELDS = {
     "model_hash": "model", "dimensions": "dimensions", "microbatch_size": "microbatch size",
     "dtype": "type", "device_type": "device", "engine": "engine", "threads": "number of threads",
-    "batch_norm": "form of batch normalizations",
+    "batch_norm": "form of batch normalizations", "parameter_dtype": "type of parameters",
 }  # fmt: skip
 _PLAN_FIELDS = {
     "model_hash": "model", "dimensions": "dimensions", "topology_hash": "topology",

@@ -331,13 +331,22 @@ class _Builder:
         the gradient of a parameter is among them, as it is in the workspace of other operators.
         """
         one, mesh = self.whole[copy.tensor], self.sharding.mesh
-        item_bytes = one.bytes / max(prod(one.shape), 1)
+        item_bytes = back_bytes = ITEM_BYTES[one.dtype]
+        if isinstance(one, Parameter):
+            back_bytes = one.gradient_item_bytes
         forward, backward = (
-            conversion_bytes(local_shape(one.shape, spec, mesh), item_bytes, mesh, steps)
-            for spec, steps in ((copy.old, copy.forward), (copy.gradient_old, copy.backward))
+            conversion_bytes(local_shape(one.shape, spec, mesh), item, mesh, steps)
+            for spec, item, steps in (
+                (copy.old, item_bytes, copy.forward),
+                (copy.gradient_old, back_bytes, copy.backward),
+            )
         )
-        made = 0 if isinstance(one, Parameter) else backward.result
-        return forward.most - forward.result, backward.most - made
+        if not isinstance(one, Parameter):
+            return forward.most - forward.result, backward.most - backward.result
+        # Gradients that are added up in another type are converted to it first.
+        other = prod(local_shape(one.shape, copy.gradient_old, mesh)) * back_bytes
+        converted = round(other) if one.gradient_dtype is not None else 0
+        return forward.most - forward.result, backward.most + converted
 
     def _operator(self, v: int) -> None:
         """Adds an operator of the stage at its local shapes."""

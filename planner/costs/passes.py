@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from planner.artefacts.graph import (
     Graph,
+    Parameter,
     consumers,
     differentiated,
     loss_outputs,
@@ -227,14 +228,15 @@ def _backward_alive(
                 gradients.create(name, tensors[name].bytes, base)
         trained = [n for n in operator.parameters if parameters[n].trainable]
         viewed = {base_of.get(name) for name in operator.outputs}
-        own = sum(parameters[n].bytes for n in trained if n not in viewed)
+        made = {n: _made_bytes(parameters[n]) for n in trained}
+        own = sum(made[n] for n in trained if n not in viewed)
         running = gradients.alive_bytes + max(own, profile.operators[v].workspace_bytes)
         shared = [n for n in trained if n in first_reader]
         for name in shared:
             is_view = name in viewed
             base = operator.outputs[0] if is_view else None
-            gradients.create(name, parameters[name].bytes, base, is_view)
-            own -= 0 if is_view else parameters[name].bytes
+            gradients.create(name, made[name], base, is_view)
+            own -= 0 if is_view else made[name]
         # The backward has used the gradients of the outputs, so they go before its own results are
         # added to those of other readers.
         for name in operator.outputs:
@@ -244,6 +246,11 @@ def _backward_alive(
             if first_reader[name] == v:
                 gradients.release(name)
     return by_operator
+
+
+def _made_bytes(one: Parameter) -> int:
+    """Of the gradient that an operator makes; it is converted where it is added up in another type."""
+    return one.bytes + (0 if one.gradient_dtype is None else one.gradient_bytes)
 
 
 def _first_readers(graph: Graph, inside: Collection[int]) -> Mapping[str, int]:

@@ -23,6 +23,7 @@ from planner.artefacts.problem import Problem
 from planner.artefacts.strategy import Stage, Strategy, crossings
 from planner.costs.mesh_memory import local_bytes
 from planner.costs.stage_memory import StageMemory
+from planner.costs.update import state_copies
 from planner.schedules.actions import ActionKind, Code, piece_bytes
 from planner.schedules.versions import alive
 from planner.support.arrays import Bools, Ints
@@ -67,7 +68,7 @@ def static_memory(
     Args:
         stages: as of `peak_memory`.
     """
-    moments = problem.training.optimizer.num_moments
+    copies = state_copies(problem.profile, problem.training.optimizer)
     older = 0
     if strategy.schedule.is_asynchronous:
         older = sum((alive(strategy, s) - 1) * one.static.trainable for s, one in stages.items())
@@ -75,7 +76,7 @@ def static_memory(
         parameter_bytes=sum(one.static.parameter for one in stages.values()),
         version_bytes=older,
         gradient_bytes=sum(one.static.gradient for one in stages.values()),
-        optimizer_bytes=moments * sum(one.static.state for one in stages.values()),
+        optimizer_bytes=copies * sum(one.static.state for one in stages.values()),
         reserve_bytes=problem.training.reserve,
     )
 
@@ -278,14 +279,15 @@ def _workspace(own: _DeviceActions) -> ByteChanges:
 
 def _parts(own: _DeviceActions, sums: Bools, steps: Bools) -> ByteChanges:
     """Where each device steps parts of its parameters, while their gradients are summed and after
-    the step.
+    the step; where it steps float32 copies, in the step.
 
     Args:
         sums: (n,) which actions are all-reduces.
         steps: (n,) which are steps.
     """
     scattered = max(one.need.static.scatter for one in own.stages.values())
-    gathered = max(one.need.static.gather for one in own.stages.values())
+    stepped = [one.need.static for one in own.stages.values()]
+    gathered = max(max(one.gather, one.step) for one in stepped)
     size = scattered * sums + gathered * steps
     return ByteChanges(MemoryReason.PARTS, size, -size)
 

@@ -100,6 +100,7 @@ def measure_parts(
     if device is None or profile.source is not Source.MEASURED:
         raise ValueError("expected a profile that was measured on a device of this machine")
     here = session(model.graph, device, profile.threads, profile.dtype, cached=cached)
+    model = replace(model, graph=replace(model.graph, parameters=profile.graph.parameters))
     timer = ModelTimer(model, here, repetitions, budget_s, seed)
     with quiet(here.threads):
         timer.hold()

@@ -215,7 +215,7 @@ class SearchOptions(NamedTuple):
     Attributes:
         num_devices: K.
         num_microbatches: M.
-        moments: optimizer state per trained parameter.
+        moments: optimizer state over the bytes of trained parameters.
         total: weight of the round trip in the objective.
         trip: whether the round trip counts at all, if only for the minibatches in flight.
         back: weight of the slowest backward.

@@ -20,6 +20,7 @@ from planner.clusters.routes import pair_widths
 from planner.costs.evaluate import evaluate
 from planner.costs.operators import operator_times, slowdowns
 from planner.costs.stage_memory import limit_bytes
+from planner.costs.update import update_copies
 from planner.solvers.placement.links import Pair, SharedLink, shared_links
 from planner.support.arrays import Floats, Ints
 from planner.support.memo import remembered
@@ -89,7 +90,8 @@ class PlacementProblem:
         workspace_bytes: (N,) temporary memory of the operator's kernels.
         capacity_bytes: (D,) memory limit without the reserve; negative where the reserve alone is
             over the limit.
-        moments: tensors of optimizer state per trained parameter.
+        moments: optimizer state over the bytes of trained parameters; with gradients that are
+            larger than their parameters, what these have more.
         published_memory: whether NetSplit's model counts memory as it was published, every tensor
             twice; otherwise it counts the minimum of training, `least_bytes`.
         shared: links on which transfers between several pairs of devices delay each other.
@@ -181,7 +183,7 @@ def placement_problem_of(problem: Problem) -> PlacementProblem:
             [limit_bytes(problem, devices, d) - problem.training.reserve for d in devices],
             dtype=np.int64,
         ),
-        moments=problem.training.optimizer.num_moments,
+        moments=update_copies(problem) - 1,
         shared=shared_links(topology),
     )
 
