@@ -68,7 +68,7 @@ def static_memory(
     Args:
         stages: as of `peak_memory`.
     """
-    copies = state_copies(problem.profile, problem.training.optimizer)
+    copies = state_copies(problem.profile.parameter_dtype, problem.training.optimizer)
     older = 0
     if strategy.schedule.is_asynchronous:
         older = sum((alive(strategy, s) - 1) * one.static.trainable for s, one in stages.items())

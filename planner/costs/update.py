@@ -17,23 +17,25 @@ from planner.artefacts.topology import DeviceType
 _FULL_BYTES = ITEM_BYTES["float32"]
 
 
-def _ratio(profile: Profile) -> int:
+def _ratio(dtype: str | None) -> int:
     """Bytes of a float32 copy over those of the parameter; 0 where there is none."""
-    dtype = profile.parameter_dtype
     return 0 if dtype is None else round(_FULL_BYTES / ITEM_BYTES[dtype])
 
 
-def state_copies(profile: Profile, optimizer: Optimizer) -> int:
+def state_copies(dtype: str | None, optimizer: Optimizer) -> int:
     """The optimizer's state: its moments, and float32 copies of parameters, over the bytes of the
     parameters.
+
+    Args:
+        dtype: as `Profile.parameter_dtype`.
     """
-    ratio = _ratio(profile)
+    ratio = _ratio(dtype)
     return ratio * (optimizer.num_moments + 1) if ratio else optimizer.num_moments
 
 
 def has_state(problem: Problem) -> bool:
     """Whether the optimizer keeps anything besides the parameters."""
-    return state_copies(problem.profile, problem.training.optimizer) > 0
+    return state_copies(problem.profile.parameter_dtype, problem.training.optimizer) > 0
 
 
 def gradient_copies(profile: Profile) -> int:
@@ -45,7 +47,8 @@ def gradient_copies(profile: Profile) -> int:
 def update_copies(problem: Problem) -> int:
     """Gradients and the optimizer's state over the bytes of the parameters."""
     profile = problem.profile
-    return gradient_copies(profile) + state_copies(profile, problem.training.optimizer)
+    state = state_copies(profile.parameter_dtype, problem.training.optimizer)
+    return gradient_copies(profile) + state
 
 
 def step_s(problem: Problem, trainable_bytes: float, kind: DeviceType) -> float:
@@ -64,7 +67,7 @@ def step_passes(problem: Problem) -> int:
     With float32 copies it reads a gradient, writes and reads it in float32, reads and writes copy
     and moments, reads the copy and writes the parameter, and clears the gradient.
     """
-    moments, ratio = problem.training.optimizer.num_moments, _ratio(problem.profile)
+    moments, ratio = problem.training.optimizer.num_moments, _ratio(problem.profile.parameter_dtype)
     if not ratio:
         return 4 + 2 * moments
     return 2 * gradient_copies(problem.profile) + ratio * (5 + 2 * moments) + 1
@@ -76,7 +79,8 @@ def stepped_bytes(profile: Profile, stepped: Iterable[Parameter]) -> int:
     Args:
         stepped: the parameters, of the size of the parts that a device steps.
     """
-    held, ratio = [one for one in stepped if one.bytes], _ratio(profile)
+    held = sorted((one for one in stepped if one.bytes), key=lambda one: one.name)
+    ratio = _ratio(profile.parameter_dtype)
     if not held or not ratio:
         return 0
     return max(ratio * sum(one.bytes for one in bucket) for bucket in buckets(held))

@@ -148,7 +148,11 @@ def _convert(
     for c in order.order:
         one, name = copies[c], free_name(module, "resharding")
         backward = one.backward if has_gradient(one.tensor, graph) else None
-        module.add_submodule(name, Conversion(one.tensor, mesh, one.forward, backward))
+        conversion = Conversion(one.tensor, mesh, one.forward, backward)
+        parameter = parameters_by_name(graph).get(one.tensor)
+        if parameter is not None and parameter.gradient_dtype is not None:
+            conversion.gradient_dtype = getattr(torch, parameter.gradient_dtype)
+        module.add_submodule(name, conversion)
         with module.graph.inserting_before(calls[order.start[c]]):
             started[c] = module.graph.call_module(name, (made[one.tensor],))
     ends, late = {}, dict[int, fx.Node]()
