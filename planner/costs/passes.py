@@ -10,10 +10,13 @@ some of which are not there yet or gone already.
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from math import prod
 
 from planner.artefacts.graph import (
+    ITEM_BYTES,
     Graph,
     Parameter,
+    Tensor,
     consumers,
     differentiated,
     loss_outputs,
@@ -98,11 +101,24 @@ def forward_workspace_bytes(
             coming[made_by[name]] += size
     # `later` are the kept bytes that the operators behind v and the loss will add. They are not
     # there yet while v runs, so the pass is above the kept bytes by that much less.
-    alive, later, most = _forward_alive(profile, inside, kept), loss_bytes, 0
+    alive, later = _forward_alive(profile, inside, kept), loss_bytes
+    most = loss_copy_bytes(profile.graph, inside)
     for v in sorted(inside, reverse=True):
         most = max(most, alive[v] + profile.operators[v].workspace_bytes - later)
         later += coming[v]
     return most
+
+
+def is_short(tensor: Tensor) -> bool:
+    """Whether a loss is computed from a float32 copy of a tensor."""
+    return tensor.dtype in ("float16", "bfloat16")
+
+
+def loss_copy_bytes(graph: Graph, inside: Collection[int]) -> int:
+    """Bytes of the float32 copies that losses are computed from."""
+    made_by, tensors = producers(graph), tensors_by_name(graph)
+    lost = (tensors[name] for name in loss_outputs(graph) if made_by.get(name) in inside)
+    return round(sum(prod(one.shape) * ITEM_BYTES["float32"] for one in lost if is_short(one)))
 
 
 def backward_workspace_bytes(

@@ -30,6 +30,8 @@ from planner.costs.mesh_memory import (
 from planner.costs.passes import (
     backward_workspace_bytes,
     forward_workspace_bytes,
+    is_short,
+    loss_copy_bytes,
     read_from_outside,
     used_outside,
 )
@@ -278,9 +280,12 @@ def _waiting_bytes(
 
 
 def _loss_bytes(graph: Graph, inside: Collection[int]) -> int:
-    """A loss keeps a tensor as large as its input (log-probabilities, or the difference)."""
+    """A loss keeps a tensor as large as its input (log-probabilities, or the difference). Where
+    that is in a short type, so as large as the float32 copy of it that the loss is computed from.
+    """
     made_by, tensors = producers(graph), tensors_by_name(graph)
-    return sum(tensors[n].bytes for n in loss_outputs(graph) if made_by.get(n) in inside)
+    lost = [tensors[n] for n in loss_outputs(graph) if made_by.get(n) in inside]
+    return sum(one.bytes for one in lost if not is_short(one)) + loss_copy_bytes(graph, inside)
 
 
 def _target_bytes(profile: Profile, inside: Collection[int]) -> int:
