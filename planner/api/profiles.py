@@ -38,7 +38,8 @@ def profile(
         progress: called with the number of operators done, and of all.
         effort: called once with the effort of the measurement, where the engine knows it.
         how: the options of the command line, called after the fields of
-            `planner.profilers.options.Measuring` (`device`, `engine`, `dtype`, `parameters`, `gradients`, `threads`,
+            `planner.profilers.options.Measuring` (`device`, `engine`, `dtype`, `parameters`,
+            `gradients`, `threads`,
             `repetitions`, `budget_s`, `cache`, `contention`, `seed`), and, for a file, the options
             of `read_model`.
 

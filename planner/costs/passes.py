@@ -265,7 +265,7 @@ def _backward_alive(
 
 
 def _made_bytes(one: Parameter) -> int:
-    """Of the gradient that an operator makes; it is converted where it is added up in another type."""
+    """Of the gradient that is made of it, with its copy where it is added up in another type."""
     return one.bytes + (0 if one.gradient_dtype is None else one.gradient_bytes)
 
 

@@ -144,7 +144,8 @@ class OptimizerStep:
     def __init__(
         self, optimizer: Optimizer | None, buckets: GradientBuckets, owned: Sequence[Tensor],
         shards: OptimizerShards, weights: Weights, *, rules: UpdateRules,
-        scale: LossScale | None = None, masters: MasterCopies | None = None, mean_over: int = 1, is_counted: bool = False,
+        scale: LossScale | None = None, masters: MasterCopies | None = None, mean_over: int = 1,
+        is_counted: bool = False,
         together: Callable[[Sequence[float]], Sequence[float]] | None = None,
     ) -> None:  # fmt: skip
         self._optimizer, self._buckets, self._owned = optimizer, buckets, owned

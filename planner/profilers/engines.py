@@ -57,8 +57,8 @@ def profile_file(
 
     Args:
         stem: the model's name.
-        device, engine, dtype, parameters, compiled: as the user asked for them; see `engine_for` and
-            `Measuring`.
+        device, engine, dtype, parameters, compiled: as the user asked for them; see
+            `engine_for` and `Measuring`.
 
     Raises:
         OptionError: if the device is not there.

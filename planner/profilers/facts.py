@@ -292,6 +292,11 @@ class _FakeStep:
             if i in differentiated(self.model.graph)
         }
         lost = loss_outputs(self.model.graph)
+        added_in = {
+            one.name: getattr(torch, one.gradient_dtype)
+            for one in self.model.graph.parameters
+            if one.gradient_dtype is not None
+        }
         # Gradients that have arrived and that no operator has taken yet, by tensor or weight.
         arriving = {
             one.names[name]: self.tensor(made.shape, str(made.dtype).removeprefix("torch."))
@@ -310,7 +315,8 @@ class _FakeStep:
                     arriving[own] = total
                     if first_use.get(own) == i:
                         # The empty tensor stands for the gradient of the microbatches before.
-                        torch.empty_like(total).add_(total)
+                        dtype = added_in.get(own) or total.dtype
+                        torch.empty_like(total, dtype=dtype).add_(total)
             own_outputs = [one.names[name] for name in one.unit.outputs]
             strides = {n: arriving.pop(n).stride() for n in own_outputs if n in arriving}
             views = tuple(

@@ -2,8 +2,8 @@
 
 Plans are drawn by a seed, on the models of the accuracy benchmark; some have split operators.
 
-    python -m tests.bench.memory [--write] [--only whole|split|shared|ahead|short] [--models NAME,...]
-        [--seed N] [--keep FOLDER]
+    python -m tests.bench.memory [--write] [--only whole|split|shared|ahead|short]
+        [--models NAME,...] [--seed N] [--keep FOLDER]
 
 On a CPU, a tracker counts storages from their making to their end. The machine may do other things.
 """

@@ -6,6 +6,7 @@ PyTorch loops.
 FOLDER/launches.json has the options of each launch by name, as `split_launches` has them.
 """
 
+import math
 import sys
 from functools import cache
 from pathlib import Path
@@ -119,10 +120,12 @@ class Loop:
     Args:
         values: float32 parameters by name.
         dtype: of gradients as they are added up.
+        clip: the largest norm of gradients.
+        count: microbatches of a step.
     """
 
-    def __init__(self, values, dtype=torch.bfloat16):
-        self.dtype = dtype
+    def __init__(self, values, dtype=torch.bfloat16, clip=math.inf, count=COUNT):
+        self.dtype, self.clip, self.count = dtype, clip, count
         self.copies = {name: value.clone().requires_grad_() for name, value in values.items()}
         self.held = {name: value.bfloat16().requires_grad_() for name, value in values.items()}
         self.optimizer = torch.optim.AdamW(self.copies.values(), RATE, fused=True)
@@ -136,7 +139,7 @@ class Loop:
             h = functional.gelu(h @ own["w1"] + own["bias"])
             scores = (h @ own["w2"]).flatten(0, 1)
             loss = functional.cross_entropy(scores, y.flatten(), reduction="sum")
-            loss = loss / (COUNT * y.numel())
+            loss = loss / (self.count * y.numel())
         found = torch.autograd.grad(loss, [*own.values()])
         return loss.item(), [one.to(self.dtype) for one in found]
 
@@ -149,7 +152,8 @@ class Loop:
         losses, found = zip(*(self.gradients(*one) for one in microbatches), strict=True)
         for copy, gradient in zip(self.copies.values(), together(found), strict=True):
             copy.grad = gradient.float()
-        pass
+        if self.clip < math.inf:
+            torch.nn.utils.clip_grad_norm_(self.copies.values(), self.clip)
         self.optimizer.step()
         with torch.no_grad():
             for name, copy in self.copies.items():
@@ -176,13 +180,13 @@ def by_round(found):
     return in_turn([in_turn(pair) for pair in zip(found[0::2], found[1::2], strict=True)])
 
 
-def by_torch(values, together, dtype=torch.bfloat16, steps=STEPS):
-    """Losses and float32 parameters of a plain loop."""
+def by_torch(values, together, *how):
+    """Losses and float32 parameters of a plain loop on one thread, as ranks have."""
+    torch.set_num_threads(1)
     x, y = samples()
-    loop, losses = Loop(values, dtype), []
-    for step in range(steps):
-        first = step * COUNT * BATCH
-        parts = [slice(at, at + BATCH) for at in range(first, first + COUNT * BATCH, BATCH)]
+    loop, losses = Loop(values, *how), []
+    for first in range(0, len(x), loop.count * BATCH):
+        parts = [slice(at, at + BATCH) for at in range(first, first + loop.count * BATCH, BATCH)]
         losses.append(loop.step([(x[one], y[one]) for one in parts], together))
     return losses, {name: one.detach() for name, one in loop.copies.items()}
 
