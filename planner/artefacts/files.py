@@ -31,14 +31,15 @@ PROFILE_FORMAT = "planner-profile/2"
 PROFILE_SET_FORMAT = "planner-profile-set/2"
 # Profiles of format 2 are of one size of the microbatch and know backward passes as a whole only,
 # and those of format 1 have no rules by which operators are split either; a file with neither
-# growth nor times of weights is of format 2.
+# growth, times of weights nor another type of parameters is of format 2.
 NEWEST_PROFILE_FORMAT = "planner-profile/3"
 NEWEST_PROFILE_SET_FORMAT = "planner-profile-set/3"
 PROFILE_FORMATS = (PROFILE_FORMAT, NEWEST_PROFILE_FORMAT, "planner-profile/1")
 PROFILE_SET_FORMATS = (PROFILE_SET_FORMAT, NEWEST_PROFILE_SET_FORMAT, "planner-profile-set/1")
 STRATEGY_FORMAT = "planner-strategy/2"
 # Stages of format 2 share nothing over replicas, and those of
-# format 1 have no mesh either; a file that shares nothing is of format 2.
+# format 1 have no mesh either; a file that shares nothing, with parameters in the model's type, is
+# of format 2.
 NEWEST_FORMAT = "planner-strategy/3"
 STRATEGY_FORMATS = (STRATEGY_FORMAT, NEWEST_FORMAT, "planner-strategy/1")
 CALIBRATION_FORMAT = "planner-calibration/1"

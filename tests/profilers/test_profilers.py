@@ -837,6 +837,18 @@ def test_autocast_changes_the_types_of_tensors_and_not_those_of_weights(tmp_path
     assert profile.operators[0].stash_private_bytes == 2 * (2 * 3 * 8 * 8 + 4 * 3 * 3 * 3)
 
 
+def test_bfloat16_parameters_are_measured_as_such(tmp_path):
+    profile = profiled(residual(tmp_path), dtype="bfloat16", parameters="bfloat16")
+    assert (profile.dtype, profile.parameter_dtype) == ("bfloat16", "bfloat16")
+    types = {p.name: p.dtype for p in profile.graph.parameters}
+    assert types == {
+        "w": "bfloat16", "v": "bfloat16", "scale": "bfloat16", "shift": "bfloat16",
+        "mean": "float32", "var": "float32",
+    }  # fmt: skip
+    # The convolution keeps a bfloat16 copy of its input alone.
+    assert profile.operators[0].stash_private_bytes == 2 * 2 * 3 * 8 * 8
+
+
 # ---- times and the rest
 
 
