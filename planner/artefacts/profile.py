@@ -432,6 +432,8 @@ class Profile:
             None, where they are not known.
         parameter_dtype: type of the trained parameters where that is not the file's; the optimizer
             steps float32 copies of them. Files leave out None.
+        casts_once: whether copies of weights in the type of autocast are left out of the stash, as
+            a step makes them once (`costs/casts.py`). Files leave out False, which older ones have.
 
     Raises:
         ValueError: if a figure is out of range or contradicts the graph; all of them.
@@ -463,6 +465,7 @@ class Profile:
     loss_costs: tuple[LossCost, ...] = field(default=(), metadata=LEFT_OUT_AS_DEFAULT)
     growth: Growth | None = field(default=None, metadata=LEFT_OUT_AS_DEFAULT)
     parameter_dtype: str | None = field(default=None, metadata=LEFT_OUT_AS_DEFAULT)
+    casts_once: bool = field(default=False, metadata=LEFT_OUT_AS_DEFAULT)
 
     def __post_init__(self) -> None:
         if [o.name for o in self.operators] != [o.name for o in self.graph.operators]:
@@ -606,6 +609,7 @@ class Profile:
 
 ALIKE = (
     "model_hash", "device_type", "dtype", "source", "batch_norm", "tie", "untie", "parameter_dtype",
+    "casts_once",
 )  # fmt: skip
 """The fields in which profiles of one model for microbatches of several sizes agree."""
 

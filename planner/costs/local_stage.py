@@ -36,12 +36,13 @@ from planner.artefacts.graph import (
 from planner.artefacts.profile import LossCost, OperatorCost, Profile, view_bases, with_times
 from planner.artefacts.sharding import Rule, blocks_of, local_shape, rule_by
 from planner.artefacts.strategy import Stage, indices_of
+from planner.costs.casts import cast_weights
 from planner.costs.mesh_memory import bucket_scatters, conversion_bytes
 from planner.resharding import Resharding, reshardings
 from planner.resharding.conversion import Collective, Step
 from planner.resharding.cut_losses import vocabulary_parallel_steps
 from planner.resharding.over_replicas import over_replicas
-from planner.resharding.overlap import PassOrder, pass_order
+from planner.resharding.overlap import PRODUCTS, PassOrder, pass_order
 from planner.resharding.reshardings import has_gradient, homes, leaving, reads_back
 from planner.resharding.statistics import Sides, statistics_steps
 from planner.support.memo import remembered
@@ -396,7 +397,8 @@ class _Builder:
             share: of the work of the whole operator.
         """
         of_outputs, of_all, of_moved = self._byte_shares(operator, reads.names, cost.bytes_moved)
-        saved = self._saved_copies(operator, cost)
+        stashed = self._saved_copies(operator, cost)
+        saved = {**stashed, **self._gathered_casts(operator, reads)}
         # A backward that gathers a parameter again makes its shorter copy again, too.
         remade = {n: size for n, size in saved.items()
                   if self._owner(reads.names[n]) in reads.copies
@@ -408,7 +410,7 @@ class _Builder:
                      if n not in reads.held and n not in saved]  # fmt: skip
         # Copies are as large as what is read, and the rest is in proportion to what is made.
         rest = cost.stash_private_bytes - sum(
-            prod(self.whole[n].shape) * size for n, size in saved.items()
+            prod(self.whole[n].shape) * size for n, size in stashed.items()
         )
         copied, remade_bytes = self._copied(saved, reads), self._copied(remade, reads)
         workspace = round(cost.workspace_bytes * of_all) + round(remade_bytes)
@@ -440,6 +442,7 @@ class _Builder:
         """
         made = self.whole[operator.outputs[0]].dtype
         read = [n for n in (*operator.inputs, *operator.parameters) if n not in cost.stash_tensors]
+        read = [n for n in read if n not in cast_weights(self.profile)]
         long = [n for n in read if self.whole[n].dtype == "float32" and made in _SHORT_FLOATS]
         size = sum(prod(self.whole[n].shape) * ITEM_BYTES[made] for n in long)
         if long and size <= cost.stash_private_bytes:
@@ -449,6 +452,15 @@ class _Builder:
                 if sum(self.whole[n].bytes for n in some) == cost.stash_private_bytes:
                     return {n: ITEM_BYTES[self.whole[n].dtype] for n in some}
         return {}
+
+    def _gathered_casts(self, operator: Operator, reads: _LocalReads) -> dict[str, float]:
+        """The gathered weights of which a product keeps a copy in the type of autocast, and bytes
+        of an element of that.
+        """
+        if operator.type not in PRODUCTS or not reads_back(operator, (), self.graph):
+            return {}
+        own = cast_weights(self.profile).intersection(operator.parameters).difference(reads.held)
+        return dict.fromkeys(sorted(own), ITEM_BYTES[self.profile.dtype])
 
     def _copied(self, copies: Mapping[str, float], reads: _LocalReads) -> float:
         """Bytes of local copies of what an operator reads, by bytes of an element."""

@@ -20,6 +20,7 @@ from planner.artefacts.profile import Profile, storage_owner
 from planner.artefacts.sharding import dim_of, local_shape
 from planner.artefacts.strategy import Stage, indices_of
 from planner.artefacts.topology import device_type, hosts_by_name
+from planner.costs.casts import kept_casts
 from planner.costs.local_stage import local_stage
 from planner.costs.mesh_memory import (
     gather_bytes,
@@ -44,8 +45,9 @@ class StaticBytes(NamedTuple):
     """Bytes of a stage's parameters on a device of it, and of their update.
 
     Attributes:
-        parameter: weights, buffers and constants, each once, and the parts of them that are stepped
-            and do not lie in one piece in their parameter.
+        parameter: weights, buffers and constants, each once, the parts of them that are stepped and
+            do not lie in one piece in their parameter, and copies of weights in the type of
+            autocast.
         trainable: the trained part of the weights.
         gradient: of their gradients: as many, or fewer where these are cut further, or more where
             parts of them are stepped.
@@ -160,6 +162,7 @@ def _stage_static_bytes(
             further = zip(lies.parameter, lies.state, strict=True)
             if {dim_of(after) for before, after in further if before == "R" != after} - {0}:
                 parameter += part
+    parameter += sum(n for name, n in kept_casts(stage, profile).items() if name not in shared)
     return StaticBytes(
         parameter,
         trainable,

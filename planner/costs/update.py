@@ -60,16 +60,19 @@ def step_s(problem: Problem, trainable_bytes: float, kind: DeviceType) -> float:
     return step_passes(problem) * trainable_bytes / kind.memory_bandwidth_bytes_per_s
 
 
-def step_passes(problem: Problem) -> int:
+def step_passes(problem: Problem) -> float:
     """Bytes that a step reads and writes, over those of the parameters: it reads parameter and
-    gradient, writes the parameter, clears the gradient, and reads and writes each moment.
+    gradient, writes the parameter, clears the gradient, and reads and writes each moment. Where
+    copies of weights are made once per step, in the next forward, it reads the parameter again and
+    writes the copy.
 
     With float32 copies it reads a gradient, writes and reads it in float32, reads and writes copy
     and moments, reads the copy and writes the parameter, and clears the gradient.
     """
     moments, ratio = problem.training.optimizer.num_moments, _ratio(problem.profile.parameter_dtype)
     if not ratio:
-        return 4 + 2 * moments
+        item = ITEM_BYTES[problem.profile.dtype]
+        return 4 + 2 * moments + (1 + item / _FULL_BYTES if problem.profile.casts_once else 0)
     return 2 * gradient_copies(problem.profile) + ratio * (5 + 2 * moments) + 1
 
 

@@ -21,6 +21,7 @@ from planner.launcher.groups import Groups
 from planner.launcher.job import TrainingJob
 from planner.launcher.master_copies import MasterCopies
 from planner.launcher.mesh.convert import converted
+from planner.launcher.mesh.late_gradients import late_parameters
 from planner.launcher.mesh.lines import Mesh, lines_of, queued, replica_and_index
 from planner.launcher.mesh.losses import reports_loss, split_criterion
 from planner.launcher.mesh.module import split_module
@@ -28,6 +29,7 @@ from planner.launcher.mesh.queue import queue_on
 from planner.launcher.mesh.shards import OptimizerShards
 from planner.launcher.stage import StageModule
 from planner.model.load import Model
+from planner.operators.casting import WeightCast, cast_once
 from planner.operators.convert import written
 from planner.operators.losses import Criterion, LossValue
 from planner.operators.running import autocast
@@ -197,7 +199,8 @@ def make_part(
         if copy is not None:
             copies[name] = copy
     denominators = _denominators(job, places.values())
-    stages = {s: _stage_module(job, one, values, scale) for s, one in places.items()}
+    casts: dict[str, WeightCast] = {}
+    stages = {s: _stage_module(job, one, values, scale, casts) for s, one in places.items()}
     shards = OptimizerShards(place.shared, place.shared_mesh, values, graph)
     shards.connect(stages[min(places)].module)
     trained = {name: values[name] for name in held if described[name].trainable}
@@ -258,20 +261,32 @@ def _own(whole: Tensor, spec: Spec, mesh: Mesh) -> Tensor:
 
 
 def _stage_module(
-    job: TrainingJob, place: StagePlace, values: Mapping[str, Tensor], scale: Callable[[], float]
+    job: TrainingJob,
+    place: StagePlace,
+    values: Mapping[str, Tensor],
+    scale: Callable[[], float],
+    casts: dict[str, WeightCast],
 ) -> StageModule:
+    """A stage.
+
+    Args:
+        casts: copies of weights of other stages of the device; those of this one are added.
+    """
     graph = job.model.graph
+    module = split_module(
+        job.model,
+        place.shared,
+        place.shared_mesh,
+        values,
+        job.device,
+        _denominators(job, [place]),
+    )
+    if shorter_dtype(job) is not None:
+        cast_once(module, graph, (late_parameters,), casts)
     outputs = {name for v in indices_of(place.stage, graph) for name in graph.operators[v].outputs}
     losses = [loss for loss in job.losses if loss.output.name in outputs]
     return StageModule(
-        split_module(
-            job.model,
-            place.shared,
-            place.shared_mesh,
-            values,
-            job.device,
-            _denominators(job, [place]),
-        ),
+        module,
         graph,
         place.stage.recompute,
         stage_criteria(losses, place, alone=len(job.losses) == 1),

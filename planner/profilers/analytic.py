@@ -138,6 +138,7 @@ def computed(
         versions=versions(),
         engine=COMPILED if compiled else ROOFLINE,
         parameter_dtype=parameter_dtype,
+        casts_once=shorter is not None,
         warnings=(*unknown_speeds(dtype, (kind,)), *unknown),
         loss_costs=tuple(map(LossCost, losses, *both_passes_s([*losses.values()], rates))),
     )

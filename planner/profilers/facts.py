@@ -256,6 +256,9 @@ class _FakeStep:
             with kernels:
                 return unit.forward(*given)
 
+        with self.fake, autocast("cpu", self.dtype):  # copies of weights are there before
+            for cast, name in unit.casts:
+                cast(values[name])
         try:
             with self.fake:
                 outputs, stash = observe(replace(unit, forward=forward), values)
@@ -276,7 +279,7 @@ class _FakeStep:
                 made: tuple[Tensor, ...] = module.forward(*given)
             return made
 
-        return runnable_of(module, graph, operator, held, forward)
+        return runnable_of(module, graph, operator, held, forward, casts=self.dtype is not None)
 
     def backwards(self, forwards: Sequence[_Forward]) -> list[_OwnBackward]:
         """Every operator's backward pass, in the graph's order, with the sums that it makes.

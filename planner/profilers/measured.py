@@ -214,6 +214,7 @@ def measure(
     return replace(
         profile, warnings=(*reasons, *unknown), loss_costs=loss_costs,
         parameter_dtype=parameter_dtype,
+        casts_once=here.autocast is not None,
     )  # fmt: skip
 
 
@@ -392,7 +393,8 @@ class ModelTimer:
     def _unit(self, operator: int) -> "RunnableOperator":
         from planner.profilers.runnable import unit
 
-        return unit(self.model, operator, self.here.device, self.held)
+        casts = self.here.autocast is not None
+        return unit(self.model, operator, self.here.device, self.held, casts=casts)
 
     def run(self, progress: Callable[[int, int], None]) -> _MeasuredModel:
         """Measures everything on the session's number of CPU threads."""
@@ -452,6 +454,7 @@ class ModelTimer:
         import torch
 
         from planner.operators import input_names, output_names, to_torch
+        from planner.operators.casting import cast_once
         from planner.operators.running import autocast, naming_failed_operator
         from planner.profilers.losses import runnable_losses
         from planner.profilers.timing import whole_step_s
@@ -460,6 +463,8 @@ class ModelTimer:
         if not self.hold():
             return None
         module = to_torch(self.model, values=self.held, device=device)
+        if self.here.autocast is not None:
+            cast_once(module, graph)
         # As in every step but the first, gradients are added to those that are there.
         for weight in module.parameters():
             weight.grad = torch.zeros_like(weight)

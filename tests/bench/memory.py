@@ -2,7 +2,7 @@
 
 Plans are drawn by a seed, on the models of the accuracy benchmark; some have split operators.
 
-    python -m tests.bench.memory [--write] [--only whole|split|shared|ahead|short]
+    python -m tests.bench.memory [--write] [--only whole|split|shared|ahead|autocast|short]
         [--models NAME,...] [--seed N] [--keep FOLDER]
 
 On a CPU, a tracker counts storages from their making to their end. The machine may do other things.
@@ -62,27 +62,28 @@ TABLES = {
     "whole": "memory", "split": "memory of split plans",
     "shared": "memory of state over replicas",
     "ahead": "memory of plans that hold ahead",
-    "short": "memory of bfloat16 parameters",
+    "autocast": "memory under autocast", "short": "memory of bfloat16 parameters",
 }  # fmt: skip
+TYPES = {
+    "autocast": {"dtype": "bfloat16"},
+    "short": {"dtype": "bfloat16", "parameters": "bfloat16"},
+}
 
 Plans = Mapping[str, tuple[Problem, Strategy]]
 """Problems and strategies by the names of their plans."""
 
 
-def profiled(
-    name: str, folder: Path, *, rules: bool = False, parameters: str | None = None
-) -> Profile:
+def profiled(name: str, folder: Path, *, rules: bool = False, **types: str) -> Profile:
     """The profile of a model. Times have no influence on bytes, so they are measured hastily.
 
     Args:
         rules: whether those by which operators are split are sought, too.
-        parameters: their type, in which it is computed, too; None for the model's.
+        types: of the computation and of parameters, as `measure` takes them.
     """
     cached(name, folder, SUBJECTS[name].build)
     sizes = {key: int(size) for key, size in (text.split("=") for text in SUBJECTS[name].dims)}
     model = load(folder / f"{name}.onnx", ReadOptions(batch=SUBJECTS[name].batch, dimensions=sizes))
     quick = {"repetitions": 1, "budget_s": 0.0, "cached": False}
-    types = {} if parameters is None else {"dtype": parameters, "parameters": parameters}
     profile = measure(model, model_path=f"{name}.onnx", **types, **quick)
     profile = with_rules(profile, model) if rules else profile
     return replace(profile, warnings=())
@@ -188,10 +189,8 @@ def ahead(name: str, profile: Profile, seed: int) -> Mapping[int, Plans]:
     return by_ranks
 
 
-def short(name: str, profile: Profile, seed: int) -> Mapping[int, Plans]:
-    """The plans of `drawn`, `split`, `shared` and `ahead` on up to two ranks; all have different
-    names.
-    """
+def every(name: str, profile: Profile, seed: int) -> Mapping[int, Plans]:
+    """The plans of all other kinds on up to two ranks; all have different names."""
     by_ranks: dict[int, dict[str, tuple[Problem, Strategy]]] = {}
     for make in (drawn, split, shared, ahead):
         for ranks, plans in make(name, profile, seed).items():
@@ -244,9 +243,10 @@ def measured(folder: Path, models: Sequence[str], seed: int, kind: str) -> list[
         kind: of the names of `TABLES`.
     """
     rows: list[RankMemory] = []
-    make = {"split": split, "shared": shared, "ahead": ahead, "short": short}.get(kind, drawn)
-    how = {"rules": kind in ("split", "ahead", "short")}
-    types = {"parameters": "bfloat16"} if kind == "short" else {}
+    make = {"split": split, "shared": shared, "ahead": ahead, "autocast": every,
+            "short": every}.get(kind, drawn)  # fmt: skip
+    how = {"rules": kind not in ("whole", "shared")}
+    types = TYPES.get(kind, {})
     plans = {name: make(name, profiled(name, folder, **how, **types), seed) for name in models}
     for ranks in sorted({ranks for of_model in plans.values() for ranks in of_model}):
         here = folder / f"{kind}{ranks}"

@@ -174,9 +174,10 @@ class _Run:
         from planner.profilers.runnable import unit
 
         timer, around = self.timer, self.around[v]
+        casts = timer.here.autocast is not None
         graph, device = timer.model.graph, timer.here.device
         whole, _ = timer.timed(
-            v, unit(timer.model, v, device, timer.held), timer.alive, around
+            v, unit(timer.model, v, device, timer.held, casts=casts), timer.alive, around
         )  # fmt: skip
         shapes = local_shapes(graph, v, part)
         arriving = {
@@ -184,7 +185,7 @@ class _Run:
         }
         own, _ = timer.timed(
             v,
-            part_unit(timer.model, v, part, device, timer.held),
+            part_unit(timer.model, v, part, device, timer.held, casts=casts),
             local_values(timer.model, v, part, timer.alive),
             replace(around, arriving=arriving),
         )
