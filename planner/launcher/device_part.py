@@ -128,6 +128,7 @@ class DevicePart:
         trained: those of them that are trained.
         masters: float32 copies of the stepped ones, where these are shorter.
         shards: of the parameters whose optimizer's state is cut further than these.
+        casts: copies of weights in the type of autocast, which stay until a step.
         denominators: of the operators of its stages.
         counted: graph inputs that these are counted in.
     """
@@ -138,6 +139,7 @@ class DevicePart:
     trained: dict[str, Tensor]
     shards: OptimizerShards
     masters: MasterCopies
+    casts: tuple[WeightCast, ...] = ()
     denominators: tuple[Denominator, ...] = ()
     counted: frozenset[str] = frozenset()
 
@@ -158,6 +160,11 @@ class DevicePart:
         """By the names of the trained parameters, the tensors with the gradients of backwards."""
         cut = {name: self.shards.shards[name] for name in self.shards.cut_gradients}
         return {**self.trained, **cut}
+
+    def forget_casts(self) -> None:
+        """Before weights change: lets go of their copies."""
+        for one in self.casts:
+            one.clear()
 
     def local(self, batch: Batch, losses: Iterable[Loss]) -> Batch:
         """The part of a microbatch that this device needs, of the data that it is given."""
@@ -207,7 +214,7 @@ def make_part(
     masters = MasterCopies(_stepped(trained, shards), copies)
     counted = (inputs_of(one.summed, graph) for one in denominators)
     return DevicePart(
-        stages, places, values, trained, shards, masters, denominators,
+        stages, places, values, trained, shards, masters, tuple(casts.values()), denominators,
         frozenset().union(*counted),
     )  # fmt: skip
 

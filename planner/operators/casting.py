@@ -1,8 +1,9 @@
 """Copies of weights in the type of autocast: one per step, not one per microbatch in flight.
 
 torch keeps such copies for a context of autocast at most, and each forward pass of a microbatch is
-one of its own. Here a copy stays until the weight has changed, which its version tells, and every
-microbatch reads it. Each has its own node of autograd, so that gradients are those of a conversion.
+one of its own. Here a copy stays until it is cleared, before a step changes the weight: the version
+of the weight would not tell, because steps of fused optimizers leave that as it is. Every
+microbatch reads it, each by its own node of autograd, so that gradients are those of a conversion.
 """
 
 from collections.abc import Collection
@@ -26,21 +27,23 @@ class WeightCast(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.kept: Tensor | None = None
-        self._of: tuple[Tensor, int] | None = None
+        self._of: Tensor | None = None
 
     def forward(self, parameter: Tensor) -> Tensor:
-        """The copy, which is made anew where the parameter has changed."""
+        """The copy, which is made if there is none of this parameter."""
         kind = parameter.device.type
         if parameter.dtype != torch.float32 or not torch.is_autocast_enabled(kind):
             return parameter
         dtype = torch.get_autocast_dtype(kind)
-        now = parameter, parameter._version
-        same = self._of is not None and self._of[0] is now[0] and self._of[1] == now[1]
-        if self.kept is None or not same or self.kept.dtype != dtype:
-            self.kept = None  # so that there is never another copy of it
-            self.kept, self._of = parameter.detach().to(dtype), now
+        if self.kept is None or self._of is not parameter or self.kept.dtype != dtype:
+            self.clear()  # so that there are never two
+            self.kept, self._of = parameter.detach().to(dtype), parameter
         made: Tensor = _Cast.apply(parameter, self.kept)  # type: ignore[no-untyped-call]
         return made
+
+    def clear(self) -> None:
+        """Lets go of the copy."""
+        self.kept = self._of = None
 
 
 class _Cast(torch.autograd.Function):
@@ -80,6 +83,8 @@ def cast_once(
             user
             for user in node.users
             if user.meta.get("onnx_name") in products or user.target in others
+            # What gathers a weight again is given its part at home among other things.
+            if node in (*user.args, *user.kwargs.values())
         ]
         if readers:
             cast, word = there.setdefault(name, WeightCast()), free_name(module, "cast")

@@ -155,6 +155,8 @@ class Trainer:
             optimizer_groups(job.groups, self.part.optimizer_parameters),
             loop.learning_rate, loop.weight_decay,
         )  # fmt: skip
+        if self.optimizer is not None:
+            self.optimizer.register_step_pre_hook(lambda *_: self.part.forget_casts())
         self.buckets = GradientBuckets(
             self.part.gradient_accumulators, sums, self.groups, self.part.shards,
             non_contributing(plan.strategy, job.model.graph, self.groups.device),

@@ -1,4 +1,6 @@
-"""bfloat16 parameters with float32 copies in the optimizer train as plain PyTorch loops do."""
+"""bfloat16 parameters with float32 copies in the optimizer, and float32 parameters with bfloat16
+copies that stay for a step, train as plain PyTorch loops under autocast do.
+"""
 
 import json
 import math
@@ -37,8 +39,10 @@ TOGETHER = {
     "beside": by_round, "again": by_round, "pipeline": in_turn,
 }  # fmt: skip
 """By the plan, the order in which it adds up gradients."""
-ENDS = {"": torch.bfloat16, " in full": torch.float32}
-"""By the end of a plan's name, the type in which gradients are added up."""
+ENDS = {"": torch.bfloat16, " in full": torch.float32, " cast": None}
+"""By the end of a plan's name, the type in which gradients are added up; None where parameters are
+float32, of which products read copies.
+"""
 RESUMED = ("replicas", "zero1", "zero3", "beside", "megatron", "pipeline")
 
 
@@ -87,7 +91,11 @@ def differing(found, expected):
 def test_two_devices_train_as_a_plain_loop_bit_for_bit(made, told, name, end):
     losses, copies = by_torch(made[1], TOGETHER[name], ENDS[end])
     assert told[name + end]["loss"] == pytest.approx(losses, rel=1e-12)
-    assert differing(copies_of(made[0] / f"{name}{end}"), copies) == []
+    found = copies_of(made[0] / f"{name}{end}")
+    if ENDS[end] is not None:
+        assert differing(found, copies) == []
+    for key, copy in copies.items():  # a fused step rounds the ends of parts in another way
+        torch.testing.assert_close(found[key], copy, rtol=0, atol=1e-8)
 
 
 @pytest.mark.parametrize("end", ENDS)

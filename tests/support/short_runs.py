@@ -62,11 +62,11 @@ def data():
     return TensorDataset(*samples())
 
 
-def problem(model, num_ranks=2, gradients=None):
-    """Of a computed profile with bfloat16 parameters."""
+def problem(model, num_ranks=2, **types):
+    """Of a computed profile under autocast with types of parameters and gradients."""
     profile = analytic(
         model, model_path="net.onnx", kind=shipped_device_type("A100-SXM4-80GB"),
-        dtype="bfloat16", parameters="bfloat16", gradients=gradients,
+        dtype="bfloat16", **types,
     )  # fmt: skip
     kinds = [unit_type()] * num_ranks
     return problem_of(profile, cluster(kinds, 1e9, 1e-7), COUNT, optimizer="adamw")
@@ -97,10 +97,17 @@ def stages(model):
 
 
 def write(folder, model):
-    """A strategy of each kind, with gradients in bfloat16 and, "in full", in float32."""
-    for end, gradients in (("", None), (" in full", "float32")):
+    """A strategy of each kind: with gradients in bfloat16; "in full", with those in float32; and
+    "cast", with float32 parameters.
+    """
+    short = {"parameters": "bfloat16"}
+    for end, types in {
+        "": short,
+        " in full": {**short, "gradients": "float32"},
+        " cast": {},
+    }.items():
         for name, own in stages(model).items():
-            given = problem(model, 1 if name == "one" else 2, gradients)
+            given = problem(model, 1 if name == "one" else 2, **types)
             plan = planned(given, Strategy(tuple(own), ScheduleName.ONE_F_ONE_B, COUNT))
             write_plan(plan, folder / f"{name}{end}.json")
 
@@ -119,7 +126,8 @@ class Loop:
 
     Args:
         values: float32 parameters by name.
-        dtype: of gradients as they are added up.
+        dtype: of gradients as they are added up; None for those of float32 parameters, which are
+            trained themselves.
         clip: the largest norm of gradients.
         count: microbatches of a step.
     """
@@ -127,7 +135,9 @@ class Loop:
     def __init__(self, values, dtype=torch.bfloat16, clip=math.inf, count=COUNT):
         self.dtype, self.clip, self.count = dtype, clip, count
         self.copies = {name: value.clone().requires_grad_() for name, value in values.items()}
-        self.held = {name: value.bfloat16().requires_grad_() for name, value in values.items()}
+        self.held = self.copies
+        if dtype is not None:
+            self.held = {n: value.bfloat16().requires_grad_() for n, value in values.items()}
         self.optimizer = torch.optim.AdamW(self.copies.values(), RATE, fused=True)
 
     def gradients(self, x, y):
@@ -141,7 +151,7 @@ class Loop:
             loss = functional.cross_entropy(scores, y.flatten(), reduction="sum")
             loss = loss / (self.count * y.numel())
         found = torch.autograd.grad(loss, [*own.values()])
-        return loss.item(), [one.to(self.dtype) for one in found]
+        return loss.item(), [one.to(self.dtype or one.dtype) for one in found]
 
     def step(self, microbatches, together):
         """One step; gives its loss.
@@ -156,7 +166,7 @@ class Loop:
             torch.nn.utils.clip_grad_norm_(self.copies.values(), self.clip)
         self.optimizer.step()
         with torch.no_grad():
-            for name, copy in self.copies.items():
+            for name, copy in self.copies.items() if self.dtype is not None else ():
                 self.held[name].copy_(copy)
         return sum(losses)
 

@@ -165,6 +165,7 @@ class Content:
                     f"{start.path}: {name}: expected the shape {held.shape}, got {saved}; take"
                     " another checkpoint"
                 )
+        self._part.forget_casts()
         fill(wanted, start)
         if self._part.masters:
             self._part.masters.spread()
