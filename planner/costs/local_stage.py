@@ -71,6 +71,8 @@ class LocalStage:
         order: where the reshardings are started.
         operator_rows: the operators of the stage, by their indices there.
         copy_rows: the reshardings, as `order` numbers them, by their indices there.
+        cast_bytes: per operator, what it reads and writes in a forward, and in a backward, to make
+            copies of gathered weights in the type of autocast.
     """
 
     profile: Profile
@@ -85,6 +87,7 @@ class LocalStage:
     order: PassOrder
     operator_rows: tuple[int, ...]
     copy_rows: tuple[int, ...]
+    cast_bytes: tuple[tuple[int, int], ...]
 
 
 def work_share(rule: Rule, mesh: Sequence[int]) -> float:
@@ -132,6 +135,7 @@ class _Row(NamedTuple):
         graph_index: its index in the whole graph; -1 of one that is not there.
         share: of the work of the whole operator.
         regathered: by their rows, the reshardings that its backward runs again.
+        cast_bytes: as in `LocalStage`.
     """
 
     operator: Operator
@@ -139,6 +143,7 @@ class _Row(NamedTuple):
     graph_index: int
     share: float
     regathered: tuple[int, ...] = ()
+    cast_bytes: tuple[int, int] = (0, 0)
 
 
 class _LocalReads(NamedTuple):
@@ -286,6 +291,7 @@ class _Builder:
             order=self.order,
             operator_rows=tuple(self.operator_rows),
             copy_rows=tuple(self.copy_rows),
+            cast_bytes=tuple(row.cast_bytes for row in self.rows),
         )
 
     def _place(self, names: Iterable[str]) -> None:
@@ -364,6 +370,7 @@ class _Builder:
                 v,
                 share,
                 reads.regathered,
+                self._cast_bytes(operator, reads),
             )
         )
         bases, of_gradients = view_bases(self.profile), _gradient_views(self.profile)
@@ -461,6 +468,18 @@ class _Builder:
             return {}
         own = cast_weights(self.profile).intersection(operator.parameters).difference(reads.held)
         return dict.fromkeys(sorted(own), ITEM_BYTES[self.profile.dtype])
+
+    def _cast_bytes(self, operator: Operator, reads: _LocalReads) -> tuple[int, int]:
+        """As `LocalStage.cast_bytes`; a backward that gathers again converts again, too."""
+        if operator.type not in PRODUCTS:
+            return 0, 0
+        own = cast_weights(self.profile).intersection(operator.parameters).difference(reads.held)
+        items = ITEM_BYTES["float32"] + ITEM_BYTES[self.profile.dtype]
+        every, again = (
+            round(self._copied(dict.fromkeys(some, items), reads))
+            for some in (own, [n for n in own if self._owner(reads.names[n]) in reads.copies])
+        )
+        return every, again
 
     def _copied(self, copies: Mapping[str, float], reads: _LocalReads) -> float:
         """Bytes of local copies of what an operator reads, by bytes of an element."""

@@ -71,7 +71,10 @@ def static_memory(
     copies = state_copies(problem.profile.parameter_dtype, problem.training.optimizer)
     older = 0
     if strategy.schedule.is_asynchronous:
-        older = sum((alive(strategy, s) - 1) * one.static.trainable for s, one in stages.items())
+        older = sum(
+            (alive(strategy, s) - 1) * (one.static.trainable + one.static.casts)
+            for s, one in stages.items()
+        )
     return MemoryParts(
         parameter_bytes=sum(one.static.parameter for one in stages.values()),
         version_bytes=older,

@@ -56,6 +56,8 @@ class StaticBytes(NamedTuple):
         scatter: taken while a bucket of gradients becomes those of parts.
         gather: taken while parameters are gathered from parts, after a step.
         step: taken by float32 gradients in the step.
+        casts: of copies of weights in the type of autocast, which `parameter` contains; each
+            version of parameters has its own.
     """
 
     parameter: int
@@ -65,6 +67,7 @@ class StaticBytes(NamedTuple):
     scatter: int
     gather: int
     step: int = 0
+    casts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,15 +165,16 @@ def _stage_static_bytes(
             further = zip(lies.parameter, lies.state, strict=True)
             if {dim_of(after) for before, after in further if before == "R" != after} - {0}:
                 parameter += part
-    parameter += sum(n for name, n in kept_casts(stage, profile).items() if name not in shared)
+    casts = sum(n for name, n in kept_casts(stage, profile).items() if name not in shared)
     return StaticBytes(
-        parameter,
+        parameter + casts,
         trainable,
         gradient,
         state,
         scatter_bytes(stage, graph),
         gather_bytes(stage, graph),
         stepped_bytes(profile, stepped),
+        casts,
     )
 
 
