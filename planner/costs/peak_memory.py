@@ -282,7 +282,8 @@ def _workspace(own: _DeviceActions) -> ByteChanges:
 
 def _parts(own: _DeviceActions, sums: Bools, steps: Bools) -> ByteChanges:
     """Where each device steps parts of its parameters, while their gradients are summed and after
-    the step; where it steps float32 copies, in the step.
+    the step; where it steps float32 copies, in the step. Then there are no copies of weights in the
+    type of autocast, which count as static.
 
     Args:
         sums: (n,) which actions are all-reduces.
@@ -291,6 +292,7 @@ def _parts(own: _DeviceActions, sums: Bools, steps: Bools) -> ByteChanges:
     scattered = max(one.need.static.scatter for one in own.stages.values())
     stepped = [one.need.static for one in own.stages.values()]
     gathered = max(max(one.gather, one.step) for one in stepped)
+    gathered -= sum(one.casts for one in stepped)
     size = scattered * sums + gathered * steps
     return ByteChanges(MemoryReason.PARTS, size, -size)
 

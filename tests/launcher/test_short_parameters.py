@@ -4,7 +4,9 @@ copies that stay for a step, train as plain PyTorch loops under autocast do.
 
 import json
 import math
+import shutil
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import onnx
@@ -18,6 +20,7 @@ from planner.artefacts.strategy import ScheduleName
 from planner.support.errors import FileError, OptionError
 from planner.training.checkpoints.folder import find
 from tests.support.checkpoint_runs import tensors_of
+from tests.support.memory_runs import run
 from tests.support.ranks import ROOT, forked
 from tests.support.short_runs import (
     CLIP,
@@ -193,3 +196,25 @@ def test_a_strategy_says_its_types(made, tmp_path):
     path.write_text(json.dumps({**plain, "parameter_dtype": "float16"}))
     with pytest.raises(FileError, match="parameter_dtype: expected one of bfloat16, got 'float16'"):
         read_plan(path)
+
+
+# ------------------------------------------------------------------------------ memory
+
+
+def test_tracked_memory_is_predicted(made, tmp_path):
+    """Not counted are some scalars: the optimizer's numbers of steps, and the loss. Threads of gloo
+    may hold what is sent beside computations a little longer.
+    """
+    shutil.copy(made[0] / "net.onnx", tmp_path)
+    names = [*(TOGETHER.keys() - {"beside"}), "megatron"]
+    for name, end in product(names, ENDS):
+        own = made[0] / f"{name}{end}.json"
+        shutil.copy(own, tmp_path / f"{name}{end.replace(' ', '-')}.strategy.json")
+    peaks = run(tmp_path, 2, 200)
+    assert len(peaks) == 2 * len(ENDS) * len(names)
+    wrong = [
+        (one.plan, one.rank, one.predicted_bytes, one.live_bytes)
+        for one in peaks
+        if not one.live_bytes - 200 <= one.predicted_bytes <= 1.08 * one.live_bytes
+    ]
+    assert wrong == []
