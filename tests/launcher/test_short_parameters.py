@@ -162,6 +162,23 @@ def test_weights_are_the_float32_copies(made, tmp_path):
         assert np.array_equal(written[name], copy.numpy())
 
 
+@pytest.mark.parametrize(("first", "then"), [("one", "one cast"), ("one cast", "one")])
+def test_checkpoints_of_both_types_of_parameters_continue_each_other(made, tmp_path, first, then):
+    """From the same float32 numbers and moments."""
+    half = {**HOW, "steps": STEPS // 2}
+    planner.launch(made[0] / f"{first}.json", checkpoint=tmp_path / "half", **half)
+    resumed = {"resume": tmp_path / "half", "checkpoint": tmp_path / "kept"}
+    report = planner.launch(made[0] / f"{then}.json", **resumed, **HOW)
+    before, after = copies_of(tmp_path / "half"), copies_of(tmp_path / "kept")
+    losses, _ = by_torch(made[1], in_turn, ENDS[then.removeprefix("one")])
+    assert report.loss == pytest.approx(losses[STEPS // 2 :], rel=1e-2)
+    for name, one in before.items():
+        assert 0 < (after[name] - one).abs().max() < 2 * RATE * STEPS
+    with planner.trainer(made[0] / f"{then}.json", resume=tmp_path / "kept", threads=1) as trainer:
+        held = trainer.state_dict()
+    assert differing(held, after) == []
+
+
 def test_steps_are_seen_that_bfloat16_would_lose(made, tmp_path):
     """A weight of 1 and a step of 1e-4: 8 bits of mantissa have no number between."""
     how = {**HOW, "learning_rate": 1e-4, "checkpoint": tmp_path / "kept"}
