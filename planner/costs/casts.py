@@ -31,6 +31,16 @@ def cast_weights(profile: Profile) -> frozenset[str]:
     )
 
 
+def cast_bytes(profile: Profile) -> Mapping[str, int]:
+    """Bytes of the copies of whole weights, by weight."""
+    known, share = parameters_by_name(profile.graph), _share(profile)
+    return {name: round(share * known[name].bytes) for name in cast_weights(profile)}
+
+
+def _share(profile: Profile) -> float:
+    return ITEM_BYTES[profile.dtype] / ITEM_BYTES["float32"]
+
+
 def kept_casts(stage: Stage, profile: Profile) -> Mapping[str, int]:
     """Bytes of the copies that each device of a stage keeps, by weight."""
     own, graph = cast_weights(profile), profile.graph
@@ -38,9 +48,8 @@ def kept_casts(stage: Stage, profile: Profile) -> Mapping[str, int]:
         return {}
     shared = over_replicas(stage, graph)
     known, lies = parameters_by_name(graph), parameter_specs(shared, graph)
-    share = ITEM_BYTES[profile.dtype] / ITEM_BYTES["float32"]
     return {
-        name: round(share * local_bytes(known[name], lies[name].parameter, shared.mesh))
+        name: round(_share(profile) * local_bytes(known[name], lies[name].parameter, shared.mesh))
         for name in dict.fromkeys(_read_at_home(shared, profile))
         if name in own
     }

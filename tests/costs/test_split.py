@@ -33,6 +33,9 @@ from planner.resharding import conversion
 from planner.resharding.sums import gradient_sums
 from planner.schedules.actions import Receive, Send
 from planner.simulator.steady import iterate
+from planner.solvers.antichain.blocks import sets_of
+from planner.solvers.graphs.coarsen import coarsen
+from planner.solvers.placement.problem import placement_problem_of
 from tests.support.builders import cluster, problem_of, unit_type
 from tests.support.split import (
     HIDDEN,
@@ -572,3 +575,16 @@ def test_gathered_weights_are_converted_in_each_pass():
     moved = WIDTH * HIDDEN * 6
     assert found["up"] == ((moved, moved), ROWS // 2 * WIDTH * 2)
     assert found["down"] == ((moved, moved), 0)
+
+
+def test_searches_count_the_copies_of_weights():
+    profile = cast_once_mlp()
+    whole = Stage.whole(tuple(one.name for one in profile.graph.operators), (0,), 1, False)
+    static = stage_memory(profile, whole).static
+    given = problem(1, profile)
+    sets = sets_of(given, coarsen(profile.graph, [1.0] * 4, None), cautious=False)
+    assert sets.parameter_size.sum() == static.parameter
+    assert (sets.parameter_size * sets.parameter_trained).sum() == static.trainable
+    placed = placement_problem_of(given)
+    assert placed.parameter_bytes.sum() == static.parameter
+    assert placed.trainable_bytes.sum() == static.trainable

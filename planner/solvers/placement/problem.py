@@ -17,6 +17,7 @@ from planner.artefacts.problem import Problem
 from planner.artefacts.profile import Profile, storage_owner
 from planner.artefacts.strategy import Strategy
 from planner.clusters.routes import pair_widths
+from planner.costs.casts import cast_bytes
 from planner.costs.evaluate import evaluate
 from planner.costs.operators import operator_times, slowdowns
 from planner.costs.stage_memory import limit_bytes
@@ -156,13 +157,17 @@ def placement_problem_of(problem: Problem) -> PlacementProblem:
     tensors, made_by, read_by = tensors_by_name(graph), producers(graph), consumers(graph)
     latency, width = pair_widths(topology)
     parameters = [(p, holders(graph)[p.name]) for p in graph.parameters]
+    casts = cast_bytes(profile)
     return PlacementProblem(
         forward_s=_fixed([slow[d] * times[d].forward_s for d in devices]),
         backward_s=_fixed([slow[d] * times[d].backward_s for d in devices]),
         tensors=tuple(_consumed_tensors(profile)),
         latency_s=latency,
         seconds_per_byte=1.0 / width,
-        parameter_bytes=_sums(graph, ((p.bytes, u[0]) for p, u in parameters if len(u) == 1)),
+        parameter_bytes=_sums(
+            graph,
+            ((p.bytes + casts.get(p.name, 0), u[0]) for p, u in parameters if len(u) == 1),
+        ),
         trainable_bytes=_sums(
             graph, ((p.bytes, u[0]) for p, u in parameters if len(u) == 1 and p.trainable)
         ),
