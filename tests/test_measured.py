@@ -100,7 +100,7 @@ def test_networks_are_told_in_words(words, rate):
 def test_a_row_is_predicted_with_its_plan(tmp_path):
     whole, parts, again = (
         predict(replace(ROW, **changed), tmp_path)
-        for changed in ({}, {"sharing": "ZeRO-1"}, {"recompute": "full"})
+        for changed in ({}, {"sharing": "FSDP"}, {"recompute": "full"})
     )
     assert len(list(tmp_path.iterdir())) == 1  # they have one profile
     assert all(isinstance(one, Predicted) and one.fits for one in (whole, parts, again))

@@ -38,7 +38,8 @@ def profile(
         progress: called with the number of operators done, and of all.
         effort: called once with the effort of the measurement, where the engine knows it.
         how: the options of the command line, called after the fields of
-            `planner.profilers.options.Measuring` (`device`, `engine`, `dtype`, `threads`,
+            `planner.profilers.options.Measuring` (`device`, `engine`, `dtype`, `parameters`,
+            `gradients`, `threads`,
             `repetitions`, `budget_s`, `cache`, `contention`, `seed`), and, for a file, the options
             of `read_model`.
 
@@ -131,6 +132,7 @@ def profile_path(
     device: str = "cpu",
     engine: str | None = None,
     dtype: str | None = None,
+    parameters: str | None = None,
     compiled: bool = False,
 ) -> Path:
     """The usual file of a profile, in ./profiles: MODEL.json where it was measured by PyTorch on
@@ -138,7 +140,7 @@ def profile_path(
 
     Args:
         model: an ONNX file, or a profile that is to be rescaled.
-        device, engine, dtype, compiled: see `profile`.
+        device, engine, dtype, parameters, compiled: see `profile`.
 
     Raises:
         OptionError: if the device is not there.
@@ -146,7 +148,8 @@ def profile_path(
     from planner.profilers.engines import profile_file
 
     stem = Path(model).stem
-    return Path("profiles") / profile_file(stem, device, engine, dtype, compiled=compiled)
+    name = profile_file(stem, device, engine, dtype, parameters=parameters, compiled=compiled)
+    return Path("profiles") / name
 
 
 def rescale(profiles: "File | Profile | Sequence[Profile]", device: str) -> "tuple[Profile, ...]":
