@@ -13,6 +13,7 @@ from planner.solvers.sharded.edges import with_local_all_gathers
 from planner.solvers.sharded.options import Megatron
 from planner.support.errors import PlannerError
 from tests.support.measured import assumptions
+from tests.support.measured.bounds import least_s
 from tests.support.measured.clusters import cluster
 from tests.support.measured.profiles import FOLDER, profile
 from tests.support.measured.rows import Row
@@ -28,7 +29,8 @@ class Predicted:
     Attributes:
         row: that was measured.
         iteration_s: predicted.
-        bound_s: the lower bound over all plans on these devices.
+        bound_s: the lower bound over all plans on these devices, with the profile's kernels.
+        peak_bound_s: the same over all kernels; None where the device table has no such peak.
         tensor_bytes: peak of what tensors take on the fullest device.
         total_bytes: the same with the reserve for runtime and libraries.
         fits: whether the total fits all devices.
@@ -37,6 +39,7 @@ class Predicted:
     row: Row
     iteration_s: float
     bound_s: float
+    peak_bound_s: float | None
     tensor_bytes: int
     total_bytes: int
     fits: bool
@@ -57,10 +60,17 @@ class Predicted:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A row without a prediction, and the reason."""
+    """A row without a prediction.
+
+    Attributes:
+        row: that was measured.
+        reason: why the planner does not predict it.
+        peak_bound_s: as of a row with a prediction; None also without a network.
+    """
 
     row: Row
     reason: str
+    peak_bound_s: float | None = None
 
 
 def predict(row: Row, folder: Path = FOLDER) -> Predicted | LeftOut:
@@ -69,20 +79,22 @@ def predict(row: Row, folder: Path = FOLDER) -> Predicted | LeftOut:
     Args:
         folder: of computed profiles.
     """
+    least = least_s(row, folder)
     if row.lacks:
-        return LeftOut(row, row.lacks)
+        return LeftOut(row, row.lacks, least)
     if row.network is None:
-        return LeftOut(row, "adapters of a rank that is not published")
+        return LeftOut(row, "adapters of a rank that is not published", least)
     try:
         plan, capacities = _plan(row, folder)
     except PlannerError as error:
-        return LeftOut(row, str(error))
+        return LeftOut(row, str(error), least)
     memories = [one.memory for one in plan.prediction.devices]
     fullest = max(memories, key=lambda memory: memory.total_bytes)
     return Predicted(
         row=row,
         iteration_s=plan.prediction.iteration_s,
         bound_s=plan.certificate.lower_bound_s,
+        peak_bound_s=least,
         tensor_bytes=fullest.total_bytes - fullest.reserve_bytes,
         total_bytes=fullest.total_bytes,
         fits=fullest.total_bytes <= min(capacities),
