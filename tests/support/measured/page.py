@@ -1,4 +1,4 @@
-"""The parts of docs/truth.md that `make bench-truth` writes, and its picture: aggregated figures, and
+"""What `make bench-truth` writes into docs/truth.md, and its picture: figures of many rows, and
 names of rows.
 """
 
