@@ -41,8 +41,8 @@ OTHER_PROGRAMS = {
     "--nnodes", "--node-rank", "--nproc-per-node", "--no-python", "--master-addr", "--max-restarts",
     "--shutdown-timeout", "--signals-to-handle",
     # benchmarks of tests/bench
-    "--again", "--checks", "--cluster", "--hosts", "--only", "--per-device",
-    "--scaling", "--write",
+    "--again", "--checks", "--cluster", "--hosts", "--only", "--per-device", "--record", "--rows",
+    "--scaling", "--source", "--write",
     # SLURM
     "--requeue", "--signal",
 }  # fmt: skip

@@ -7,7 +7,7 @@ A table is a CSV file whose first line names the columns, such as
     2,2,2,2,64,2.61 s
 
 `COLUMNS` has all of them. Each line is one run: its degrees, its samples, and what an iteration
-took, from its first forward to its last step.
+took, from its first forward to its last step. A line that begins with # is a comment.
 """
 
 import csv
@@ -172,13 +172,14 @@ def read_measured(path: Path) -> tuple[MeasuredRow, ...]:
 
 
 def _lines(path: Path) -> list[tuple[int, list[str]]]:
-    """The numbers and cells of the lines that are not empty; there is at least one."""
+    """The numbers and cells of the lines that are neither empty nor comments; at least one."""
     reader = csv.reader(StringIO(read_text(path, FORM, ADVICE).removeprefix("\ufeff")))
     try:
         lines = [(reader.line_num, [cell.strip() for cell in cells]) for cells in reader]
     except csv.Error as error:
         raise FileError(f"{path}: line {reader.line_num}: {error}; {ADVICE}") from None
-    return [(number, cells) for number, cells in lines if any(cells)] or [(1, [])]
+    written = [(n, cells) for n, cells in lines if any(cells) and not cells[0].startswith("#")]
+    return written or [(1, [])]
 
 
 def _wrong_columns(head: list[str]) -> Iterator[str]:

@@ -22,7 +22,7 @@ def reading(tmp_path):
 
 
 def test_a_line_is_a_run(reading):
-    (row,) = reading(f"{HEAD}\n2,4,1,8,64,372 ms\n")
+    (row,) = reading(f"\ufeff{HEAD}\n2,4,1,8,64,372 ms\n")
     assert row == MeasuredRow(2, tensor=2, data=4, pipeline=1, microbatch=8, batch=64, time_s=0.372)
     assert row.num_devices == 8
     assert (row.recompute, row.optimizer) == (Recompute.NONE, Optimizer.ADAM)
@@ -37,11 +37,11 @@ def test_a_time_has_its_unit_in_the_cell_or_in_the_column(reading, column, cell)
 
 
 def test_columns_come_in_any_order_and_empty_cells_are_as_no_column(reading):
-    text = "\ufeffbatch, model,recompute,t,d,p,microbatch,over_replicas,sequence_parallel,time\n"
-    first, second = reading(f"{text}8, gpt2 ,full,1,2,1,2,3,yes,1 s\n\n8,,,1,2,1,2,,,1 s\n")
+    text = "batch, model,recompute,t,d,p,microbatch,over_replicas,sequence_parallel,time\n"
+    first, second = reading(f"# runs\n{text}8, gpt2 ,full,1,2,1,2,3,yes,1 s\n\n# 8\n8,,,1,2,1,2,,,1 s\n")
     assert (first.model, first.recompute, first.over_replicas) == ("gpt2", Recompute.FULL, 3)
     assert first.sequence_parallel
-    assert second == MeasuredRow(4, 1, 2, 1, 2, 8, 1.0)
+    assert second == MeasuredRow(6, 1, 2, 1, 2, 8, 1.0)
 
 
 @pytest.mark.parametrize(
