@@ -38,7 +38,9 @@ def test_a_time_has_its_unit_in_the_cell_or_in_the_column(reading, column, cell)
 
 def test_columns_come_in_any_order_and_empty_cells_are_as_no_column(reading):
     text = "batch, model,recompute,t,d,p,microbatch,over_replicas,sequence_parallel,time\n"
-    first, second = reading(f"# runs\n{text}8, gpt2 ,full,1,2,1,2,3,yes,1 s\n\n# 8\n8,,,1,2,1,2,,,1 s\n")
+    first, second = reading(
+        f"# runs\n{text}8, gpt2 ,full,1,2,1,2,3,yes,1 s\n\n# 8\n8,,,1,2,1,2,,,1 s\n"
+    )
     assert (first.model, first.recompute, first.over_replicas) == ("gpt2", Recompute.FULL, 3)
     assert first.sequence_parallel
     assert second == MeasuredRow(6, 1, 2, 1, 2, 8, 1.0)

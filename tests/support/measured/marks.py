@@ -63,13 +63,14 @@ def _hash(rows: Sequence[Row]) -> str:
 
 def write_marks(marks: Mapping[str, Mark], path: Path) -> None:
     """Writes marks by their sources; those of other sources stay."""
-    kept = read_marks(path) if path.exists() else {}
-    plain = {name: asdict(one) for name, one in sorted({**kept, **marks}.items())}
+    plain = {name: asdict(one) for name, one in sorted({**read_marks(path), **marks}.items())}
     path.write_text(json.dumps(plain, indent=1) + "\n")
 
 
 def read_marks(path: Path) -> dict[str, Mark]:
-    """The marks by their sources."""
+    """The marks by their sources; none without the file."""
+    if not path.exists():
+        return {}
     return {name: Mark(**plain) for name, plain in json.loads(path.read_text()).items()}
 
 
