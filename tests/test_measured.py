@@ -15,7 +15,7 @@ from tests.support.measured.clusters import cluster
 from tests.support.measured.marks import mark, read_marks, worse, write_marks
 from tests.support.measured.networks import Kind, Network, model
 from tests.support.measured.predict import LeftOut, Predicted, predict
-from tests.support.measured.rows import FOLDER, Row, rows
+from tests.support.measured.rows import FOLDER, PUBLISHED, Row, rows
 from tests.support.measured.sample import sampled
 from tests.support.measured.scores import score
 
@@ -194,11 +194,15 @@ def test_memory_that_was_allocated_is_compared_without_the_reserve():
 
 def test_tables_have_a_line_for_each_source_and_for_each_row():
     some = [predicted(1.0, 1.1, memory=10e9, fits=False), predicted(0.5, 0.5)]
-    some[1] = replace(some[1], row=replace(some[1].row, source="other", known=False))
+    for i, changed in enumerate(({"source": "vtrain-multi"}, {"source": "other", "known": False})):
+        some[i] = replace(some[i], row=replace(some[i].row, **changed))
     lines = [line.split(" | ") for line in page.sources(some).splitlines()[2:]]
-    assert [line[0] for line in lines] == ["| made", "| other", "| all", "| known"]
-    assert lines[2][1:4] == ["2", "5.0 %", "+5.0 %"]
-    assert lines[0] == ["| made", *lines[3][1:]]
+    assert [line[0] for line in lines] == [
+        "| vtrain-multi", "| other", "| published.csv", "| all", "| all, known",
+    ]  # fmt: skip
+    assert lines[3][1:4] == ["2", "5.0 %", "+5.0 %"]
+    assert lines[0][1:] == lines[4][1:]
+    assert lines[1][1:] == lines[2][1:]
     (first, second) = truth.each(some).splitlines()[2:]
     assert "| 2, 2, 2 | - | none | 1.1 | 1 | +10.0 % | 0.0 | 10.0 | no |" in first
     assert second.endswith("| 0.5 | 0.5 | +0.0 % | 0.0 | - | yes |")
@@ -279,7 +283,7 @@ def test_a_run_that_no_kernels_allow_is_a_failure_whatever_the_marks():
 def test_marks_are_recorded_for_every_source(table):
     recorded = read_marks(truth.MARKS)
     sources = {row.source for row in table}
-    assert recorded.keys() == {*sources, truth.ALL}
+    assert recorded.keys() == {*sources, PUBLISHED, truth.ALL}
     for source in sources:
         own = [LeftOut(row, "") for row in sampled(table) if row.source == source]
         assert mark(own).rows == recorded[source].rows, source

@@ -4,6 +4,7 @@ It asks for the network, the batch and the devices alone, so rows have it whose 
 cannot express. Rows in a number format that the device table lacks have none.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 from planner.artefacts.options import Training
@@ -28,4 +29,7 @@ def least_s(row: Row, folder: Path = FOLDER) -> float | None:
         return None
     training = Training(optimizer=optimizer(row))
     count = row.batch // row.microbatch
-    return peak_bound_s(Problem(profile(row, folder), cluster(row), count, training))
+    # That of one host, because a topology has at most 4,096 devices; the bound falls with them.
+    host = cluster(replace(row, num_devices=min(row.num_devices, row.per_host)))
+    share = len(host.devices) / row.num_devices
+    return share * peak_bound_s(Problem(profile(row, folder), host, count, training))
