@@ -115,4 +115,7 @@ def _of_model(name: str, profiles: Sequence[Profile]) -> Sequence[Profile]:
         raise OptionError(f"model: expected one of {known}, as there are several profiles")
     if name and name not in by_model:
         raise OptionError(f"model: expected one of {known}, got {name!r}; give --profile")
-    return by_model[name] if name else profiles
+    own = by_model[name] if name else profiles
+    if len({(one.model_hash, one.device_type, one.dtype) for one in own}) > 1:
+        raise OptionError(f"--profile: expected one of the model {name or known}, got several")
+    return own

@@ -91,6 +91,9 @@ def test_of_several_models_a_row_says_which(place):
         timed_runs([row(2, (1, 1, 1), 2)], several)
     (one,) = timed_runs([row(2, (1, 1, 1), 2, model="other")], several)
     assert one.problem.profile.model_path == "other.onnx"
+    twice = replace(place, profiles=[profile, replace(profile, device_type="V100")])
+    with pytest.raises(OptionError, match="--profile: expected one of the model mlp, got several"):
+        timed_runs([row(2, (1, 1, 1), 2)], twice)
 
 
 @pytest.fixture
