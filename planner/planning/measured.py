@@ -3,20 +3,26 @@ row is megatron's at the row's degrees.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 
 from planner.artefacts.calibration import UNCALIBRATED
 from planner.artefacts.measured import MeasuredRow
 from planner.artefacts.options import Search, Training
 from planner.artefacts.profile import Profile
+from planner.artefacts.strategy import Strategy
 from planner.artefacts.topology import DeviceType, Topology, take
 from planner.planning.problems import problems_for, sized
 from planner.planning.sizes import best_over_sizes
+from planner.schedules.orders import default_warmups
 from planner.simulator.factors import TimedRun
 from planner.solvers.sharded.options import Megatron
 from planner.support.errors import OptionError, PlannerError
 
+LIMITS_S = (0.0, 7.0)
+"""Work for a plan, in seconds of an ordinary core: without any the judge simulates no variants of
+the strategy that ran, but for many devices the solver may not come to an answer.
+"""
 UNLIMITED = 2**42
 """Bytes of memory of a device: what ran did fit, whatever is predicted."""
 
@@ -96,13 +102,24 @@ def _run(row: MeasuredRow, place: Place) -> TimedRun:
         UNCALIBRATED,
         place.measured_on,
     )
-    # Without work for variants the judge simulates the usual depths of 1F1B.
-    plans = best_over_sizes(problems, profiles, ("megatron",), 0.0)
-    if plans.plan is None:
-        raise OptionError(plans.comparison.rows[0].reason or "there is no such plan")
-    return TimedRun(
-        row.name, row.model, plans.problems[-1], plans.plan.strategy, measured_s=row.time_s
+    for limit_s in LIMITS_S:
+        plans = best_over_sizes(problems, profiles, ("megatron",), limit_s)
+        if plans.plan is not None:
+            strategy = with_usual_warmup(plans.plan.strategy)
+            return TimedRun(row.name, row.model, plans.problems[-1], strategy, row.time_s)
+    raise OptionError(plans.comparison.rows[0].reason or "there is no such plan")
+
+
+def with_usual_warmup(strategy: Strategy) -> Strategy:
+    """The same stages with the usual numbers of microbatches in flight of their schedule."""
+    depths = default_warmups(
+        [stage.num_replicas for stage in strategy.stages],
+        strategy.num_microbatches,
+        schedule=strategy.schedule,
+        devices=[stage.devices for stage in strategy.stages],
     )
+    stages = zip(strategy.stages, depths, strict=True)
+    return replace(strategy, stages=tuple(replace(one, warmup=depth) for one, depth in stages))
 
 
 def _of_model(name: str, profiles: Sequence[Profile]) -> Sequence[Profile]:

@@ -9,6 +9,7 @@ from planner.artefacts.problem import Problem
 from planner.artefacts.strategy import Strategy
 from planner.artefacts.topology import device_type
 from planner.costs.overlap import with_overlap
+from planner.planning.measured import LIMITS_S, UNLIMITED, with_usual_warmup
 from planner.solvers.sharded.edges import with_local_all_gathers
 from planner.solvers.sharded.options import Megatron
 from planner.support.errors import PlannerError
@@ -17,9 +18,6 @@ from tests.support.measured.bounds import least_s
 from tests.support.measured.clusters import cluster
 from tests.support.measured.profiles import FOLDER, profile
 from tests.support.measured.rows import Row
-
-UNLIMITED = 2**42
-"""Bytes of memory for the search: a run that is predicted not to fit has a time, too."""
 
 
 @dataclass(frozen=True)
@@ -123,16 +121,18 @@ def _plan(row: Row, folder: Path) -> tuple[Plan, list[int]]:
         recompute=assumptions.RECOMPUTE[row.recompute],
         device_memory=UNLIMITED,
     )
-    # Without work for variants the judge simulates the usual depths of 1F1B, which ran.
-    plans = planner.solve(
-        own,
-        topology=topology,
-        training=training,
-        search=planner.Search(switches=(degrees,)),
-        solvers=("megatron",),
-        calibration=False,
-        time_limit_s=0.0,
-    )
+    for limit_s in LIMITS_S:
+        plans = planner.solve(
+            own,
+            topology=topology,
+            training=training,
+            search=planner.Search(switches=(degrees,)),
+            solvers=("megatron",),
+            calibration=False,
+            time_limit_s=limit_s,
+        )
+        if plans.plan is not None:
+            break
     capacities = [device_type(topology, d).memory_bytes for d in range(row.num_devices)]
     if plans.plan is None:
         raise PlannerError(plans.comparison.rows[0].reason or "there is no plan")
@@ -151,7 +151,10 @@ def _plan(row: Row, folder: Path) -> tuple[Plan, list[int]]:
 
 
 def _as_it_ran(row: Row, problem: Problem, strategy: Strategy) -> Strategy:
-    """A strategy with what no option says: HSDP, and parts of tensors that cross stages."""
+    """A strategy with what no option says: usual depths of 1F1B, HSDP, and parts of tensors that
+    cross stages.
+    """
+    strategy = with_usual_warmup(strategy)
     if row.sharing == "HSDP":
         stages = tuple(replace(one, over=row.per_host, prefetch=None) for one in strategy.stages)
         strategy = with_overlap(problem, replace(strategy, stages=stages))
