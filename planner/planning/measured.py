@@ -19,7 +19,7 @@ from planner.simulator.factors import TimedRun
 from planner.solvers.sharded.options import Megatron
 from planner.support.errors import OptionError, PlannerError
 
-LIMITS_S = (0.0, 7.0)
+LIMITS_S = (0.0, 7.0, 60.0)
 """Work for a plan, in seconds of an ordinary core: without any the judge simulates no variants of
 the strategy that ran, but for many devices the solver may not come to an answer.
 """

@@ -6,7 +6,7 @@ from math import ceil, floor, log10
 
 from planner.reports.drawing.svg import INK, document, element, text_width, words
 
-WIDTH, MARGIN, TOP, BOTTOM, LEGEND = 400, 54, 34, 46, 20
+WIDTH, MARGIN, TOP, BOTTOM, LEGEND = 400, 54, 46, 46, 20
 GRID, SIZE, RADIUS = "#dddddd", 11, 2.5
 # For people who see colours differently: Okabe and Ito, 2008; the last one is for all others.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#999999")
@@ -52,7 +52,7 @@ def picture(title: str, plots: Sequence[Scatter]) -> str:
 def _plot(plot: Scatter, colours: Mapping[str, str]) -> Iterator[str]:
     figures = [figure for some in plot.points.values() for point in some for figure in point]
     low, high = floor(log10(min(figures))), ceil(log10(max(figures)))
-    left, right, top, bottom = MARGIN, WIDTH - 12, TOP, WIDTH - BOTTOM
+    left, right, top, bottom = MARGIN, WIDTH - 20, TOP, WIDTH - BOTTOM
 
     def place(measured: float, predicted: float) -> tuple[int, int]:
         x, y = ((log10(one) - low) / (high - low) for one in (measured, predicted))
