@@ -206,8 +206,9 @@ def _begin(module: fx.GraphModule, nodes: Sequence[fx.Node], at: int) -> int:
 
 
 def _ends(module: fx.GraphModule, node: fx.Node) -> bool:
-    if node.op == "call_module":
-        return isinstance(module.get_submodule(str(node.target)), WeightCast)
+    if node.op == "call_module":  # one without inputs waits for a gather that was started before
+        called = module.get_submodule(str(node.target))
+        return isinstance(called, WeightCast) or not node.all_input_nodes
     return node.op == "get_attr" or node.target in _ENDS
 
 

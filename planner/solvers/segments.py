@@ -57,7 +57,7 @@ def segments_by_worth(profile: Profile, stage: Stage) -> Segments:
 def running_again(problem: Problem, stage: Stage, what: Again) -> Stage:
     """A stage that runs all that it may again. One without layers is one."""
     segments = () if what is not Again.LAYERS else segments_by_worth(problem.profile, stage)
-    return replace(stage, recompute=what is not Again.NOTHING, recomputed=in_order(stage, segments))
+    return replace(stage, recompute=bool(what), recomputed=in_order(stage, segments))
 
 
 def in_order(stage: Stage, segments: Segments) -> Segments:

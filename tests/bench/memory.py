@@ -40,6 +40,7 @@ from planner.profilers.rules import with_rules
 from planner.reports.tables import percent
 from planner.resharding.overlap import held_ahead_bytes
 from planner.schedules.orders import default_warmups
+from planner.solvers.segments import in_order, segments_by_worth
 from tests.bench.solvers import ROOT, put, table
 from tests.support.accuracy_plans import SUBJECTS, planned
 from tests.support.builders import asked, cluster, unit_type
@@ -62,6 +63,7 @@ TABLES = {
     "whole": "memory", "split": "memory of split plans",
     "shared": "memory of state over replicas",
     "ahead": "memory of plans that hold ahead",
+    "layers": "memory of plans that run layers again",
     "autocast": "memory under autocast", "short": "memory of bfloat16 parameters",
 }  # fmt: skip
 TYPES = {
@@ -189,6 +191,22 @@ def ahead(name: str, profile: Profile, seed: int) -> Mapping[int, Plans]:
     return by_ranks
 
 
+def again(name: str, profile: Profile, seed: int) -> Mapping[int, Plans]:
+    """The plans of all other kinds on up to two ranks, a part of whose layers runs again."""
+    dice = random.Random(f"{name} again {seed}")
+    by_ranks: dict[int, dict[str, tuple[Problem, Strategy]]] = {}
+    for ranks, plans in every(name, profile, seed).items():
+        for title, (problem, strategy) in plans.items():
+            stages = []
+            for one in strategy.stages:
+                some = segments_by_worth(profile, one)
+                kept = in_order(one, some[: dice.randint(1, len(some))] if some else ())
+                stages.append(replace(one, recompute=bool(kept), recomputed=kept))
+            parted = problem, replace(strategy, stages=tuple(stages))
+            by_ranks.setdefault(ranks, {})[f"{title.removesuffix('.recompute')}.layers"] = parted
+    return by_ranks
+
+
 def every(name: str, profile: Profile, seed: int) -> Mapping[int, Plans]:
     """The plans of all other kinds on up to two ranks; all have different names."""
     by_ranks: dict[int, dict[str, tuple[Problem, Strategy]]] = {}
@@ -244,7 +262,7 @@ def measured(folder: Path, models: Sequence[str], seed: int, kind: str) -> list[
     """
     rows: list[RankMemory] = []
     make = {"split": split, "shared": shared, "ahead": ahead, "autocast": every,
-            "short": every}.get(kind, drawn)  # fmt: skip
+            "short": every, "layers": again}.get(kind, drawn)  # fmt: skip
     how = {"rules": kind not in ("whole", "shared")}
     types = TYPES.get(kind, {})
     plans = {name: make(name, profiled(name, folder, **how, **types), seed) for name in models}

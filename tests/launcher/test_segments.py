@@ -31,7 +31,7 @@ class Note(nn.Module):
         super().__init__()
         self.note = note
 
-    def forward(self):
+    def forward(self, _):
         self.note()
 
 
@@ -51,7 +51,7 @@ def gradients(model, stage, dtype=None):
             with module.graph.inserting_after(node):
                 note = partial(ran.append, node.meta["onnx_name"])
                 module.add_submodule(f"note{len(noted)}", Note(note))
-                noted.append(module.graph.call_module(f"note{len(noted)}", ()))
+                noted.append(module.graph.call_module(f"note{len(noted)}", (node,)))
     module.recompile()
     (loss,) = losses(model.graph)
     precision = partial(autocast, "cpu", dtype)
