@@ -88,7 +88,7 @@ def write(folder, model):
                     over=2,
                     zero=level,
                     recompute=True,
-                    recomputed=(names[:2], names[2:4], names[5:]),
+                    recomputed=(names[:2], names[2:4]),
                 )
             ]
             for level in (1, 3)
