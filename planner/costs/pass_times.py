@@ -58,13 +58,13 @@ class PassTimes:
         asked_again: as `asked`, of these.
     """
 
-    moved: Mapping[int, "_Span"]
-    asked: Mapping[int, "_Span"]
+    moved: Mapping[int, _Span]
+    asked: Mapping[int, _Span]
     end: Sequence[float]
     gradient: Sequence[float]
     total: float
-    moved_again: Mapping[int, "_Span"] = field(default_factory=dict)
-    asked_again: Mapping[int, "_Span"] = field(default_factory=dict)
+    moved_again: Mapping[int, _Span] = field(default_factory=dict)
+    asked_again: Mapping[int, _Span] = field(default_factory=dict)
 
 
 class _Streams:

@@ -11,7 +11,7 @@ torch.utils.checkpoint does the same where a graph is run by one backward. A pro
 
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar, copy_context
 from operator import getitem
 from typing import Any
@@ -28,10 +28,10 @@ from planner.launcher.mesh.convert import Conversion, StartedCopy, finished
 from planner.launcher.mesh.late_gradients import late_parameters
 from planner.operators.casting import WeightCast
 from planner.operators.parts.calls import is_call
-from planner.operators.running import updating
+from planner.operators.running import running_again, runs_again
+from planner.support.contexts import holding
 
 _pass: ContextVar["_SegmentPass | None"] = ContextVar("pass", default=None)
-_runs_again: ContextVar[bool] = ContextVar("runs_again", default=False)
 
 _Precision = Callable[[], AbstractContextManager[object]]
 
@@ -58,16 +58,12 @@ class RecomputedSegment(nn.Module):
             context.run(self._again, given)
 
         own = _SegmentPass(again)
-        token = _pass.set(own)
-        try:
-            with saved_tensors_hooks(own.empty_place, _filled):
-                return self.body(*given)
-        finally:
-            _pass.reset(token)
+        with holding(_pass, own), saved_tensors_hooks(own.empty_place, _filled):
+            return self.body(*given)
 
     def _again(self, given: Sequence[Any]) -> None:
         # State has its new values already, and what is read of it is that of the first time.
-        with torch.enable_grad(), updating(()), _running_again(), self._precision():
+        with torch.enable_grad(), running_again(), self._precision():
             self.body(*given)
 
 
@@ -125,22 +121,13 @@ def _never_read(_: object) -> Tensor:
     raise AssertionError("nothing goes back through a segment that is run again")
 
 
-@contextmanager
-def _running_again() -> Iterator[None]:
-    token = _runs_again.set(True)
-    try:
-        yield
-    finally:
-        _runs_again.reset(token)
-
-
 # ---- nodes of a segment
 
 
 def run_before(made: Any) -> None:
     """Lets the segment run again before the backward of what this is given."""
     own = _pass.get()
-    if own is None or _runs_again.get():
+    if own is None or runs_again():
         return
     for one in tree_leaves(made):
         if isinstance(one, Tensor) and one.grad_fn is not None:
@@ -149,7 +136,7 @@ def run_before(made: Any) -> None:
 
 def begun(copy: StartedCopy, home: Tensor) -> StartedCopy:
     """A copy that was started before its segment began; anew where that is run again."""
-    return copy.running.how(home) if _runs_again.get() else copy
+    return copy.running.how(home) if runs_again() else copy
 
 
 class StartedOnce(nn.Module):
@@ -165,7 +152,7 @@ class StartedOnce(nn.Module):
 
     def forward(self, tensor: Tensor) -> StartedCopy | None:
         """Starts to make the copy; does nothing where the segment is run again."""
-        return None if _runs_again.get() else self._conversion[0](tensor)
+        return None if runs_again() else self._conversion[0](tensor)
 
 
 # ---- a stage's module with segments

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from planner.operators.running import evaluates, is_updated
+from planner.operators.running import evaluates, updated_in_place
 from planner.operators.shape import Integers
 from planner.support.errors import OperatorError
 
@@ -62,14 +62,12 @@ def batch_normalization(
         )
     # The attribute has 7 digits: 0.9 is read as 0.89999998, which would be seen in float64.
     new = round(1 - momentum, 7)
-    if is_updated(mean):
-        means, variances = mean.to(kind), var.to(kind)
-        y = functional.batch_norm(x, means, variances, scale, b, True, new, epsilon)
-        if kind != mean.dtype:
-            mean.copy_(means)
-            var.copy_(variances)
-    else:
-        y = functional.batch_norm(x, None, None, scale, b, True, new, epsilon)
+    kept = updated_in_place(mean), updated_in_place(var)
+    after_mean, after_var = (None if one is None else one.to(kind) for one in kept)
+    y = functional.batch_norm(x, after_mean, after_var, scale, b, True, new, epsilon)
+    for one, after in zip(kept, (after_mean, after_var), strict=True):
+        if one is not None and after is not None and after is not one:
+            one.copy_(after)
     if not any(read_outputs[1:]):
         return (y, *(None,) * (num_outputs - 1)) if num_outputs > 1 else y
     others = (0, *range(2, x.dim()))

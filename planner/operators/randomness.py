@@ -25,6 +25,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from planner.support.contexts import holding
 from planner.support.errors import OperatorError
 
 _draws: ContextVar[tuple[int, int, int]] = ContextVar("draws", default=(0, 0, 0))
@@ -69,11 +70,8 @@ def fed(draws: Sequence[Draw]) -> Iterator[None]:
             raise OperatorError(f"no {kind} numbers of shape {list(shape)} are left to feed")
         return left.pop()
 
-    token = _fed.set(take)
-    try:
+    with holding(_fed, take):
         yield
-    finally:
-        _fed.reset(token)
 
 
 def _given(kind: str, shape: Sequence[int], device: torch.device | str) -> Tensor | None:
@@ -91,11 +89,8 @@ def random_operators(seed: int, step: int, microbatch: int) -> Iterator[None]:
         step: index of the optimizer step.
         microbatch: index among all microbatches of the step, over all replicas.
     """
-    token = _draws.set((seed, step, microbatch))
-    try:
+    with holding(_draws, (seed, step, microbatch)):
         yield
-    finally:
-        _draws.reset(token)
 
 
 def seeded(*parts: object, device: torch.device | str = "cpu") -> torch.Generator:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, fx
 
 from planner.model.load import Model, Node
+from planner.support.contexts import holding
 from planner.support.errors import OperatorError, words_of
 
 REFUSALS = (
@@ -111,11 +112,8 @@ def evaluating() -> Iterator[None]:
     BatchNormalization normalizes by its running statistics and leaves them as they are, Dropout
     keeps everything. Marks of the export are obeyed (`model/scopes.py`).
     """
-    token = _evaluates.set(True)
-    try:
+    with holding(_evaluates, True):
         yield
-    finally:
-        _evaluates.reset(token)
 
 
 def evaluates() -> bool:
@@ -135,11 +133,8 @@ def dividing(totals: Mapping[str, float]) -> Iterator[None]:
     Args:
         totals: by name.
     """
-    token = _totals.set(totals)
-    try:
+    with holding(_totals, totals):
         yield
-    finally:
-        _totals.reset(token)
 
 
 def total_of(name: str) -> float | None:
@@ -160,17 +155,40 @@ def updating(states: Iterable[Tensor]) -> Iterator[None]:
     Args:
         states: running statistics of normalizations, and state of the module's own.
     """
-    token = _updated.set(frozenset(map(id, states)))
-    try:
+    with holding(_updated, frozenset(map(id, states))):
         yield
-    finally:
-        _updated.reset(token)
+
+
+_runs_again: ContextVar[bool] = ContextVar("runs_again", default=False)
+
+
+@contextmanager
+def running_again() -> Iterator[None]:
+    """A context in which operators run once more with what they have read before: they update
+    nothing, and keep the same tensors for their backward.
+    """
+    with updating(()), holding(_runs_again, True):
+        yield
+
+
+def runs_again() -> bool:
+    """Whether operators run once more here."""
+    return _runs_again.get()
 
 
 def is_updated(state: Tensor) -> bool:
     """Whether operators update a tensor here."""
     # By identity, because torch.fx hands the very tensor over: an equal one is another state.
     return id(state) in _updated.get()
+
+
+def updated_in_place(state: Tensor) -> Tensor | None:
+    """What a normalization gives torch to be updated: the state where it is, a copy that nobody
+    keeps where operators run once more, else nothing.
+    """
+    if is_updated(state):
+        return state
+    return state.clone() if runs_again() else None
 
 
 @contextmanager
@@ -180,11 +198,8 @@ def reading(before: Mapping[int, Tensor]) -> Iterator[None]:
     Args:
         before: by the id of the tensor that is updated.
     """
-    token = _before.set(before)
-    try:
+    with holding(_before, before):
         yield
-    finally:
-        _before.reset(token)
 
 
 def value_of(state: Tensor) -> Tensor:

@@ -6,7 +6,8 @@ what lies between two places of the stage that a single activation crosses, as b
 a ResNet or of a Transformer (Chen et al. 2016, arXiv:1604.06174, section 4.3).
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from enum import IntEnum
 from itertools import groupby, pairwise
@@ -135,23 +136,24 @@ def _between_narrow_places(profile: Profile, indices: Sequence[int]) -> list[tup
 
 def _narrow_places(profile: Profile, indices: Sequence[int]) -> list[int]:
     """The places inside a stage that one activation with a gradient crosses."""
+    behind: dict[tuple[str, int], int] = {}
+    for owner, made, last in _activations(profile, indices):
+        behind[owner, made] = max(last, behind.get((owner, made), last))
+    crossing = Counter(i for (_, made), last in behind.items() for i in range(made + 1, last + 1))
+    return [i for i in range(1, len(indices)) if crossing[i] == 1]
+
+
+def _activations(profile: Profile, indices: Sequence[int]) -> Iterator[tuple[str, int, int]]:
+    """The tensors with a gradient that a stage reads or makes: the owner of the storage, the place
+    of what makes that, -1 of another stage, and of the last reader, that behind all of a later one.
+    """
     graph, inside = profile.graph, frozenset(indices)
     tensors, read_by, made_by = tensors_by_name(graph), consumers(graph), producers(graph)
     place = {v: i for i, v in enumerate(indices)}
-    spans: dict[str, list[int]] = {}
-    names = [n for v in indices for n in graph.operators[v].outputs]
-    for name in (*read_from_outside(graph, inside), *names):
-        readers = [place[v] for v in read_by[name] if v in inside]
-        outside = any(v not in inside for v in read_by[name])
+    made = (name for v in indices for name in graph.operators[v].outputs)
+    for name in (*read_from_outside(graph, inside), *made):
         owner = storage_owner(profile, name, inside)
+        readers = [place.get(v, len(indices)) for v in read_by[name] if v >= indices[0]]
         # A transposed weight is there anyway.
-        if tensors[name].gradient and owner in tensors and (readers or outside):
-            made = place[made_by[owner]] if made_by.get(owner) in inside else -1
-            last = len(indices) if outside else max(readers)
-            span = spans.setdefault(owner, [made, last])
-            span[1] = max(span[1], last)
-    crossing = [0] * (len(indices) + 1)
-    for made, last in spans.values():
-        for i in range(made + 1, min(last, len(indices) - 1) + 1):
-            crossing[i] += 1
-    return [i for i in range(1, len(indices)) if crossing[i] == 1]
+        if tensors[name].gradient and owner in tensors and readers:
+            yield owner, place.get(made_by.get(owner, -1), -1), max(readers)

@@ -13,8 +13,10 @@ from planner.artefacts.segments import Segment, segments_of
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy, violations
 from planner.launcher.segments import with_segments
 from planner.launcher.stage import StageModule
+from planner.model.export.export import export_module
 from planner.operators import parameters, to_torch
-from planner.operators.losses import criterion
+from planner.operators.losses import LossValue, criterion
+from planner.operators.randomness import random_operators
 from planner.operators.running import autocast
 from tests.support.split_models import MODELS, loaded
 from tests.support.split_plans import data, random_segments
@@ -81,6 +83,40 @@ def test_gradients_have_the_bits_of_a_pass_that_keeps_everything(models, name, d
             assert torch.equal(found[1][parameter], gradient), parameter
 
 
+def test_statistics_are_updated_once_and_random_numbers_are_those_of_the_first_run(tmp_path):
+    net = nn.Sequential(
+        nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 4),
+    )  # fmt: skip
+    export_module(net.train(), (torch.randn(5, 6),), tmp_path / "net.onnx")
+    model = loaded(tmp_path / "net.onnx")
+    types = [one.type for one in model.graph.operators]
+    assert {"BatchNormalization", "Dropout"} <= {*types}
+    names = whole(model).operators
+
+    def trained(segments):
+        values = parameters(model, [one.name for one in model.graph.parameters])
+        module = to_torch(model, values=values)
+        runner = StageModule(
+            module, model.graph, False, {n: lambda y, _: LossValue(y.square().sum(), None)
+                                         for n in model.graph.outputs},
+            parted=partial(with_segments, stage=whole(model, segments), graph=model.graph),
+        )  # fmt: skip
+        losses_told = []
+        for m, (inputs, _) in enumerate(data(model, 2)):
+            with random_operators(seed=7, step=1, microbatch=m):
+                losses_told.append(runner.forward(m, inputs, {}, {})[1].loss)
+        for m in range(2):  # the second run takes the numbers of its own microbatch
+            runner.backward(m, {})
+        made = {n: v.grad for n, v in values.items() if v.requires_grad}
+        return losses_told, made | runner.states
+
+    plain, again = trained(()), trained((names[:2], names[2:]))
+    assert again[0] == plain[0]
+    assert again[1].keys() == plain[1].keys() and len(again[1]) > 6
+    for name, value in plain[1].items():
+        assert torch.equal(again[1][name], value), name
+
+
 def test_the_operators_of_segments_run_twice_and_others_once(models):
     model = models["gpt"]
     names = whole(model).operators
@@ -93,6 +129,24 @@ def test_the_operators_of_segments_run_twice_and_others_once(models):
     assert {name: ran.count(name) for name in names} == {
         name: 4 if name in again else 2 for name in names
     }
+
+
+def test_what_is_put_into_the_module_later_runs_in_segments_too(models):
+    """As what waits for parameters that are gathered beside a forward (`mesh/shards.py`)."""
+    model = models["gpt"]
+    names = whole(model).operators
+    module, ran = to_torch(model), []
+    runner = StageModule(
+        module, model.graph, False, {},
+        parted=partial(with_segments, stage=whole(model, (names,)), graph=model.graph),
+    )  # fmt: skip
+    node = next(node for node in module.graph.nodes if node.meta.get("onnx_name") == names[3])
+    module.add_submodule("waits", Note(partial(ran.append, names[3])))
+    with module.graph.inserting_before(node):
+        module.graph.call_module("waits", (node.all_input_nodes[0],))
+    module.recompile()
+    runner.forward(0, data(model, 1)[0][0], {}, {})
+    assert ran == [names[3]]
 
 
 def test_a_segment_runs_again_before_its_last_operator_with_a_backward(models):

@@ -41,6 +41,15 @@ def test_layers_lie_between_places_that_one_activation_crosses():
     )
 
 
+def test_a_later_stage_has_the_layers_of_its_own():
+    """What it reads was read before it, too."""
+    profile = residual()
+    names = whole(profile).operators
+    later = replace(whole(profile), operators=names[8:])
+    segments = in_order(later, segments_by_worth(profile, later))
+    assert segments[1:] == tuple(names[k : k + 3] for k in range(10, 3 * LAYERS, 3))
+
+
 def test_those_that_free_most_per_second_come_first():
     times = [1e-3] * (3 * LAYERS + 2)
     times[7:10], times[13:16] = [1e-4] * 3, [5e-4] * 3
