@@ -5,6 +5,7 @@ of that one, an empty one with the README's `nets.py`, or an empty one. A block 
 a comment with a name is that file. docs/api.md runs in an empty folder (tests/api/test_api.py).
 """
 
+import gzip
 import json
 import os
 import re
@@ -19,6 +20,7 @@ from click import Group
 
 import cli
 from tests.clusters.test_imports import CUBE
+from tests.planning.test_choices import EXAMPLE as CONTEST_FILE
 from tests.planning.test_other_cost_models import DNN_FILE, PIPER_FILE
 
 ROOT = Path(__file__).parents[1]
@@ -144,6 +146,7 @@ def test_every_option_in_the_text_is_one_of_the_planner_s():
 
 
 BROUGHT = {
+    "A.json.gz": lambda: gzip.compress(json.dumps(CONTEST_FILE).encode()),
     "bert_l-3.json": json.dumps(DNN_FILE).encode,
     "bert32a100.json": json.dumps(PIPER_FILE).encode,
     "topo.txt": CUBE.encode,

@@ -1,8 +1,9 @@
 """Peak memory of 100 plans, predicted and tracked (15 minutes).
 
-Plans are drawn by a seed, on the models of the accuracy benchmark; some have split operators.
+Plans are drawn by a seed, on the models of the accuracy benchmark. Kinds are whole, split, shared,
+ahead, layers, autocast and short; the first three have tables in docs/accuracy.md.
 
-    python -m tests.bench.memory [--write] [--only whole|split|shared|ahead|autocast|short]
+    python -m tests.bench.memory [--write] [--only KIND]
         [--models NAME,...] [--seed N] [--keep FOLDER]
 
 On a CPU, a tracker counts storages from their making to their end. The machine may do other things.
@@ -58,14 +59,12 @@ WIDTHS = {
 }
 COUNTS = {1: 2, 2: 5, 4: 5}
 RERUN = 0.3
-# Names of the tables in the document.
+# Names of the tables in the document, and kinds of plans that have none there.
 TABLES = {
     "whole": "memory", "split": "memory of split plans",
     "shared": "memory of state over replicas",
-    "ahead": "memory of plans that hold ahead",
-    "layers": "memory of plans that run layers again",
-    "autocast": "memory under autocast", "short": "memory of bfloat16 parameters",
 }  # fmt: skip
+PRINTED = ("ahead", "layers", "autocast", "short")
 TYPES = {
     "autocast": {"dtype": "bfloat16"},
     "short": {"dtype": "bfloat16", "parameters": "bfloat16"},
@@ -258,7 +257,7 @@ def measured(folder: Path, models: Sequence[str], seed: int, kind: str) -> list[
     """Peak memory of every rank of every plan; one start of torchrun per number of ranks.
 
     Args:
-        kind: of the names of `TABLES`.
+        kind: one of `TABLES` or `PRINTED`.
     """
     rows: list[RankMemory] = []
     make = {"split": split, "shared": shared, "ahead": ahead, "autocast": every,
@@ -348,11 +347,13 @@ def main() -> None:
     """Runs the plans and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", default=",".join(SUBJECTS))
-    parser.add_argument("--only", choices=TABLES, help="plans of which operators are so")
+    parser.add_argument("--only", choices=(*TABLES, *PRINTED), help="one kind of plans")
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--keep", type=Path, help="folder for plans and models")
     parser.add_argument("--write", action="store_true", help=f"write {DOCUMENT.name}")
     options = parser.parse_args()
+    if options.write and options.only in PRINTED:
+        parser.error(f"--write: plans of --only {options.only} have no table in {DOCUMENT.name}")
     with tempfile.TemporaryDirectory() as temporary:
         folder = (options.keep or Path(temporary)).resolve()
         folder.mkdir(parents=True, exist_ok=True)
