@@ -132,7 +132,7 @@ def test_the_operators_of_segments_run_twice_and_others_once(models):
 
 
 def test_what_is_put_into_the_module_later_runs_in_segments_too(models):
-    """As what waits for parameters that are gathered beside a forward (`launcher/mesh/shards.py`)."""
+    """As what waits for gathers beside a forward (`launcher/mesh/shards.py`)."""
     model = models["gpt"]
     names = whole(model).operators
     module, ran = to_torch(model), []
