@@ -37,6 +37,8 @@ class MemoryParts:
         reserve_bytes: memory for runtime and libraries.
         version_bytes: older versions of the trained parameters, which minibatches in flight still
             use under an asynchronous schedule; files leave out 0.
+        host_bytes: activations that wait in the host's memory, at most, and none on the device;
+            files leave out 0.
     """
 
     parameter_bytes: int = 0
@@ -47,11 +49,12 @@ class MemoryParts:
     workspace_bytes: int = 0
     reserve_bytes: int = 0
     version_bytes: int = field(default=0, metadata=LEFT_OUT_AS_DEFAULT)
+    host_bytes: int = field(default=0, metadata=LEFT_OUT_AS_DEFAULT)
 
     @property
     def total_bytes(self) -> int:
-        """The peak."""
-        return sum(getattr(self, one.name) for one in fields(self))
+        """The peak of the device."""
+        return sum(getattr(self, one.name) for one in fields(self)) - self.host_bytes
 
 
 @dataclass(frozen=True, slots=True)

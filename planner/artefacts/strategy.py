@@ -66,6 +66,9 @@ class Stage:
         recomputed: segments of operators, each behind the one before; of each only what it reads
             is kept, and it is run again as a whole where its backward begins (Chen et al. 2016,
             arXiv:1604.06174). None are listed where the whole stage is one.
+        offloaded: segments of operators, in the same way; the large activations that such a segment
+            keeps (`costs/offloading.py`) wait in the host's memory from its forward to its backward
+            (Rhu et al. 2016, arXiv:1602.08124). Of one that is run again these are what it reads.
     """
 
     operators: tuple[str, ...]
@@ -80,6 +83,7 @@ class Stage:
     )
     prefetch: int | None = field(default=None, metadata=LEFT_OUT_AS_DEFAULT)
     recomputed: tuple[tuple[str, ...], ...] = field(default=(), metadata=LEFT_OUT_AS_DEFAULT)
+    offloaded: tuple[tuple[str, ...], ...] = field(default=(), metadata=LEFT_OUT_AS_DEFAULT)
 
     @classmethod
     def whole(
@@ -360,6 +364,11 @@ def _device_violations(strategy: Strategy, num_devices: int) -> Iterator[str]:
                     f"device {d} runs a replica of stage {s} and another one; only stages with one"
                     " replica that is not split share a device"
                 )
+        elif stage.offloaded and shared.intersection(stage.devices):
+            yield (
+                f"stage {s}: offloaded: expected none where its device"
+                f" {min(shared.intersection(stage.devices))} runs other stages, too"
+            )
 
 
 def _stage_violations(strategy: Strategy) -> Iterator[str]:
@@ -376,8 +385,12 @@ def _stage_violations(strategy: Strategy) -> Iterator[str]:
             yield f"stage {s} has more replicas than there are microbatches"
         if obstacle := not_runnable(stage):
             yield f"stage {s} {obstacle}"
-        for obstacle in _segment_violations(stage):
+        if stage.recomputed and not stage.recompute:
+            yield f"stage {s}: recomputed: expected none where `recompute` is false"
+        for obstacle in _segment_violations(stage, stage.recomputed):
             yield f"stage {s}: recomputed: {obstacle}"
+        for obstacle in _offload_violations(stage):
+            yield f"stage {s}: offloaded: {obstacle}"
         for obstacle in _sharing_violations(stage, strategy.num_microbatches):
             yield f"stage {s}: {obstacle}"
 
@@ -415,11 +428,19 @@ def _parted_states(strategy: Strategy, graph: Graph) -> Iterator[str]:
             )
 
 
-def _segment_violations(stage: Stage) -> Iterator[str]:
-    if stage.recomputed and not stage.recompute:
-        yield "expected none where `recompute` is false"
+def _offload_violations(stage: Stage) -> Iterator[str]:
+    yield from _segment_violations(stage, stage.offloaded)
+    if stage.offloaded and stage.reruns_whole:
+        yield "expected none where the whole stage is recomputed"
+    again = {name: some for some in stage.recomputed for name in some}
+    for k, some in enumerate(stage.offloaded):
+        if any(again.get(name, some) != some for name in some):
+            yield f"segment {k}: expected a recomputed segment, or operators of none"
+
+
+def _segment_violations(stage: Stage, segments: Sequence[tuple[str, ...]]) -> Iterator[str]:
     place, behind = {name: i for i, name in enumerate(stage.operators)}, 0
-    for k, some in enumerate(stage.recomputed):
+    for k, some in enumerate(segments):
         if not some or not place.keys() >= set(some):
             yield f"segment {k}: expected operators of the stage"
             return
@@ -453,6 +474,8 @@ def asynchronous_violations(strategy: Strategy, graph: Graph) -> Iterator[str]:
         yield "something lies in parts over replicas, which the schedule pipedream cannot run"
     if any(stage.recomputed for stage in strategy.stages):
         yield "segments are recomputed, and the schedule pipedream recomputes whole stages only"
+    if any(stage.offloaded for stage in strategy.stages):
+        yield "activations wait in host memory, which the schedule pipedream cannot run"
     for parameter in graph.parameters:
         tied = sorted({stages[v] for v in users[parameter.name]})
         if parameter.trainable and len(tied) > 1:

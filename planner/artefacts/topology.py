@@ -5,12 +5,13 @@
 
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TypeVar
 
 import numpy as np
 
+from planner.artefacts.graph import LEFT_OUT_AS_DEFAULT
 from planner.support.errors import TopologyError
 from planner.support.memo import remembered
 
@@ -65,6 +66,29 @@ class DeviceType:
 
 
 @dataclass(frozen=True, slots=True)
+class HostLink:
+    """The links between the devices of a host and its memory.
+
+    Attributes:
+        bandwidth_bytes_per_s: of one link, in each direction.
+        num_devices: how many devices share a link.
+        memory_bytes: of the host, for activations that wait there; None where nothing limits them.
+
+    Raises:
+        ValueError: if a figure is not above 0.
+    """
+
+    bandwidth_bytes_per_s: float
+    num_devices: int = 1
+    memory_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        memory_bytes = 1 if self.memory_bytes is None else self.memory_bytes
+        if not (self.bandwidth_bytes_per_s > 0 and self.num_devices > 0 and memory_bytes > 0):
+            raise ValueError(f"expected figures above 0, got {self}")
+
+
+@dataclass(frozen=True, slots=True)
 class Host:
     """A machine with devices.
 
@@ -72,11 +96,14 @@ class Host:
         cores: CPU cores that its devices share, where the devices are processes on them; None
             where each device computes on its own.
         memory_bytes: memory that its devices share; None where each device has its own.
+        host_link: between its devices and its own memory; None where that is not known, so that
+            activations cannot wait there.
     """
 
     name: str
     cores: int | None = None
     memory_bytes: int | None = None
+    host_link: HostLink | None = field(default=None, metadata=LEFT_OUT_AS_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True)

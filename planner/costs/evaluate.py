@@ -203,7 +203,7 @@ def _shortage(
         if memory[d].total_bytes > (limit := limit_bytes(problem, used, d))
     ]
     if not over:
-        return None
+        return next(host_shortages(problem, memory), None)
     _, s, device = max(over, key=lambda one: (one[0], -one[2]))
     stages = stages_by_device(strategy)[device]
     who = (
@@ -222,3 +222,21 @@ def _shortage(
         f" workspace {format_bytes(parts.workspace_bytes)}, reserve"
         f" {format_bytes(parts.reserve_bytes)})"
     )
+
+
+def host_shortages(problem: Problem, memory: Mapping[int, MemoryParts]) -> Iterator[str]:
+    """The hosts that have too little memory for the activations that wait there, in words for the
+    user.
+
+    Args:
+        memory: of the used devices.
+    """
+    for host in problem.topology.hosts:
+        own = [d for d in memory if problem.topology.devices[d].host == host.name]
+        waiting = sum(memory[d].host_bytes for d in own)
+        limit = None if host.host_link is None else host.host_link.memory_bytes
+        if host.memory_bytes is not None and waiting:
+            limit = host.memory_bytes - sum(memory[d].total_bytes for d in own)
+        if waiting and limit is not None and waiting > limit:
+            need, room = format_bytes_apart(waiting, max(limit, 0))
+            yield f"{need} of activations wait in the memory of {host.name}, its limit is {room}"

@@ -9,15 +9,16 @@ Collectives that operators wait for on the spot (statistics, losses) are in the 
 collectives are work for the cores that compute, too (`stage_pass.sums_overlap_compute`), nothing
 runs beside them, so that all times add up.
 
-A segment that is run again is a forward of its own, between the backwards of two operators.
+A segment that is run again is a forward of its own, between the backwards of two operators. Copies
+between a device and its host are on a third stream (`offloading.py`).
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 
 from planner.artefacts.segments import Segment
 from planner.costs.local_stage import LocalStage
+from planner.costs.offloading import NO_COPIES, HostClock, HostCopies
 from planner.resharding.overlap import PassOrder, Rerun
 
 _Span = tuple[float, float]
@@ -111,30 +112,39 @@ class _Streams:
 
 
 def alone_times(
-    forward_s: Sequence[float], backward_s: Sequence[float], segments: Sequence[Segment] = ()
+    forward_s: Sequence[float],
+    backward_s: Sequence[float],
+    segments: Sequence[Segment] = (),
+    copies: HostCopies = NO_COPIES,
 ) -> tuple[PassTimes, PassTimes]:
     """The times of the forward and the backward of operators without collectives.
 
     Args:
         segments: that the backward runs again.
+        copies: between the device and its host.
 
     >>> [one.end for one in alone_times([1.0, 2.0], [3.0, 4.0])]
     [[1.0, 3.0], [7.0, 4.0]]
     >>> alone_times([1.0, 2.0], [3.0, 4.0], [Segment(first=0, end=1, last=0)])[1].end
     [8.0, 4.0]
     """
-    there, with_again = [*accumulate(forward_s)], [*backward_s]
+    there, with_again = [0.0] * len(forward_s), [*backward_s]
     for one in segments:
         with_again[one.last] += sum(forward_s[one.first : one.end])
-    back = [*accumulate(reversed(with_again))][::-1]
-    return PassTimes({}, {}, there, there, sum(forward_s)), PassTimes(
-        {}, {}, back, back, sum(with_again)
-    )
+    clock, now = HostClock(copies), 0.0
+    for place, time_s in enumerate(forward_s):
+        now = there[place] = clock.behind(place, now + time_s)
+    forward = PassTimes({}, {}, there, there, clock.end(now))
+    clock, back = HostClock(copies), [0.0] * len(backward_s)
+    now = clock.begin(0.0)
+    for place in reversed(range(len(backward_s))):
+        now = back[place] = clock.before(place, now) + with_again[place]
+    return forward, PassTimes({}, {}, back, back, now)
 
 
 def forward_times(
     local: LocalStage, order: PassOrder, durations: SideDurations, *, beside: bool,
-    before: Sequence[tuple[int, float]] = (),
+    before: Sequence[tuple[int, float]] = (), copies: HostCopies = NO_COPIES,
 ) -> PassTimes:  # fmt: skip
     """The times of a forward.
 
@@ -144,8 +154,10 @@ def forward_times(
         beside: whether collectives run beside computations.
         before: collectives that are in the queue when the forward begins: the place of the operator
             that waits for each, and its duration.
+        copies: between the device and its host.
     """
     streams, awaited = _Streams(len(durations.compute), beside=beside), dict[int, float]()
+    clock = HostClock(copies)
     for place, duration in before:
         streams.queue += duration
         awaited[place] = streams.queue
@@ -155,8 +167,10 @@ def forward_times(
         ahead.up_to(place)
         streams.main = max(streams.main, awaited.get(place, 0.0))
         ahead.run(row)
+        streams.main = clock.behind(place, streams.main)
         streams.end[row] = streams.gradient[row] = streams.main
     ahead.up_to(len(local.operator_rows))
+    streams.main = clock.end(streams.main)
     return streams.times()
 
 
@@ -202,14 +216,16 @@ class _Ahead:
 
 def backward_times(
     local: LocalStage, order: PassOrder, durations: SideDurations, *, beside: bool,
-    ahead: SideDurations | None = None,
+    ahead: SideDurations | None = None, copies: HostCopies = NO_COPIES,
 ) -> PassTimes:  # fmt: skip
     """The times of a backward, as `forward_times`.
 
     Args:
         ahead: durations of the forward, where segments of it are run again.
+        copies: between the device and its host.
     """
-    streams = _Streams(len(durations.compute), beside=beside)
+    streams, clock = _Streams(len(durations.compute), beside=beside), HostClock(copies)
+    streams.main = clock.begin(0.0)
     started, late = _waited_at(order), _late(order)
     waits: dict[int, list[int]] = {}
     for c in order.order:
@@ -218,6 +234,7 @@ def backward_times(
     for place in range(count, -1, -1):
         if place < count:
             _start_again(streams, local, (order, durations), place)
+            streams.main = clock.before(place, streams.main)
             if ahead is not None and place in order.reruns:
                 _run_again(streams, local, (order, ahead), order.reruns[place])
             _operator(streams, local, durations, place, is_late=place in late)

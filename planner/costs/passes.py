@@ -28,6 +28,21 @@ from planner.artefacts.graph import (
 from planner.artefacts.profile import Profile, gradient_bases, storage_owner, view_bases
 
 
+class Leaving(NamedTuple):
+    """What a forward pass copies to the host's memory.
+
+    Attributes:
+        storages: by owner of a storage, the operator to whose end it is held.
+        private: by operator, the same of what it keeps for itself.
+    """
+
+    storages: Mapping[str, int]
+    private: Mapping[int, int]
+
+
+STAYS = Leaving({}, {})
+
+
 def read_from_outside(graph: Graph, inside: Collection[int]) -> tuple[str, ...]:
     """Tensors that a set of operators reads and does not make, in order of first use."""
     made = {name for v in inside for name in graph.operators[v].outputs}
@@ -88,7 +103,7 @@ def _workspaces(profile: Profile, inside: Collection[int]) -> dict[int, int]:
 
 def forward_workspace_bytes(
     profile: Profile, inside: Collection[int], kept: Collection[str], loss_bytes: int,
-    again: Collection[int] = (),
+    again: Collection[int] = (), leaving: Leaving = STAYS,
 ) -> int:  # fmt: skip
     """The most bytes above all that a forward pass keeps, while it runs.
 
@@ -97,9 +112,12 @@ def forward_workspace_bytes(
         kept: owners of storage that is there when the pass has ended.
         loss_bytes: bytes that the loss keeps in addition.
         again: operators that a backward runs again, so that they keep nothing for themselves.
+        leaving: what goes to the host's memory.
     """
     made_by = producers(profile.graph)
-    private = {v: profile.operators[v].stash_private_bytes for v in inside}
+    private = {
+        v: 0 if v in leaving.private else profile.operators[v].stash_private_bytes for v in inside
+    }
     # Bytes that an operator adds to those that are kept, when it has run.
     coming = Counter({v: size for v, size in private.items() if v not in again})
     for name, size in _sizes(profile.graph, kept):
@@ -107,7 +125,7 @@ def forward_workspace_bytes(
             coming[made_by[name]] += size
     # `later` are the kept bytes that the operators behind v and the loss will add. They are not
     # there yet while v runs, so the pass is above the kept bytes by that much less.
-    alive, later = _forward_alive(profile, inside, kept), loss_bytes
+    alive, later = _forward_alive(profile, inside, kept, leaving), loss_bytes
     most = loss_copy_bytes(profile.graph, inside)
     for v in sorted(inside, reverse=True):
         dropped = private[v] if v in again else 0
@@ -134,6 +152,7 @@ def backward_workspace_bytes(
     freed: Collection[str],
     loss: tuple[int, int],
     segments: Sequence[Collection[int]] = (),
+    coming_back: Mapping[int, int] = {},
 ) -> int:
     """The most bytes above all that was kept, while a backward pass runs. Gradients that have come
     from other stages are not counted here.
@@ -147,6 +166,9 @@ def backward_workspace_bytes(
         loss: bytes that it keeps in addition, and the part of these that are targets of data, which
             stay until the pass has ended.
         segments: of operators that the pass runs again.
+        coming_back: bytes that come back from the host's memory, by the operator whose backward
+            needs them. They are there from that of the one before them on, the first from the
+            start.
     """
     graph, (loss_bytes, target_bytes) = profile.graph, loss
     going = Counter({v: profile.operators[v].stash_private_bytes for v in inside})
@@ -167,8 +189,12 @@ def backward_workspace_bytes(
         profile, inside, (lost, coming), gradient_bases(profile), _first_readers(graph, inside)
     )
     # Both gradients of the loss are alive at once, then the tensor that it keeps goes.
-    gone, most = loss_bytes - target_bytes, 2 * loss_bytes
+    back = iter([coming_back[v] for v in sorted(coming_back, reverse=True)])
+    come = next(back, 0)
+    gone, most = loss_bytes - target_bytes - come, 2 * loss_bytes + come
     for v in sorted(inside, reverse=True):
+        if v in coming_back:
+            gone -= next(back, 0)
         if v in reruns:
             most = max(most, alive[v].before + reruns[v].most - gone)
             gone -= reruns[v].kept
@@ -254,10 +280,10 @@ def _sizes(graph: Graph, owners: Collection[str]) -> list[tuple[str, int]]:
 
 
 def _forward_alive(
-    profile: Profile, inside: Collection[int], kept: Collection[str]
+    profile: Profile, inside: Collection[int], kept: Collection[str], leaving: Leaving = STAYS
 ) -> Mapping[int, int]:
-    """Bytes of tensors that are made and dropped again inside a forward pass, while each of its
-    operators runs.
+    """Bytes of tensors that are made and dropped again inside a forward pass, or leave it for the
+    host's memory, while each of its operators runs.
     """
     graph = profile.graph
     tensors, read_by = tensors_by_name(graph), consumers(graph)
@@ -270,10 +296,14 @@ def _forward_alive(
     last: dict[str, int] = {}
     for name, owner in owners.items():
         if owner not in kept and owner in tensors:
-            last[owner] = max((last.get(owner, -1), *(w for w in read_by[name] if w in inside)))
+            until = max(last.get(owner, -1), leaving.storages.get(owner, -1))
+            last[owner] = max((until, *(w for w in read_by[name] if w in inside)))
     dropped = Counter[int]()
     by_operator, alive = {}, 0
     for v in sorted(inside):
+        if v in leaving.private:
+            alive += profile.operators[v].stash_private_bytes
+            dropped[leaving.private[v]] += profile.operators[v].stash_private_bytes
         for name in graph.operators[v].outputs:
             if owners[name] == name and name in last:
                 alive += tensors[name].bytes

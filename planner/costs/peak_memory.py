@@ -81,6 +81,7 @@ def static_memory(
         gradient_bytes=sum(one.static.gradient for one in stages.values()),
         optimizer_bytes=copies * sum(one.static.state for one in stages.values()),
         reserve_bytes=problem.training.reserve,
+        host_bytes=sum(strategy.stages[s].warmup * one.host_bytes for s, one in stages.items()),
     )
 
 

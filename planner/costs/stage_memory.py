@@ -29,6 +29,7 @@ from planner.costs.mesh_memory import (
     local_gradient_bytes,
     scatter_bytes,
 )
+from planner.costs.offloading import NO_OFFLOAD, Offload, stage_offload
 from planner.costs.passes import (
     backward_workspace_bytes,
     forward_workspace_bytes,
@@ -91,6 +92,7 @@ class StageMemory:
             adds to them or uses them.
         taken_bytes: those that have waited for its backward and are gone after it.
         copied_bytes: outputs that are parts of something larger: copies of them are sent.
+        host_bytes: of one microbatch that wait in the host's memory, and not on the device.
     """
 
     static: StaticBytes
@@ -103,6 +105,7 @@ class StageMemory:
     left_bytes: int = 0
     taken_bytes: int = 0
     copied_bytes: int = 0
+    host_bytes: int = 0
 
 
 def stage_memory(profile: Profile, stage: Stage, before: Iterable[Stage] = ()) -> StageMemory:
@@ -113,15 +116,15 @@ def stage_memory(profile: Profile, stage: Stage, before: Iterable[Stage] = ()) -
             read or make, are there already.
     """
     shared = _touched(profile.graph, (v for one in before for v in indices_of(one, profile.graph)))
-    static = _stage_static_bytes(stage, profile, shared)
+    static, offload = _stage_static_bytes(stage, profile, shared), stage_offload(profile, stage)
     if over_replicas(stage, profile.graph).sharding is None:
         indices = indices_of(stage, profile.graph)
         segments = [
             frozenset(indices[one.first : one.end]) for one in segments_of(stage, profile.graph)
         ]
-        return _memory(profile, indices, shared, static, segments)
+        return _memory(profile, indices, shared, static, segments, offload)
     local = local_stage(profile, stage)
-    return _memory(local.profile, local.inside, shared, static, local.segments)
+    return _memory(local.profile, local.inside, shared, static, local.segments, offload)
 
 
 def memory_of(
@@ -185,7 +188,7 @@ def _stage_static_bytes(
 
 def _memory(
     profile: Profile, operators: Iterable[int], there: Set[str], static: StaticBytes,
-    segments: Sequence[frozenset[int]] = (),
+    segments: Sequence[frozenset[int]] = (), offload: Offload = NO_OFFLOAD,
 ) -> StageMemory:  # fmt: skip
     """The memory of a stage.
 
@@ -193,13 +196,14 @@ def _memory(
         profile: of the operators at their sizes on the device.
         there: parameters and tensors of earlier stages on the same device.
         segments: of operators that a backward runs again.
+        offload: what waits in the host's memory.
     """
     graph, inside = profile.graph, frozenset(operators)
     tensors = tensors_by_name(graph)
     inputs, made = read_from_outside(graph, inside), used_outside(graph, inside)
     # Sets of storages, not of tensors: several views may be kept, for several reasons, of a storage
     # that is there once.
-    stashing = inside.difference(*segments)
+    stashing, leaving = inside.difference(*segments), offload.leaving
     stashed = [name for v in stashing for name in profile.operators[v].stash_tensors]
     read = [name for some in segments for name in read_from_outside(graph, some)]
     kept = {storage_owner(profile, name, inside) for name in (*stashed, *read)}
@@ -207,9 +211,12 @@ def _memory(
     kept |= through
     coming = [name for name in inputs if name not in there]
     sent, copied = _storages_sent(profile, inside, made)
-    private = sum(profile.operators[v].stash_private_bytes for v in stashing)
+    private = sum(
+        profile.operators[v].stash_private_bytes for v in stashing.difference(leaving.private)
+    )
     loss, target = _loss_bytes(graph, inside), _target_bytes(profile, inside)
     freed = kept - there - through
+    kept -= leaving.storages.keys()
     return StageMemory(
         static=static,
         kept_bytes=private + sum(tensors[n].bytes for n in kept - there if n in tensors) + loss,
@@ -217,13 +224,15 @@ def _memory(
         output_bytes=sum(tensors[n].bytes for n in sent.difference(inputs)),
         returned_bytes=sum(tensors[name].bytes for name in coming if tensors[name].gradient),
         forward_workspace_bytes=forward_workspace_bytes(
-            profile, inside, kept - there, loss, again=inside - stashing
+            profile, inside, kept - there, loss, again=inside - stashing, leaving=leaving
         ),
         backward_workspace_bytes=backward_workspace_bytes(
-            profile, inside, freed, (loss, target), segments
+            profile, inside, freed, (loss, target), segments,
+            coming_back={one.last: one.back_bytes for one in offload.segments},
         ),
         copied_bytes=sum(tensors[n].bytes for n in copied),
-    )
+        host_bytes=offload.host_bytes,
+    )  # fmt: skip
 
 
 def _storages_sent(

@@ -23,6 +23,7 @@ sums behind its backwards, too.
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -42,9 +43,10 @@ from planner.artefacts.strategy import (
     stages_by_device,
     used_devices,
 )
-from planner.artefacts.topology import DeviceType, device_type, hosts_by_name
+from planner.artefacts.topology import DeviceType, Host, device_type, hosts_by_name
 from planner.artefacts.weight_gradients import backward_weight_share
 from planner.costs.local_stage import LocalStage, local_stage
+from planner.costs.offloading import host_copies, host_of
 from planner.costs.operators import operator_times
 from planner.costs.pass_times import (
     PassTimes,
@@ -120,11 +122,12 @@ def _stage_passes(problem: Problem, stage: Stage) -> Mapping[int, StagePass]:
     if obstacle := not_runnable(stage):
         raise ValueError(f"a stage {obstacle}")
     stage = over_replicas(stage, problem.profile.graph)
-    known: dict[tuple[str, tuple[int, ...]], StagePass] = {}
+    known: dict[tuple[str, tuple[int, ...], Host | None], StagePass] = {}
     passes = {}
     for group in stage.groups:
         for device in group:
-            key = problem.topology.devices[device].type, group if stage.sharding else ()
+            host = host_of(problem.topology, device) if stage.offloaded else None
+            key = problem.topology.devices[device].type, group if stage.sharding else (), host
             if key not in known:
                 known[key] = _stage_pass(problem, stage, group, device)
             passes[device] = known[key]
@@ -137,7 +140,10 @@ def _stage_pass(problem: Problem, stage: Stage, group: tuple[int, ...], device: 
         known = operator_times(problem, device)
         both = np.array([known.forward_s[operators], known.backward_s[operators]])
         forward_s, backward_s = both.tolist()
-        alone = alone_times(forward_s, backward_s, segments_of(stage, problem.profile.graph))
+        alone = alone_times(
+            forward_s, backward_s, segments_of(stage, problem.profile.graph),
+            host_copies(problem, stage, device),
+        )  # fmt: skip
         return StagePass(operators, both, np.zeros_like(both), alone)
     durations, local = (
         _durations(problem, stage, group, device), local_stage(problem.profile, stage)
@@ -161,10 +167,10 @@ def pass_with(
     """
     group, device = place
     local, both = local_stage(problem.profile, stage), _durations(problem, stage, group, device)
-    beside = _runs_beside(problem, group)
+    beside, copies = _runs_beside(problem, group), host_copies(problem, stage, device)
     return (
-        forward_times(local, order, both[0], beside=beside),
-        backward_times(local, order, both[1], beside=beside, ahead=both[0]),
+        forward_times(local, order, both[0], beside=beside, copies=copies),
+        backward_times(local, order, both[1], beside=beside, ahead=both[0], copies=copies),
     )
 
 
@@ -393,9 +399,12 @@ def gather_beside_s(problem: Problem, stage: Stage, group: tuple[int, ...], devi
         for names, time_s in gathers
     ]  # fmt: skip
     beside = _runs_beside(problem, group)
-    times = forward_times(local, local.order, durations, beside=beside, before=before)
-    alone_s = forward_times(local, local.order, durations, beside=beside).total
-    return times.total - alone_s if beside else sum(time_s for _, time_s in gathers)
+    run = partial(
+        forward_times, local, local.order, durations, beside=beside,
+        copies=host_copies(problem, stage, device),
+    )  # fmt: skip
+    delay_s = run(before=before).total - run().total
+    return delay_s if beside else sum(time_s for _, time_s in gathers)
 
 
 def _gathers(

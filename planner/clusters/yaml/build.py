@@ -20,6 +20,7 @@ from planner.artefacts.topology import (
     Device,
     DeviceType,
     Host,
+    HostLink,
     Level,
     Link,
     Sharing,
@@ -474,16 +475,19 @@ def _split(name: str) -> tuple[str, str]:
 
 def _host(given: HostSchema, name: str) -> Host:
     """The host of this name; `auto` asks the machine."""
+    link = given.host_link
     return Host(
         name,
         available_cores() if given.cores == "auto" else given.cores,  # type: ignore[arg-type]
         available_bytes() if given.memory == "auto" else given.memory,  # type: ignore[arg-type]
+        None if link is None else HostLink(link.bandwidth, link.devices, link.memory),
     )
 
 
 def _changed_host(host: Host, given: HostSchema) -> Host:
     """A host with the figures that are given."""
-    new, names = _host(given, host.name), {"cores": "cores", "memory": "memory_bytes"}
+    names = {"cores": "cores", "memory": "memory_bytes", "host_link": "host_link"}
+    new = _host(given, host.name)
     given_names = given.model_fields_set & names.keys()
     return replace(host, **{names[one]: getattr(new, names[one]) for one in given_names})
 
@@ -557,7 +561,11 @@ def _type_of_all(
     """The type of all devices of a hierarchy; None after its mistakes, and those of its host, are
     noted.
     """
-    stray = body.host.model_fields_set - {"cores", "memory"} if body.host is not None else None
+    stray = (
+        body.host.model_fields_set - {"cores", "memory", "host_link"}
+        if body.host is not None
+        else None
+    )
     if stray:
         context.wrong.append(
             f"{where}host.{min(stray)}: unknown field; `levels` names its hosts itself"

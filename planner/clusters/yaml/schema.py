@@ -94,6 +94,14 @@ class DeviceTypeSchema(_Schema):
         return DeviceType(name, self.memory, self.flops, self.memory_bandwidth, self.source)
 
 
+class HostLinkSchema(_Schema):
+    """The links between the devices of a host and its memory."""
+
+    bandwidth: Rate
+    devices: Annotated[int, BeforeValidator(_number_of("devices"))] = 1
+    memory: Bytes | None = None
+
+
 class HostSchema(_Schema):
     """A host, several with numbered names, or copies of the topology that is the template."""
 
@@ -102,6 +110,7 @@ class HostSchema(_Schema):
     template: str | None = None
     cores: Annotated[int | str | None, _or_auto(_number_of("cores or auto"))] = None
     memory: Annotated[int | str | None, _or_auto(_above_0(units.parse_bytes))] = None
+    host_link: HostLinkSchema | None = None
 
 
 class DeviceSchema(_Schema):

@@ -20,6 +20,7 @@ from planner.artefacts.topology import (
     Device,
     DeviceType,
     Host,
+    HostLink,
     Link,
     Sharing,
     Topology,
@@ -108,7 +109,16 @@ def _list(entries: Iterable[object]) -> CommentedSeq:
 
 def _host(host: Host) -> CommentedMap:
     memory = None if host.memory_bytes is None else _size(host.memory_bytes)
-    return _line(name=host.name, cores=host.cores, memory=memory)
+    link = None if host.host_link is None else _host_link(host.host_link)
+    return _line(name=host.name, cores=host.cores, memory=memory, host_link=link)
+
+
+def _host_link(link: HostLink) -> CommentedMap:
+    return _line(
+        bandwidth=_exact(link.bandwidth_bytes_per_s, _RATES, units.parse_rate),
+        devices=None if link.num_devices == 1 else link.num_devices,
+        memory=None if link.memory_bytes is None else _size(link.memory_bytes),
+    )
 
 
 def _device(device: Device) -> CommentedMap:

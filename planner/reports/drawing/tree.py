@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from planner.artefacts.topology import Link, Topology
+from planner.artefacts.topology import Host, Link, Topology
 from planner.clusters.places import host_of_vertex, neighbours
 from planner.support.memo import remembered
 from planner.support.printable import printable
@@ -53,6 +53,13 @@ def connections(topology: Topology) -> tuple[Connection, ...]:
 def _figures(link: Link) -> str:
     name = f"{link.name} " if link.name else ""
     return f"{name}{format_rate(link.bandwidth_bytes_per_s)}, {format_seconds(link.latency_s)}"
+
+
+def _host_link_words(host: Host) -> Iterator[str]:
+    link = host.host_link
+    if link is not None:
+        shared = f", {link.num_devices} devices on each link" if link.num_devices > 1 else ""
+        yield f"host link {format_rate(link.bandwidth_bytes_per_s)}{shared}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +133,7 @@ def tree(topology: Topology) -> str:
             cores, memory = hosts[vertex].cores, hosts[vertex].memory_bytes
             words += [f"{cores} cores"] if cores else []
             words += [format_bytes(memory)] if memory else []
+            words += _host_link_words(hosts[vertex])
         parent = up.get(vertex, "")
         words += [label[ends] for ends in [frozenset((vertex, parent))] if ends in label]
         others: dict[str, list[str]] = {}
