@@ -54,7 +54,8 @@ class MemoryParts:
     @property
     def total_bytes(self) -> int:
         """The peak of the device."""
-        return sum(getattr(self, one.name) for one in fields(self)) - self.host_bytes
+        every: int = sum(getattr(self, one.name) for one in fields(self))
+        return every - self.host_bytes
 
 
 @dataclass(frozen=True, slots=True)

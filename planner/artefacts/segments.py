@@ -10,8 +10,9 @@ from planner.artefacts.strategy import Stage, indices_of
 from planner.support.memo import remembered
 
 LEAST_OFFLOADED_BYTES = 2**16
-"""Smaller activations stay on the device: a copy takes some 15 us besides its bytes (34 us for 1 MiB
-and 91 for 4 MiB, pinned, from an H100 SXM over PCIe 5, 2026-11), over ten times as long as these."""
+"""Smaller activations stay on the device: a copy takes some 15 us besides its bytes, over ten times
+as long as these (34 us for 1 MiB, 91 us for 4 MiB, pinned, of an H100 SXM over PCIe 5, 2026-11).
+"""
 
 
 class Segment(NamedTuple):

@@ -27,6 +27,7 @@ from planner.launcher.mesh.losses import reports_loss, split_criterion
 from planner.launcher.mesh.module import split_module
 from planner.launcher.mesh.queue import queue_on
 from planner.launcher.mesh.shards import OptimizerShards
+from planner.launcher.offload import HostMemory
 from planner.launcher.segments import with_segments
 from planner.launcher.stage import StageModule
 from planner.model.load import Model
@@ -303,6 +304,7 @@ def _stage_module(
         scale,
         unreported_losses(losses, place),
         partial(with_segments, stage=place.shared, graph=graph, precision=precision),
+        HostMemory(job.device) if place.stage.offloaded else None,
     )
 
 

@@ -1,5 +1,6 @@
 """Segments of a stage that keep only what they read, and are run again in its backward
-(`Stage.recomputed`).
+(`Stage.recomputed`), and those that keep their activations in the host's memory
+(`Stage.offloaded`, `offload.py`).
 
 A segment is a module of its own in that of its stage. Autograd records it as any other part, but
 for each tensor that a backward will read it keeps an empty place. Before the first backward of the
@@ -22,16 +23,18 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
 from planner.artefacts.graph import Graph
-from planner.artefacts.segments import segments_of
+from planner.artefacts.segments import offloaded_of, segments_of
 from planner.artefacts.strategy import Stage
 from planner.launcher.mesh.convert import Conversion, StartedCopy, finished
 from planner.launcher.mesh.late_gradients import late_parameters
+from planner.launcher.offload import current_pass, given_again, kept, staying
 from planner.operators.casting import WeightCast
 from planner.operators.parts.calls import is_call
 from planner.operators.running import running_again, runs_again
 from planner.support.contexts import holding
 
-_pass: ContextVar["_SegmentPass | None"] = ContextVar("pass", default=None)
+_begins: ContextVar[tuple[Callable[[], None], ...]] = ContextVar("begins", default=())
+"""What is done before the backward of the segment that runs here."""
 
 _Precision = Callable[[], AbstractContextManager[object]]
 
@@ -52,19 +55,42 @@ class RecomputedSegment(nn.Module):
         """What the operators make; without gradients nothing is kept."""
         if not torch.is_grad_enabled():
             return self.body(*given)
-        context = copy_context()
+        context, held = copy_context(), list[Any]()
 
         def again() -> None:
-            context.run(self._again, given)
+            context.run(self._again, [given_again(one) for one in held])
 
         own = _SegmentPass(again)
-        with holding(_pass, own), saved_tensors_hooks(own.empty_place, _filled):
-            return self.body(*given)
+        begins = *_begins.get(), own.run_again
+        with holding(_begins, begins), saved_tensors_hooks(own.empty_place, _filled):
+            made = self.body(*given)
+        held += map(kept, given)
+        return made
 
     def _again(self, given: Sequence[Any]) -> None:
         # State has its new values already, and what is read of it is that of the first time.
         with torch.enable_grad(), running_again(), self._precision():
             self.body(*given)
+
+
+class OffloadedSegment(nn.Module):
+    """A segment whose activations wait in the host's memory.
+
+    Args:
+        body: its operators, or the segment that is run again.
+    """
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, *given: Any) -> Any:
+        """What the operators make."""
+        own = current_pass()
+        if own is None or not torch.is_grad_enabled():
+            return self.body(*given)
+        with own.segment() as copies, holding(_begins, (copies.ready,)):
+            return self.body(*given)
 
 
 class _SegmentPass:
@@ -125,13 +151,20 @@ def _never_read(_: object) -> Tensor:
 
 
 def run_before(made: Any) -> None:
-    """Lets the segment run again before the backward of what this is given."""
-    own = _pass.get()
-    if own is None or runs_again():
+    """Lets the segment run again, or its activations come back, before the backward of what this is
+    given.
+    """
+    begins = _begins.get()
+    if not begins or runs_again():
         return
+
+    def begin(_: object) -> None:
+        for one in begins:
+            one()
+
     for one in tree_leaves(made):
         if isinstance(one, Tensor) and one.grad_fn is not None:
-            one.grad_fn.register_prehook(lambda _: own.run_again())
+            one.grad_fn.register_prehook(begin)
 
 
 def begun(copy: StartedCopy, home: Tensor) -> StartedCopy:
@@ -168,7 +201,8 @@ def with_segments(
         module: of the stage, with its conversions. It stays as it is, and holds the parameters.
         precision: gives the context that forward passes run in.
     """
-    segments = segments_of(stage, graph)
+    again, offloaded = segments_of(stage, graph), offloaded_of(stage, graph)
+    segments = sorted({*again, *offloaded})
     if not segments:
         return module
     nodes = list(module.graph.nodes)
@@ -180,7 +214,8 @@ def with_segments(
         end = _behind(module, nodes, places[one.end])
         inside |= {node: k for node in nodes[first:end] if node.op != "get_attr"}
     last = {nodes[places[one.last]] for one in segments}
-    made = _Parting(module, inside, last, precision).outer()
+    kinds = [(one in again, one in offloaded) for one in segments]
+    made = _Parting(module, inside, last, kinds, precision).outer()
     vars(made).update(input_names=module.input_names, output_names=module.output_names)
     return made
 
@@ -221,15 +256,18 @@ class _Parting:
 
     Args:
         inside: by node, the segment that it is in.
-        last: the operators before whose backwards segments are run again.
+        last: the operators before whose backwards segments are run again, or come back.
+        kinds: by segment, whether it is run again, and whether it is offloaded.
+        precision: gives the context that segments run again in.
     """
 
     def __init__(
         self, module: fx.GraphModule, inside: Mapping[fx.Node, int], last: Collection[fx.Node],
-        precision: _Precision,
+        kinds: Sequence[tuple[bool, bool]], precision: _Precision,
     ) -> None:  # fmt: skip
         self._module, self._inside, self._last = module, inside, last
-        self._precision = precision
+        self._kinds, self._precision = kinds, precision
+        self._staying = _staying(module)
 
     def outer(self) -> fx.GraphModule:
         """The module with them."""
@@ -244,7 +282,7 @@ class _Parting:
                 continue
             if node in self._inside:
                 k = self._inside[node]
-                self._add(graph, root, made, (f"segment_{k}", segments[k]))
+                self._add(graph, root, made, (k, segments[k]))
                 continue
             made[node] = graph.node_copy(node, made.__getitem__)
             _hold(root, self._module, node)
@@ -252,22 +290,24 @@ class _Parting:
 
     def _add(
         self, graph: fx.Graph, root: dict[str, Any], made: dict[fx.Node, fx.Node],
-        segment: tuple[str, Sequence[fx.Node]],
+        segment: tuple[int, Sequence[fx.Node]],
     ) -> None:  # fmt: skip
         """Adds a segment to the outer graph.
 
         Args:
             made: by node of the flat graph, that in the outer one.
-            segment: its name and its nodes.
+            segment: its number and its nodes.
         """
-        name, nodes = segment
-        mine = set(nodes)
+        k, nodes = segment
+        name, mine = f"segment_{k}", set(nodes)
+        is_again, is_offloaded = self._kinds[k]
         used = [node for node in nodes if not mine.issuperset(self._users(node))]
         read = dict.fromkeys(one for node in nodes for one in node.all_input_nodes)
         read |= {one.all_input_nodes[0]: None for one in read if self._is_started(one)}
         given = [one for one in read if one not in mine]
         body = self._body(nodes, given, used)
-        root[name] = RecomputedSegment(body, self._precision)
+        one = RecomputedSegment(body, self._precision) if is_again else body
+        root[name] = OffloadedSegment(one) if is_offloaded else one
         result = graph.call_module(name, tuple(made[one] for one in given))
         made |= dict.fromkeys(nodes, result)  # for all but `used` only to be known
         for i, node in enumerate(used):
@@ -279,12 +319,17 @@ class _Parting:
         """The operators of a segment."""
         graph, root, mine = fx.Graph(), dict[str, Any](), set(nodes)
         made = {one: graph.placeholder(one.name) for one in given}
+        for one in given:
+            if one in self._staying:
+                graph.call_function(staying, (made[one],))
         for one in self._module.graph.nodes:  # in the order in which they are started
             if one in given and self._is_started(one):
                 made[one] = graph.call_function(begun, (made[one], made[one.all_input_nodes[0]]))
         for node in nodes:
             made[node] = graph.node_copy(node, made.__getitem__)
             _hold(root, self._module, node)
+            if node in self._staying:
+                graph.call_function(staying, (made[node],))
             conversion = _started_by(self._module, node)
             if conversion is not None and not mine.issuperset(node.users):
                 root[str(node.target)] = StartedOnce(conversion)
@@ -302,6 +347,19 @@ class _Parting:
 
     def _is_started(self, node: fx.Node) -> bool:
         return _started_by(self._module, node) is not None
+
+
+def _staying(module: fx.GraphModule) -> frozenset[fx.Node]:
+    """The nodes whose tensors stay on the device: what is made of parameters alone, and outputs."""
+    of_data, found = set[fx.Node](), set[fx.Node]()
+    for node in module.graph.nodes:
+        if node.op == "output":
+            found.update(node.all_input_nodes)
+        elif node.op == "placeholder" or not of_data.isdisjoint(node.all_input_nodes):
+            of_data.add(node)
+        elif node.op != "get_attr":
+            found.add(node)
+    return frozenset(found)
 
 
 def _hold(root: dict[str, Any], module: fx.GraphModule, node: fx.Node) -> None:

@@ -1,6 +1,6 @@
 """The forward and backward of a stage, and tensors that stages of one device hand to each other."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +12,7 @@ from torch.fx import GraphModule, Node
 
 from planner.artefacts.graph import Graph, tensors_by_name, unread_tensors
 from planner.launcher.mesh.gather_again import function_of
+from planner.launcher.offload import HostMemory, HostPass
 from planner.operators.losses import Criterion, LossValue
 from planner.operators.normalization import batch_normalization
 from planner.operators.parts import moments
@@ -61,6 +62,7 @@ class _SavedForward:
 
     Attributes:
         states: values of the state that operators read, by the id of the tensor that is updated.
+        host_pass: what waits in the host's memory.
     """
 
     leaves: Tensors
@@ -68,6 +70,7 @@ class _SavedForward:
     totals: Mapping[str, float]
     states: Mapping[int, Tensor]
     forward_pass: _ForwardPass | None
+    host_pass: HostPass | None = None
 
 
 class StageModule:
@@ -79,6 +82,7 @@ class StageModule:
             module's own, by the target of the buffer in the module that holds them. Each forward
             pass updates them once, by the microbatch of this replica; running it again for its
             backward pass does not, and reads what the first one has read.
+        host: the argument.
 
     Args:
         module: with `input_names` and `output_names`.
@@ -88,7 +92,8 @@ class StageModule:
         precision: gives the context that forward passes run in.
         scale: gives the factor of the losses in a backward pass.
         unreported: outputs whose loss this device computes and another one reports.
-        parted: puts the segments of the module that are run again into modules of their own.
+        parted: puts segments of the module into modules of their own (`segments.py`).
+        host: memory for activations of offloaded segments; None where there are none.
     """
 
     def __init__(
@@ -101,6 +106,7 @@ class StageModule:
         scale: Callable[[], float] = lambda: 1.0,
         unreported: Collection[str] = (),
         parted: Callable[[GraphModule], GraphModule] = lambda module: module,
+        host: HostMemory | None = None,
     ) -> None:
         tensors = tensors_by_name(graph)
         self._unreported = unreported
@@ -118,7 +124,7 @@ class StageModule:
             target: module.get_buffer(target) for target in self._read
         }
         self._stash: dict[int, _SavedForward] = {}
-        self._parted = parted
+        self._parted, self.host = parted, host
 
     @cached_property
     def _called(self) -> GraphModule:
@@ -146,12 +152,13 @@ class StageModule:
         }
         # Copies, because autograd may keep what operators read until the backward pass.
         before = {id(self.states[name]): self.states[name].clone() for name in self._read}
+        host_pass = self._host_pass(leaves.values())
         with torch.set_grad_enabled(not self._recompute), updating(self.states.values()):
-            done = self._run(leaves, targets, totals, before)
+            done = self._run(leaves, targets, totals, before, host_pass)
         self._stash[microbatch] = (
             _SavedForward(leaves, targets, totals, before, None)
             if self._recompute
-            else _SavedForward(leaves, targets, totals, {}, done)
+            else _SavedForward(leaves, targets, totals, {}, done, host_pass)
         )
         loss = 0.0 if done.reported_loss is None else done.reported_loss.item()
         outputs = {name: tensor.detach() for name, tensor in done.outputs.items()}
@@ -175,6 +182,8 @@ class StageModule:
         ]
         if done.loss is not None and done.loss.requires_grad:
             roots.append((done.loss, torch.full_like(done.loss, self._scale())))
+        if stashed.host_pass is not None:
+            stashed.host_pass.begin_backward()
         if roots:
             torch.autograd.backward([r for r, _ in roots], [g for _, g in roots])
         # A gradient that no path leads to is sent as zeros, because its receive has been posted.
@@ -195,14 +204,27 @@ class StageModule:
             results = self._called(*(tensors[name] for name in self.input_names))
         return dict(zip(self.output_names, results, strict=True))
 
+    def _host_pass(self, leaves: Iterable[Tensor]) -> HostPass | None:
+        """What will wait in the host's memory of a microbatch.
+
+        Args:
+            leaves: inputs of the stage.
+        """
+        if self.host is None:
+            return None
+        held = (*self.module.parameters(), *self.module.buffers(), *leaves)
+        return HostPass(self.host, held)
+
     def _run(
         self,
         leaves: Mapping[str, Tensor],
         targets: Mapping[str, Tensor],
         totals: Mapping[str, float],
         states: Mapping[int, Tensor],
+        host_pass: HostPass | None = None,
     ) -> _ForwardPass:
-        with self._precision(), reading(states), dividing(totals):
+        waiting = nullcontext() if host_pass is None else host_pass.forward()
+        with self._precision(), reading(states), dividing(totals), waiting:
             results = self._called(*(leaves[name] for name in self.input_names))
         made = zip(self.output_names, results, strict=True)
         outputs = {name: one for name, one in made if name not in self._next_states}

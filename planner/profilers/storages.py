@@ -4,13 +4,23 @@ slows everything down, so nothing is timed meanwhile.
 
 import weakref
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from planner.support.contexts import holding
+
+_apart: ContextVar[bool] = ContextVar("apart", default=False)
+
+
+def tracked_apart() -> AbstractContextManager[None]:
+    """A context whose tensors a tracker of a CPU does not count: those of the host's memory."""
+    return holding(_apart, True)
 
 
 class MemoryTracker(Protocol):
@@ -83,7 +93,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Runs an operator and counts the storages that it made."""
         made = func(*args, **(kwargs or {}))
-        for one in tree_leaves(made):
+        for one in () if _apart.get() else tree_leaves(made):
             if isinstance(one, Tensor):
                 self._count(one)
         return made

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 from planner.launcher.mesh.convert import Conversion
 from planner.launcher.mesh.late_gradients import ProductInTwo
 from planner.launcher.mesh.queue import Done, Pending
+from planner.launcher.offload import kept, restored
 from planner.operators.parts.calls import Parts
 
 
@@ -65,9 +66,9 @@ class RegatheredOperator(nn.Module):
             args = tuple(_cast(one, copies, shorter) for one in args)
             kwargs = {name: _cast(one, copies, shorter) for name, one in kwargs.items()}
 
-        def keep(tensor: Tensor) -> "Tensor | _SavedView":
+        def keep(tensor: Tensor) -> Any:
             copy = copies.get(_address(tensor))
-            return tensor if copy is None else copy.view_of(tensor)
+            return kept(tensor) if copy is None else copy.view_of(tensor)
 
         # To keep the copies until their backward makes the peak of a microbatch that of whole
         # parameters. To run the operator again, as checkpointing does, costs its forward.
@@ -187,7 +188,7 @@ def _cast(given: Any, copies: dict[int, _RegatheredTensor], shorter: torch.dtype
     return made
 
 
-def _read(kept: Tensor | _SavedView) -> Tensor:
-    if isinstance(kept, Tensor):
-        return kept
-    return torch.as_strided(kept.copy.made(), kept.shape, kept.stride, kept.offset)
+def _read(one: Any) -> Tensor:
+    if not isinstance(one, _SavedView):
+        return restored(one)
+    return torch.as_strided(one.copy.made(), one.shape, one.stride, one.offset)
