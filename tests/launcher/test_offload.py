@@ -6,20 +6,16 @@ from functools import partial
 
 import pytest
 import torch
-from torch import nn
 
 from planner.artefacts.losses import losses
-from planner.artefacts.strategy import ScheduleName, Stage, Strategy, violations
+from planner.artefacts.strategy import Stage
 from planner.launcher import offload
 from planner.launcher.offload import HostMemory
 from planner.launcher.segments import with_segments
 from planner.launcher.stage import StageModule
-from planner.model.export.export import export_module
 from planner.operators import parameters, to_torch
-from planner.operators.losses import LossValue, criterion
-from planner.operators.randomness import random_operators
+from planner.operators.losses import criterion
 from planner.operators.running import autocast
-from planner.profilers.storages import StorageTracker
 from tests.support.split_models import MODELS, loaded
 from tests.support.split_plans import data, random_segments
 
