@@ -163,6 +163,11 @@ class DevicePart:
         cut = {name: self.shards.shards[name] for name in self.shards.cut_gradients}
         return {**self.trained, **cut}
 
+    @property
+    def host_bytes(self) -> int:
+        """The most bytes of activations that have waited in the host's memory."""
+        return sum(one.host.peak_bytes for one in self.stages.values() if one.host is not None)
+
     def forget_casts(self) -> None:
         """Before weights change: lets go of their copies."""
         for one in self.casts:

@@ -86,6 +86,10 @@ def _device_columns(devices: "Sequence[MeasuredDevice]") -> "tuple[Column[Measur
         sizes_bytes = (_without_reserve(device.predicted.memory), *live, device.peak_bytes)
         return " / ".join(map(format_bytes, sizes_bytes))
 
+    def host_memory(device: "MeasuredDevice") -> str | None:
+        sizes_bytes = device.predicted.memory.host_bytes, device.host_bytes
+        return " / ".join(map(format_bytes, sizes_bytes)) if any(sizes_bytes) else None
+
     def pair(predicted_s: float, measured_s: float) -> str:
         return f"{format_seconds(predicted_s)} / {format_seconds(measured_s)}"
 
@@ -96,6 +100,7 @@ def _device_columns(devices: "Sequence[MeasuredDevice]") -> "tuple[Column[Measur
                "communication", gives_way=2),
         Column("", lambda one: pair(one.predicted.idle_s, one.idle_s), "idle", gives_way=1),
         Column("", memory, f"peak memory (without reserve / {peaks})"),
+        Column("", host_memory, "in host memory", sparse=True),
     )  # fmt: skip
 
 
@@ -170,6 +175,8 @@ def launch_json(report: "LaunchReport") -> dict[str, Any]:
         "predicted_live_bytes": [
             _without_reserve(device.predicted.memory) for device in report.devices
         ],
+        "host_bytes": [device.host_bytes for device in report.devices],
+        "predicted_host_bytes": [device.predicted.memory.host_bytes for device in report.devices],
         "comparable": report.comparable,
         "operator_times": report.times,
         "notes": list(report.notes),

@@ -279,6 +279,7 @@ class _OwnLoop:
             iterations_s=iterations_s,
             records=tuple(timed.records) if flow is None else (flow.record,),
             are_whole=are_whole,
+            host_bytes=trainer.part.host_bytes,
             **_machine(trainer.job.device),
         )
 

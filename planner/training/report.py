@@ -49,6 +49,7 @@ class MeasuredDevice:
         peak_bytes: peak memory; on CUDA that of torch's allocator, on a CPU that of the process.
         live_bytes: peak memory of tensors in an iteration in which memory was watched; None
             without one.
+        host_bytes: most bytes of activations that waited in the host's memory.
     """
 
     rank: int
@@ -58,6 +59,7 @@ class MeasuredDevice:
     idle_s: float
     peak_bytes: int
     live_bytes: int | None
+    host_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,7 @@ class RankMeasurements:
         uncounted: number of steps without counted targets, which were not run, the same on all
             ranks; under an asynchronous schedule that of minibatches of which it reports the loss.
         are_whole: whether these steps have all microbatches.
+        host_bytes: as in `MeasuredDevice`.
     """
 
     device: int
@@ -142,6 +145,7 @@ class RankMeasurements:
     ended_s: tuple[float, ...] = ()
     uncounted: int = 0
     are_whole: bool = True
+    host_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,6 +313,7 @@ def _device(plan: Plan, rank: int, own: RankMeasurements, timeline: Timeline) ->
         idle_s=idle_s(timeline, own.device),
         peak_bytes=own.peak_bytes,
         live_bytes=None if own.peaks_bytes is None else max(own.peaks_bytes),
+        host_bytes=own.host_bytes,
     )
 
 

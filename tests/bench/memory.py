@@ -1,7 +1,7 @@
 """Peak memory of 100 plans, predicted and tracked (15 minutes).
 
 Plans are drawn by a seed, on the models of the accuracy benchmark. Kinds are whole, split, shared,
-ahead, layers, autocast and short; the first three have tables in docs/accuracy.md.
+ahead, layers, offloaded, autocast and short; the first three have tables in docs/accuracy.md.
 
     python -m tests.bench.memory [--write] [--only KIND]
         [--models NAME,...] [--seed N] [--keep FOLDER]
@@ -31,7 +31,7 @@ from planner.artefacts.strategy import (
     in_parts,
     stages_by_device,
 )
-from planner.artefacts.topology import Topology
+from planner.artefacts.topology import HostLink, Topology
 from planner.costs.evaluate import evaluate
 from planner.costs.peak_memory import peak_memory
 from planner.costs.stage_memory import stage_memory
@@ -64,7 +64,7 @@ TABLES = {
     "whole": "memory", "split": "memory of split plans",
     "shared": "memory of state over replicas",
 }  # fmt: skip
-PRINTED = ("ahead", "layers", "autocast", "short")
+PRINTED = ("ahead", "layers", "offloaded", "autocast", "short")
 TYPES = {
     "autocast": {"dtype": "bfloat16"},
     "short": {"dtype": "bfloat16", "parameters": "bfloat16"},
@@ -206,6 +206,25 @@ def again(name: str, profile: Profile, seed: int) -> Mapping[int, Plans]:
     return by_ranks
 
 
+def offloaded(name: str, profile: Profile, seed: int) -> Mapping[int, Plans]:
+    """The plans of `again`, with activations of a part of the layers in the host's memory, some of
+    which run again.
+    """
+    dice = random.Random(f"{name} offloaded {seed}")
+    by_ranks: dict[int, dict[str, tuple[Problem, Strategy]]] = {}
+    for ranks, plans in again(name, profile, seed).items():
+        for title, (problem, strategy) in plans.items():
+            stages = []
+            for one in strategy.stages:
+                layers = in_order(one, segments_by_worth(profile, one))
+                kept = tuple(some for some in layers if dice.random() < 0.7)
+                rerun = tuple(some for some in one.recomputed if dice.random() < 0.5)
+                stages.append(replace(one, recompute=bool(rerun), recomputed=rerun, offloaded=kept))
+            waiting = problem, replace(strategy, stages=tuple(stages))
+            by_ranks.setdefault(ranks, {})[f"{title.removesuffix('.layers')}.offloaded"] = waiting
+    return by_ranks
+
+
 def every(name: str, profile: Profile, seed: int) -> Mapping[int, Plans]:
     """The plans of all other kinds on up to two ranks; all have different names."""
     by_ranks: dict[int, dict[str, tuple[Problem, Strategy]]] = {}
@@ -218,7 +237,7 @@ def every(name: str, profile: Profile, seed: int) -> Mapping[int, Plans]:
 
 def cpus(count: int) -> Topology:
     """Processes on one host."""
-    return cluster([unit_type("cpu")] * count, bandwidth=1e9)
+    return cluster([unit_type("cpu")] * count, bandwidth=1e9, host_link=HostLink(1e9))
 
 
 @dataclass(frozen=True)
@@ -261,7 +280,7 @@ def measured(folder: Path, models: Sequence[str], seed: int, kind: str) -> list[
     """
     rows: list[RankMemory] = []
     make = {"split": split, "shared": shared, "ahead": ahead, "autocast": every,
-            "short": every, "layers": again}.get(kind, drawn)  # fmt: skip
+            "short": every, "layers": again, "offloaded": offloaded}.get(kind, drawn)  # fmt: skip
     how = {"rules": kind not in ("whole", "shared")}
     types = TYPES.get(kind, {})
     plans = {name: make(name, profiled(name, folder, **how, **types), seed) for name in models}

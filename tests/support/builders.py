@@ -70,7 +70,9 @@ def unit_type(name="unit", memory=10**12, flops=1e12, bandwidth=1e18):
     return DeviceType(name, memory, {"float32": flops}, bandwidth, "made up")
 
 
-def cluster(types, bandwidth=1e9, latency=0.0, links=(), cores=None, memory=None):
+def cluster(
+    types, bandwidth=1e9, latency=0.0, links=(), cores=None, memory=None, host_link=None
+):  # fmt: skip
     """Devices on one host, all linked to it, and besides by links (p, q, bandwidth)."""
     kinds = {t.name: t for t in types}
     devices = tuple(Device(f"d{i}", t.name, "host") for i, t in enumerate(types))
@@ -79,7 +81,7 @@ def cluster(types, bandwidth=1e9, latency=0.0, links=(), cores=None, memory=None
     return Topology(
         name="test",
         device_types=tuple(kinds.values()),
-        hosts=(Host("host", cores, memory),),
+        hosts=(Host("host", cores, memory, host_link),),
         devices=devices,
         switches=(),
         links=tuple(
