@@ -114,6 +114,23 @@ class _Parameters(torch.autograd.Function):
         return None, *torch.autograd.grad([output], parameters, [gradient], allow_unused=True)
 
 
+class _Input(torch.autograd.Function):
+    """A tensor at which a graph begins. That of a leaf would keep it."""
+
+    @staticmethod
+    def forward(ctx: Any, begin: Tensor, tensor: Tensor) -> Tensor:
+        return tensor.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        raise AssertionError("nothing goes back beyond the inputs of a product")
+
+
+def _begun(begin: Tensor, tensor: Tensor) -> Tensor:
+    made: Tensor = _Input.apply(begin, tensor.detach())  # type: ignore[no-untyped-call]
+    return made
+
+
 class _Product(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -122,9 +139,10 @@ class _Product(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         ctx.set_materialize_grads(False)
         trained = [one for one in late.own if one.requires_grad]
-        leaves = [one.detach().requires_grad_() for one in inputs]
         parameters = [one.detach().requires_grad_() for one in trained]
+        begin = stand_in(there.device).detach().requires_grad_()
         with torch.enable_grad():
+            leaves = [_begun(begin, one) for one in inputs]
             made = run(
                 dict(zip(names, leaves, strict=True)),
                 dict(zip(map(id, trained), parameters, strict=True)),
