@@ -53,6 +53,14 @@ class Recompute(StrEnum):
     FULL = "full"
 
 
+class Offload(StrEnum):
+    """Whether activations may or must wait in the host's memory for their backward."""
+
+    NO = "no"
+    AUTO = "auto"
+    YES = "yes"
+
+
 @dataclass(frozen=True, slots=True)
 class Devices(Options):
     """The devices of a topology that are taken."""
@@ -132,6 +140,12 @@ class Training(Options):
         "Run forward passes twice instead of stashing activations: where memory needs it, nowhere"
         " or everywhere.",
         Recompute.AUTO,
+    )
+    offload: Offload = option(
+        "Keep activations in the host's memory from forward to backward: nowhere, where memory"
+        " needs it, or of every layer. The solvers single, data-parallel, even, pipedream, zero,"
+        " megatron and manual do; others keep them on the devices.",
+        Offload.NO,
     )
     overlap: bool = option(
         "Run the collectives inside split stages beside their computations.", True

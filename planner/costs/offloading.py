@@ -49,7 +49,7 @@ class HostSegment(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Offload:
+class Offloaded:
     """What waits in the host's memory of one microbatch of a stage, by operators of a profile.
 
     Attributes:
@@ -66,16 +66,16 @@ class Offload:
         return sum(one.back_bytes for one in self.segments)
 
 
-NO_OFFLOAD = Offload()
+NOT_OFFLOADED = Offloaded()
 
 
-def stage_offload(profile: Profile, stage: Stage) -> Offload:
+def stage_offload(profile: Profile, stage: Stage) -> Offloaded:
     """What waits of a stage; of one that is split, by the operators of `local_stage`."""
-    return _stage_offload(profile, stage) if stage.offloaded else NO_OFFLOAD
+    return _stage_offload(profile, stage) if stage.offloaded else NOT_OFFLOADED
 
 
 @remembered(kept=64)
-def _stage_offload(profile: Profile, stage: Stage) -> Offload:
+def _stage_offload(profile: Profile, stage: Stage) -> Offloaded:
     graph, shared = profile.graph, over_replicas(stage, profile.graph)
     if shared.sharding is None:
         rows = indices_of(stage, graph)
@@ -109,7 +109,7 @@ class _Waiting:
             if name not in stays and sizes[name] >= LEAST_OFFLOADED_BYTES
         }
 
-    def offload(self, rows: Sequence[int], stage: Stage, graph: Graph | None = None) -> Offload:
+    def offload(self, rows: Sequence[int], stage: Stage, graph: Graph | None = None) -> Offloaded:
         """What waits.
 
         Args:
@@ -139,7 +139,7 @@ class _Waiting:
         segments = (
             HostSegment(end[k], rows[one.last], out[k], back[k]) for k, one in enumerate(places)
         )
-        return Offload(tuple(segments), Leaving(storages, private))
+        return Offloaded(tuple(segments), Leaving(storages, private))
 
     def _keepers(self, segment_of: Mapping[int, int]) -> Mapping[str, list[int]]:
         """By owner of a storage that may wait, the offloaded segments that keep it, in the order in

@@ -29,7 +29,7 @@ from planner.costs.mesh_memory import (
     local_gradient_bytes,
     scatter_bytes,
 )
-from planner.costs.offloading import NO_OFFLOAD, Offload, stage_offload
+from planner.costs.offloading import NOT_OFFLOADED, Offloaded, stage_offload
 from planner.costs.passes import (
     backward_workspace_bytes,
     forward_workspace_bytes,
@@ -188,7 +188,7 @@ def _stage_static_bytes(
 
 def _memory(
     profile: Profile, operators: Iterable[int], there: Set[str], static: StaticBytes,
-    segments: Sequence[frozenset[int]] = (), offload: Offload = NO_OFFLOAD,
+    segments: Sequence[frozenset[int]] = (), offload: Offloaded = NOT_OFFLOADED,
 ) -> StageMemory:  # fmt: skip
     """The memory of a stage.
 

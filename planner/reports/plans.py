@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from planner.artefacts.modules import from_to
-from planner.artefacts.options import Objective, Optimizer, Recompute
+from planner.artefacts.options import Objective, Offload, Optimizer, Recompute
 from planner.artefacts.plan import Plan, said_times
 from planner.artefacts.problem import Problem, Status
 from planner.artefacts.profile import Source
@@ -428,6 +428,9 @@ def _memory_savings(problems: Sequence[Problem]) -> Iterator[str]:
         yield f"--optimizer {' or '.join(less)}"
     if training.recompute is Recompute.NONE:
         yield f"--recompute {Recompute.AUTO}"
+    linked = all(host.host_link is not None for host in problems[0].topology.hosts)
+    if training.offload is Offload.NO and linked and not training.schedule.is_asynchronous:
+        yield f"--offload {Offload.AUTO}"
     size = profile.microbatch_size
     if training.microbatch_size is not None and size > 1:
         yield f"a smaller --microbatch-size than {size}"

@@ -1,5 +1,6 @@
 """Which segments of a stage are worth running again: whole layers, those first that free the most
-bytes per second.
+bytes per second. Activations of the same layers may wait in the host's memory instead, or what is
+kept of those that run again.
 
 Layers are the numbered modules of the network where the profile names modules. Elsewhere they are
 what lies between two places of the stage that a single activation crosses, as between the blocks of
@@ -14,10 +15,12 @@ from itertools import groupby, pairwise
 
 from planner.artefacts.graph import consumers, loss_outputs, producers, tensors_by_name
 from planner.artefacts.modules import block_of
-from planner.artefacts.options import Recompute
+from planner.artefacts.options import Offload, Recompute
 from planner.artefacts.problem import Problem
 from planner.artefacts.profile import Profile, stash_bytes, storage_owner
 from planner.artefacts.strategy import Stage, indices_of
+from planner.costs.offloading import host_of, host_rate_bytes_per_s
+from planner.costs.operators import operator_times
 from planner.costs.passes import read_from_outside, used_outside
 from planner.support.memo import remembered
 
@@ -28,24 +31,78 @@ Segments = tuple[tuple[str, ...], ...]
 
 
 class Again(IntEnum):
-    """What of a stage is run again in its backward; what takes less time comes first."""
+    """What of a stage is run again in its backward, or waits in the host's memory for it."""
 
     NOTHING = 0
-    LAYERS = 1
-    STAGE = 2
+    HOST = 1
+    """Activations of its layers wait there."""
+    LAYERS = 2
+    HOST_LAYERS = 3
+    """Its layers run again, and what they read waits there."""
+    STAGE = 4
+
+    @property
+    def reruns(self) -> bool:
+        """Whether anything is run again."""
+        return self in (Again.LAYERS, Again.HOST_LAYERS, Again.STAGE)
+
+    @property
+    def offloads(self) -> bool:
+        """Whether anything waits in the host's memory."""
+        return self in (Again.HOST, Again.HOST_LAYERS)
 
 
 def recompute_choices(problem: Problem) -> tuple[Again, ...]:
-    """What stages may run again, in the order of preference."""
+    """What stages may run again, or keep in the host's memory, in the order of preference; see
+    `choice_orders`.
+    """
+    return choice_orders(problem)[0]
+
+
+def choice_orders(problem: Problem) -> tuple[tuple[Again, ...], ...]:
+    """The same in all orders that may be the best: where layers may be run again or wait in the
+    host's memory, both ways round, that first which takes less time if all layers do.
+
+    Raises:
+        TopologyError: if activations have to wait there, and a device has no link to it.
+    """
     training = problem.training
-    # Versions of the parameters belong to whole stages.
-    layers = () if training.schedule.is_asynchronous else (Again.LAYERS,)
-    match training.recompute:
-        case Recompute.NONE:
-            return (Again.NOTHING,)
-        case Recompute.FULL:
-            return (*layers, Again.STAGE)
-    return (Again.NOTHING, *layers, Again.STAGE)
+    choices = {
+        Recompute.NONE: (Again.NOTHING, Again.HOST),
+        Recompute.FULL: (Again.LAYERS, Again.HOST_LAYERS, Again.STAGE),
+        Recompute.AUTO: tuple(Again),
+    }[training.recompute]
+    if training.offload is Offload.YES:
+        for device in range(len(problem.topology.devices)):
+            host_rate_bytes_per_s(problem.topology, device)
+        return (tuple(one for one in choices if one.offloads),)
+    if not _may_offload(problem):
+        choices = tuple(one for one in choices if not one.offloads)
+    if training.schedule.is_asynchronous:  # versions of the parameters belong to whole stages
+        choices = tuple(one for one in choices if one in (Again.NOTHING, Again.STAGE))
+    if not {Again.HOST, Again.LAYERS} <= {*choices}:
+        return (choices,)
+    both = choices, (Again.NOTHING, Again.LAYERS, Again.HOST, Again.HOST_LAYERS, Again.STAGE)
+    return both if _is_hidden(problem) else both[::-1]
+
+
+def _may_offload(problem: Problem) -> bool:
+    linked = all(host.host_link is not None for host in problem.topology.hosts)
+    return problem.training.offload is Offload.AUTO and linked
+
+
+def _is_hidden(problem: Problem) -> bool:
+    """Whether a second forward takes longer than the part of the copies of all activations that
+    passes do not hide.
+    """
+    profile, times = problem.profile, operator_times(problem, 0)
+    forward_s, backward_s = float(times.forward_s.sum()), float(times.backward_s.sum())
+    rate = host_rate_bytes_per_s(problem.topology, 0)
+    copy_s = stash_bytes(profile, range(len(profile.operators))) / rate
+    exposed_s = 2 * copy_s
+    if host_of(problem.topology, 0).cores is None:
+        exposed_s = max(copy_s - forward_s, 0.0) + max(copy_s - backward_s, 0.0)
+    return exposed_s <= forward_s
 
 
 def segments_by_worth(profile: Profile, stage: Stage) -> Segments:
@@ -56,9 +113,34 @@ def segments_by_worth(profile: Profile, stage: Stage) -> Segments:
 
 
 def running_again(problem: Problem, stage: Stage, what: Again) -> Stage:
-    """A stage that runs all that it may again. One without layers is one."""
-    segments = () if what is not Again.LAYERS else segments_by_worth(problem.profile, stage)
-    return replace(stage, recompute=bool(what), recomputed=in_order(stage, segments))
+    """A stage that runs all that it may again, and keeps all that it may in the host's memory. One
+    without layers is one.
+    """
+    segments: Segments = ()
+    if what not in (Again.NOTHING, Again.STAGE):
+        segments = in_order(stage, segments_by_worth(problem.profile, stage))
+    return replace(
+        stage,
+        recompute=what.reruns,
+        recomputed=segments if what.reruns else (),
+        offloaded=segments if what.offloads else (),
+    )
+
+
+def with_fewer(problem: Problem, stage: Stage) -> tuple[Stage, ...]:
+    """A stage with one, two and so on up to all of the layers that it keeps in the host's memory,
+    those first that wait the longest; or of those that it runs again, those first that are worth
+    most. None where it may not leave out any.
+    """
+    training = problem.training
+    if stage.offloaded and training.offload is Offload.AUTO:
+        every = stage.offloaded
+        return tuple(replace(stage, offloaded=every[: n + 1]) for n in range(len(every)))
+    if stage.recomputed and training.recompute is Recompute.AUTO:
+        every = segments_by_worth(problem.profile, stage)
+        some = (in_order(stage, every[: n + 1]) for n in range(len(every)))
+        return tuple(replace(stage, recomputed=one) for one in some)
+    return ()
 
 
 def in_order(stage: Stage, segments: Segments) -> Segments:

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from planner.artefacts.options import Recompute
 from planner.artefacts.problem import Problem, Result, Status
 from planner.artefacts.strategy import Stage, Strategy, asynchronous_violations, used_devices
 from planner.costs.evaluate import Evaluation, evaluate, evaluation_work_s
@@ -19,10 +18,10 @@ from planner.schedules.orders import default_warmups
 from planner.simulator.estimate import ERROR, estimate_s, estimate_work_s
 from planner.solvers.segments import (
     Again,
-    in_order,
+    choice_orders,
     recompute_choices,
     running_again,
-    segments_by_worth,
+    with_fewer,
 )
 from planner.solvers.sharded.layout import WHOLE, Layout
 
@@ -153,13 +152,16 @@ class _LayoutSearch:
             if self.work_s > (limit_s if fitting else max(limit_s, FIRST_S)):
                 self.cut = not fitting
                 break
-            strategy, shortage, work_s = _that_fits(self.problem, layout, first)
-            self.work_s += work_s
-            if shortage is None:
-                fitting.append((estimate_s(self.problem, strategy), strategy))
-                fitting.sort(key=lambda one: one[0])
-            self.reason = self.reason or shortage
-            self.short = self.short or shortage is not None
+            for choices in choice_orders(self.problem):
+                strategy, shortage, work_s = _that_fits(self.problem, layout, first, choices)
+                self.work_s += work_s
+                if shortage is None:
+                    fitting.append((estimate_s(self.problem, strategy), strategy))
+                    fitting.sort(key=lambda one: one[0])
+                self.reason = self.reason or shortage
+                self.short = self.short or shortage is not None
+                if not any(one.recompute or one.offloaded for one in strategy.stages):
+                    break
 
 
 def strategy_of(problem: Problem, layout: Layout, recompute: Sequence[Again]) -> Strategy:
@@ -206,7 +208,7 @@ def _overlapped(problem: Problem, layout: Layout, recompute: Sequence[Again]) ->
 
 
 def _that_fits(
-    problem: Problem, layout: Layout, first: Strategy
+    problem: Problem, layout: Layout, first: Strategy, choices: tuple[Again, ...]
 ) -> tuple[Strategy, str | None, float]:
     """A strategy of a layout, why it does not fit, if it does not, and the work. Where it does not,
     replicas keep the optimizer's state in parts. Then stages whose devices are short of memory
@@ -214,8 +216,8 @@ def _that_fits(
 
     Args:
         first: the layout's strategy as it was priced.
+        choices: what its stages may run again, in the order of preference.
     """
-    choices = recompute_choices(problem)
     recompute = [choices[0]] * len(layout.operators)
     shortage, work_s, lacking = None, 0.0, 0
     sharing = _distributed_optimizer(problem, layout)
@@ -224,10 +226,9 @@ def _that_fits(
         strategy, evaluation = evaluated_with_overlap(problem, strategy)
         work_s += evaluation_work_s(strategy, evaluation)
         if evaluation.shortage is None:
-            if problem.training.recompute is Recompute.AUTO:
-                room = _room(problem, strategy, evaluation)
-                strategy, more_s = _with_fewer_segments(problem, strategy, room, lacking)
-                work_s += more_s
+            room = _room(problem, strategy, evaluation)
+            strategy, more_s = _with_fewer_segments(problem, strategy, room, lacking)
+            work_s += more_s
             return strategy, None, work_s
         shortage = shortage or evaluation.shortage
         if attempt < 0:
@@ -243,32 +244,30 @@ def _that_fits(
             break
         recompute = more
         if layout.recut is not None:
-            layout = replace(layout.recut([bool(one) for one in recompute]), sharing=sharing)
+            layout = replace(layout.recut([one.reruns for one in recompute]), sharing=sharing)
     return strategy, shortage, work_s
 
 
 def _more(choices: Sequence[Again], now: Again, strategy: Strategy) -> Again:
     """What a stage runs again that does not fit as it is: the next choice that saves something."""
-    left = [one for one in choices if one > now]
+    left = choices[choices.index(now) + 1 :]
     if _needs_whole_stash(strategy):
-        left = [one for one in left if one is not Again.STAGE]
+        left = tuple(one for one in left if one is not Again.STAGE)
     return left[0] if left else now
 
 
 def _with_fewer_segments(
     problem: Problem, strategy: Strategy, room: int, lacking: int
 ) -> tuple[Strategy, float]:
-    """A strategy whose stages run as few layers again as they fit with, those first that free the
-    most bytes per second, and the work. All stages leave out the same part of theirs, and hold as
-    much ahead as before.
+    """A strategy whose stages run as few layers again, or keep as few in the host's memory, as they
+    fit with (`segments.with_fewer`), and the work. All stages leave out the same part of theirs,
+    and hold as much ahead as before.
 
     Args:
         room: bytes that its fullest device has left.
         lacking: by how many it is short without recomputation, about.
     """
-    every = [
-        segments_by_worth(problem.profile, one) if one.recomputed else () for one in strategy.stages
-    ]
+    every = [with_fewer(problem, one) for one in strategy.stages]
     all_of = most = max(map(len, every))
     best, least, work_s = strategy, 0, 0.0
     while most - least > 1:
@@ -276,16 +275,16 @@ def _with_fewer_segments(
         count = least + round((most - least) * lacking / max(lacking + room, 1))
         count = min(max(count, least + 1), most - 1)
         stages = tuple(
-            replace(one, recomputed=in_order(one, some[: -(-count * len(some) // all_of)]))
+            some[-(-count * len(some) // all_of) - 1] if some else one
             for one, some in zip(strategy.stages, every, strict=True)
         )
-        fewer = replace(strategy, stages=stages)
-        evaluation = evaluate(problem, fewer)
-        work_s += evaluation_work_s(fewer, evaluation)
+        less = replace(strategy, stages=stages)
+        evaluation = evaluate(problem, less)
+        work_s += evaluation_work_s(less, evaluation)
         if evaluation.shortage is None:
-            best, most, room = fewer, count, _room(problem, fewer, evaluation)
+            best, most, room = less, count, _room(problem, less, evaluation)
         else:
-            least, lacking = count, -_room(problem, fewer, evaluation)
+            least, lacking = count, -_room(problem, less, evaluation)
     return best, work_s
 
 

@@ -56,12 +56,13 @@ def promises(
         share = t * p * (d // replicas)  # of a microbatch that a device has
         held = trained / (t * p)
         static = held * (1 + update_copies(problem))
-        # With one forward after one backward, the first stage keeps up to p microbatches.
-        fits = static + min(p, rounds) * kept / share <= room
-        recompute = not (fits and Again.NOTHING in choices)
-        # Of layers that are run again only what they read is kept, which is little.
-        least = {Again.NOTHING: min(p, rounds), Again.LAYERS: 0, Again.STAGE: 1}
-        short = all(static + least[one] * kept / share > room for one in choices)
+        # With one forward after one backward, the first stage keeps up to p microbatches. Of layers
+        # that are run again only what they read is kept, which is little, and of those that wait in
+        # the host's memory two.
+        least = {Again.NOTHING: min(p, rounds), Again.STAGE: 1}
+        fits = (one for one in choices if static + least.get(one, 0) * kept / share <= room)
+        first = next(fits, None)
+        short, recompute = first is None, first is None or first.reruns
         busy_s = ((1 + recompute) * forward_s + backward_s) / share
         # Forward and backward, each summand is sent and fetched. Latencies are left out: the number
         # of messages follows from rules that are not chosen yet.
