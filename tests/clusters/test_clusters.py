@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from planner.artefacts.options import Recompute
 from planner.artefacts.problem import Status
-from planner.artefacts.topology import Link, Sharing, problems, take
+from planner.artefacts.topology import HostLink, Link, Sharing, problems, take
 from planner.clusters.routes import bandwidth_bytes_per_s, routes
 from planner.clusters.yaml.read import preset_names, read_topology
+from planner.clusters.yaml.write import write_topology
 from planner.costs.evaluate import closed_form_s, evaluate
 from planner.costs.transfers import (
     allgather_s,
@@ -455,6 +456,12 @@ def test_an_extensions_table_goes_before_that_of_what_it_extends(read):
         ("{name: host0, cores: 4}", "{template: nowhere}",
          "hosts[0].template: nowhere: no such topology: neither a file"),
         ("[{name: host0, cores: 4}]", "[{cores: 4}]", "hosts[0].name: missing, or `template`"),
+        ("cores: 4}", "host_link: {bandwidth: 12}}",
+         "hosts[0].host_link.bandwidth: expected a rate"),
+        ("cores: 4}", "host_link: {bandwidth: 12 GB/s, devices: 0}}",
+         "hosts[0].host_link.devices: expected a whole number of devices, got 0"),
+        ("cores: 4}", "host_link: {memory: 1 TB}}", "hosts[0].host_link.bandwidth: "),
+        ("cores: 4}", "host_link: 12 GB/s}", "hosts[0].host_link: "),
         ("notes", "extends: nowhere\nnotes", "extends: nowhere: no such topology: neither a file"),
         ("between: [gpu2, host0]", "from: gpu2, to: host0",
          "topology bad: no path leads from gpu0 to gpu2"),
@@ -464,6 +471,27 @@ def test_a_mistake_is_said_with_the_path_of_its_field(said, old, new, line):
     assert old in BASE
     first, *_ = said(bad=BASE.replace(old, new, 1))
     assert first.startswith(line)
+
+
+LINKED = BASE.replace("cores: 4", "host_link: {bandwidth: 12 GB/s, devices: 2, memory: 64 GiB}")
+
+
+def test_a_host_says_how_its_devices_reach_its_memory(read, tmp_path):
+    link = HostLink(12e9, 2, 64 * 2**30)
+    assert read(linked=LINKED).hosts[0].host_link == link
+    assert read(base=BASE).hosts[0].host_link is None
+    copied = read(linked=LINKED, two="hosts: [{template: linked, count: 2}]\nlinks: "
+                  "[{between: [host0, host1], bandwidth: 1 GB/s, latency: 1 us}]\n")  # fmt: skip
+    assert [host.host_link for host in copied.hosts] == [link, link]
+    faster = "hosts: [{name: host0, host_link: {bandwidth: 25 GB/s}}]\n"
+    assert read(linked=LINKED, more="extends: linked\n" + faster).hosts[0].host_link == HostLink(
+        25e9
+    )
+    levels = LEVELS.replace("{cores: 3}", "{host_link: {bandwidth: 12 GB/s}}")
+    assert {host.host_link for host in read(levels=levels).hosts} == {HostLink(12e9)}
+    for topology in (read(linked=LINKED), read(levels=levels)):
+        write_topology(topology, tmp_path / "again.yaml")
+        assert read_topology(tmp_path / "again.yaml").hosts == topology.hosts
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ LINK = HostLink(100.0 * KB)
 
 @pytest.fixture
 def profile():
-    """Five operators in a row, each with a parameter of 1 KB, that stash what they make: 1 s forward
-    and 2 s backward each.
+    """Five operators in a row, each with a parameter of 1 KB, that stash what they make. Each takes
+    1 s forward and 2 s backward.
     """
     sizes = [70 * KB, 100 * KB, 200 * KB, 100 * KB, 1 * KB]
     return profile_of(graph_of([[], [0], [1], [2], [3]], sizes), [1.0] * 5)
@@ -69,7 +69,10 @@ def test_without_a_link_nothing_waits(profile, stage):
 
 
 def test_bytes_leave_the_device(profile, stage):
-    before, after = stage_memory(profile, replace(stage, offloaded=())), stage_memory(profile, stage)
+    before, after = (
+        stage_memory(profile, replace(stage, offloaded=())),
+        stage_memory(profile, stage),
+    )
     assert stage_offload(profile, stage).segments == (
         HostSegment(1, 1, 100 * KB, 100 * KB), HostSegment(3, 3, 300 * KB, 300 * KB),
     )  # fmt: skip

@@ -28,13 +28,13 @@ from planner.commands.errors import ranks_leave_at_once
 from planner import launch
 from planner.reports.launch import launch_json
 from tests.support.memory_runs import SlowLinks, slow_down
-if len(sys.argv) > 2:
-    slow_down(int(os.environ["RANK"]), SlowLinks(**json.loads(sys.argv[2])))
+if len(sys.argv) > 3:
+    slow_down(int(os.environ["RANK"]), SlowLinks(**json.loads(sys.argv[3])))
 store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
 start, found = dist.init_process_group, {{}}
 for path in sorted(Path(sys.argv[1]).glob("*.strategy.json")):
     dist.init_process_group = partial(start, store=dist.PrefixStore(path.name, store))
-    report = launch(path, steps=1, track_memory=True)
+    report = launch(path, steps=int(sys.argv[2]), track_memory=True)
     if report:
         found[path.name] = launch_json(report)
 if found:
@@ -141,8 +141,21 @@ def run(
         timeout_s: limit for all runs together.
         late: a rank with slow links.
     """
+    slowly = [] if late is None else [json.dumps(asdict(late))]
+    return peaks_of(reports(folder, ranks, 1, *slowly, timeout_s=timeout_s))
+
+
+def reports(
+    folder: Path, ranks: int, steps: int, *slowly: str, timeout_s: float
+) -> dict[str, dict[str, Any]]:
+    """The launcher's JSON of all plans in a folder, by plan.
+
+    Args:
+        steps: of each.
+        slowly: a rank with slow links, as JSON.
+    """
     worker = folder / "worker.py"
     worker.write_text(_WORKER)
-    slowly = [] if late is None else [json.dumps(asdict(late))]
-    printed = forked(worker, ranks, ".", *slowly, folder=folder, timeout_s=timeout_s)
-    return peaks_of(json.loads(printed.splitlines()[-1]))
+    printed = forked(worker, ranks, ".", str(steps), *slowly, folder=folder, timeout_s=timeout_s)
+    found: dict[str, dict[str, Any]] = json.loads(printed.splitlines()[-1])
+    return found
