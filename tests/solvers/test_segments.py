@@ -5,26 +5,34 @@ from dataclasses import replace
 import pytest
 
 from planner.artefacts.formats.any import read_any_profiles
-from planner.artefacts.options import Recompute
+from planner.artefacts.options import Offload, Recompute
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy, violations
+from planner.artefacts.topology import HostLink
 from planner.costs.evaluate import evaluate
 from planner.solvers import SOLVERS
-from planner.solvers.segments import Again, in_order, running_again, segments_by_worth
+from planner.solvers.segments import (
+    Again,
+    choice_orders,
+    in_order,
+    running_again,
+    segments_by_worth,
+)
+from planner.support.errors import TopologyError
 from tests.bench.solvers import ROOT
 from tests.support.builders import KB, cluster, graph_of, problem_of, profile_of, unit_type
 
 LAYERS = 6
 
 
-def residual(times=None):
+def residual(times=None, unit=KB):
     """An operator, layers of three with a connection around them, and the output."""
-    feeds, sizes, last = [[]], [KB], 0
+    feeds, sizes, last = [[]], [unit], 0
     for _ in range(LAYERS):
         at = len(feeds)
         feeds += [[last], [at], [at + 1, last]]
-        sizes += [KB, 10 * KB, KB]
+        sizes += [unit, 10 * unit, unit]
         last = at + 2
-    graph = graph_of([*feeds, [last]], [*sizes, KB])
+    graph = graph_of([*feeds, [last]], [*sizes, unit])
     return profile_of(graph, times or [1e-3] * len(graph.operators))
 
 
@@ -112,3 +120,76 @@ def test_asked_everywhere_all_layers_run_again_and_asynchronous_stages_as_a_whol
     later = problem_of(profile, two, 2, recompute=Recompute.FULL, schedule="pipedream")
     for stage in SOLVERS["data-parallel"](later, 1.0).strategy.stages:
         assert stage.reruns_whole
+
+
+# ------------------------------------------------------------------ waiting in the host's memory
+
+# Each forward of `residual` takes 20 ms, and each microbatch keeps about 7 MB.
+FAST, SLOW = HostLink(1e9), HostLink(1e6)
+
+
+def linked(link, count=2):
+    return cluster([unit_type()] * count, host_link=link)
+
+
+def tight(link, **how):
+    """`zero`'s stage where memory is between that of all activations and that of none."""
+    profile, topology = residual(unit=100 * KB), linked(link)
+    plain = SOLVERS["zero"](problem_of(profile, topology, 2), 1.0).strategy.stages[0]
+    roomy = problem_of(profile, topology, 2)
+
+    def needs(stage):
+        strategy = Strategy((stage,), ScheduleName.ONE_F_ONE_B, 2)
+        return evaluate(roomy, strategy).memory[0].total_bytes
+
+    waiting = running_again(roomy, plain, Again.HOST)
+    most, least = needs(plain), needs(waiting)
+    assert least < most - 2000 * KB
+    problem = problem_of(profile, topology, 2, device_memory=(most + least) // 2, **how)
+    (found,) = SOLVERS["zero"](problem, 1.0).strategy.stages
+    return found, waiting, needs, problem
+
+
+def test_as_few_layers_as_fit_wait_where_copies_hide():
+    found, waiting, needs, problem = tight(FAST, offload=Offload.AUTO)
+    count = len(found.offloaded)
+    assert not found.recompute and 0 < count < len(waiting.offloaded)
+    assert found.offloaded == waiting.offloaded[:count]  # those that wait the longest
+    limit = problem.training.device_memory
+    assert needs(found) <= limit < needs(replace(found, offloaded=found.offloaded[: count - 1]))
+
+
+@pytest.mark.parametrize(
+    ("link", "how"),
+    [(SLOW, {"offload": Offload.AUTO}), (None, {"offload": Offload.AUTO}), (FAST, {})],
+)
+def test_layers_run_again_where_copies_do_not_hide_or_nothing_may_wait(link, how):
+    if link is None:
+        problem = problem_of(residual(unit=100 * KB), linked(None), 2, **how)
+        assert choice_orders(problem) == ((Again.NOTHING, Again.LAYERS, Again.STAGE),)
+        return
+    found, *_ = tight(link, **how)
+    assert found.recomputed and not found.offloaded
+
+
+def test_asked_everywhere_all_layers_wait():
+    profile = residual(unit=100 * KB)
+    problem = problem_of(profile, linked(FAST), 2, offload=Offload.YES)
+    (stage,) = SOLVERS["data-parallel"](problem, 1.0).strategy.stages
+    assert len(stage.offloaded) == LAYERS and not stage.recompute
+    both = problem_of(profile, linked(FAST), 2, offload=Offload.YES, recompute=Recompute.FULL)
+    (stage,) = SOLVERS["zero"](both, 1.0).strategy.stages
+    assert stage.offloaded == stage.recomputed and len(stage.offloaded) == LAYERS
+
+
+def test_without_links_nothing_can_wait():
+    problem = problem_of(residual(unit=100 * KB), linked(None), 2, offload=Offload.YES)
+    with pytest.raises(TopologyError, match="host has no host_link"):
+        SOLVERS["zero"](problem, 1.0)
+
+
+def test_asynchronous_stages_keep_all_on_their_devices():
+    problem = problem_of(
+        residual(unit=100 * KB), linked(FAST), 2, offload=Offload.AUTO, schedule="pipedream"
+    )
+    assert choice_orders(problem) == ((Again.NOTHING, Again.STAGE),)
