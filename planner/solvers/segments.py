@@ -129,13 +129,16 @@ def running_again(problem: Problem, stage: Stage, what: Again) -> Stage:
 
 def with_fewer(problem: Problem, stage: Stage) -> tuple[Stage, ...]:
     """A stage with one, two and so on up to all of the layers that it keeps in the host's memory,
-    those first that wait the longest; or of those that it runs again, those first that are worth
-    most. None where it may not leave out any.
+    at equal distances, so that copies hide behind the layers between them; or of those that it runs
+    again, those first that are worth most. None where it may not leave out any.
     """
     training = problem.training
     if stage.offloaded and training.offload is Offload.AUTO:
         every = stage.offloaded
-        return tuple(replace(stage, offloaded=every[: n + 1]) for n in range(len(every)))
+        return tuple(
+            replace(stage, offloaded=tuple(every[i * len(every) // n] for i in range(n)))
+            for n in range(1, len(every) + 1)
+        )
     if stage.recomputed and training.recompute is Recompute.AUTO:
         every = segments_by_worth(problem.profile, stage)
         some = (in_order(stage, every[: n + 1]) for n in range(len(every)))
