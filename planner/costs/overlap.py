@@ -55,6 +55,8 @@ def _budget(problem: Problem, stage: Stage, whole: Stage) -> int | None:
     graph, training = problem.profile.graph, problem.training
     largest, every = held_ahead_bytes(stage, graph)
     most = every if training.prefetch is None else training.prefetch
+    # Copies of all layers to the host's memory may hide all else. Fewer may fit, too.
+    whole = replace(whole, offloaded=())
     budgets = sorted({0, *(min((largest << k) // SMALLEST, most) for k in range(MOST_BUDGETS))})
     if training.prefetch is not None:
         budgets = [most]
