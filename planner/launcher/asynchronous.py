@@ -27,9 +27,9 @@ from planner.launcher.groups import Groups
 from planner.launcher.job import TrainingJob
 from planner.launcher.options import Loop, NanRule
 from planner.launcher.stage import StageModule, Tensors
+from planner.launcher.stash.versions import Versions
 from planner.launcher.totals import LossTotals
 from planner.launcher.updates import OptimizerStep, StepResult, UpdateRules
-from planner.launcher.versions import Versions
 from planner.profilers.storages import MemoryTracker
 from planner.schedules.actions import Action, AllReduce, Compute, Direction, Program, Step
 from planner.schedules.flows import flow

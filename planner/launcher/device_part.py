@@ -27,9 +27,9 @@ from planner.launcher.mesh.losses import reports_loss, split_criterion
 from planner.launcher.mesh.module import split_module
 from planner.launcher.mesh.queue import queue_on
 from planner.launcher.mesh.shards import OptimizerShards
-from planner.launcher.offload import HostMemory
-from planner.launcher.segments import with_segments
 from planner.launcher.stage import StageModule
+from planner.launcher.stash.offload import HostMemory
+from planner.launcher.stash.segments import with_segments
 from planner.model.load import Model
 from planner.operators.casting import WeightCast, cast_once
 from planner.operators.convert import written

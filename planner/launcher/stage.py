@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 
 from planner.artefacts.graph import Graph, tensors_by_name, unread_tensors
 from planner.launcher.mesh.gather_again import function_of
-from planner.launcher.offload import HostMemory, HostPass
+from planner.launcher.stash.offload import HostMemory, HostPass
 from planner.operators.losses import Criterion, LossValue
 from planner.operators.normalization import batch_normalization
 from planner.operators.parts import moments
@@ -92,7 +92,7 @@ class StageModule:
         precision: gives the context that forward passes run in.
         scale: gives the factor of the losses in a backward pass.
         unreported: outputs whose loss this device computes and another one reports.
-        parted: puts segments of the module into modules of their own (`segments.py`).
+        parted: puts segments of the module into modules of their own (`stash/segments.py`).
         host: memory for activations of offloaded segments; None where there are none.
     """
 

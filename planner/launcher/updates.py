@@ -24,8 +24,8 @@ from planner.launcher.master_copies import MasterCopies
 from planner.launcher.mesh.shards import OptimizerShards
 from planner.launcher.options import NanRule
 from planner.launcher.rates import Factor
+from planner.launcher.stash.versions import Weights
 from planner.launcher.trained_groups import FACTOR
-from planner.launcher.versions import Weights
 from planner.support.errors import LaunchError
 
 DEFAULT_LEARNING_RATES: Mapping[OptimizerName, float] = {

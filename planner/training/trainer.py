@@ -36,6 +36,7 @@ from planner.launcher.rendezvous import (
     meet_others,
     process_rank,
 )
+from planner.launcher.stash.versions import CurrentWeights, Weights
 from planner.launcher.totals import loss_totals
 from planner.launcher.trained_groups import optimizer_groups, settings, trained_groups
 from planner.launcher.transfers import boxes_of
@@ -47,7 +48,6 @@ from planner.launcher.updates import (
     loss_scale,
     make_optimizer,
 )
-from planner.launcher.versions import CurrentWeights, Weights
 from planner.profilers.storages import MemoryTracker
 from planner.resharding.sums import non_contributing, owns
 from planner.schedules.actions import Compute, Direction, waiting_for_sends

@@ -9,10 +9,10 @@ import torch
 
 from planner.artefacts.losses import losses
 from planner.artefacts.strategy import Stage
-from planner.launcher import offload
-from planner.launcher.offload import HostMemory
-from planner.launcher.segments import with_segments
 from planner.launcher.stage import StageModule
+from planner.launcher.stash import offload
+from planner.launcher.stash.offload import HostMemory
+from planner.launcher.stash.segments import with_segments
 from planner.operators import parameters, to_torch
 from planner.operators.losses import criterion
 from planner.operators.running import autocast

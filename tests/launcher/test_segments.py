@@ -11,8 +11,8 @@ from torch import nn
 from planner.artefacts.losses import losses
 from planner.artefacts.segments import Segment, segments_of
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy, violations
-from planner.launcher.segments import with_segments
 from planner.launcher.stage import StageModule
+from planner.launcher.stash.segments import with_segments
 from planner.model.export.export import export_module
 from planner.operators import parameters, to_torch
 from planner.operators.losses import LossValue, criterion

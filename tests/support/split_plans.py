@@ -21,8 +21,8 @@ from planner.launcher.device_part import (
 from planner.launcher.mesh.lines import queued
 from planner.launcher.mesh.module import split_module
 from planner.launcher.mesh.queue import INLINE, ThreadQueue
-from planner.launcher.segments import with_segments
 from planner.launcher.stage import StageModule
+from planner.launcher.stash.segments import with_segments
 from planner.operators import parameters, synthetic, to_torch
 from planner.operators.convert import input_names, output_names
 from planner.operators.losses import criterion

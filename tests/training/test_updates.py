@@ -12,6 +12,7 @@ from torch import nn
 import planner
 from planner import launch
 from planner.launcher.gradients import GradientBuckets
+from planner.launcher.stash.versions import CurrentWeights
 from planner.launcher.updates import (
     BACKOFF,
     FIRST_SCALE,
@@ -21,7 +22,6 @@ from planner.launcher.updates import (
     UpdateRules,
     loss_scale,
 )
-from planner.launcher.versions import CurrentWeights
 from planner.support.errors import FileError, LaunchError, OptionError
 from planner.training.launch import _failure
 from tests.support.commands import run

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from planner.launcher.mesh.convert import Conversion
 from planner.launcher.mesh.late_gradients import ProductInTwo
 from planner.launcher.mesh.queue import Done, Pending
-from planner.launcher.offload import kept, restored
+from planner.launcher.stash.offload import kept, restored
 from planner.operators.parts.calls import Parts
 
 

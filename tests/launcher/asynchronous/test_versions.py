@@ -8,7 +8,7 @@ from torch import nn
 
 from planner.artefacts.strategy import GradientSum
 from planner.launcher.gradients import GradientBuckets
-from planner.launcher.versions import Versions
+from planner.launcher.stash.versions import Versions
 
 COUNT = 9
 

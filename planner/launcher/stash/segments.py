@@ -7,7 +7,7 @@ for each tensor that a backward will read it keeps an empty place. Before the fi
 segment all of it runs again, in the same modes and with the same random numbers, and fills them.
 
 torch.utils.checkpoint does the same where a graph is run by one backward. A product in two parts
-(`mesh/late_gradients.py`) has a graph of its own, with two, which read the same places.
+(`launcher/mesh/late_gradients.py`) has a graph of its own, with two, which read the same places.
 """
 
 import weakref
@@ -27,7 +27,7 @@ from planner.artefacts.segments import offloaded_of, segments_of
 from planner.artefacts.strategy import Stage
 from planner.launcher.mesh.convert import Conversion, StartedCopy, finished
 from planner.launcher.mesh.late_gradients import late_parameters
-from planner.launcher.offload import current_pass, given_again, kept, staying
+from planner.launcher.stash.offload import current_pass, given_again, kept, staying
 from planner.operators.casting import WeightCast
 from planner.operators.parts.calls import is_call
 from planner.operators.running import running_again, runs_again
