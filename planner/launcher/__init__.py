@@ -13,7 +13,7 @@
     stage.py         the forward and backward of a stage
     gradients.py     flat gradient buffers, and their sums within the backward that makes them
     device_part.py   `TrainingJob` -> the stages and parameters of this device
-    stash/           what a forward leaves for its backward: segments, the memory of the host, versions
+    stash/           what a forward leaves for its backward
     rates.py         the learning rate of each step
     updates.py       the optimizer's step: scaling, clipping and skipping
     executor.py      the loop over the actions, and a step of a training

@@ -34,9 +34,9 @@ class Again(IntEnum):
     """What of a stage is run again in its backward, or waits in the host's memory for it."""
 
     NOTHING = 0
-    HOST = 1
+    LAYERS = 1
+    HOST = 2
     """Activations of its layers wait there."""
-    LAYERS = 2
     HOST_LAYERS = 3
     """Its layers run again, and what they read waits there."""
     STAGE = 4
@@ -82,7 +82,7 @@ def choice_orders(problem: Problem) -> tuple[tuple[Again, ...], ...]:
         choices = tuple(one for one in choices if one in (Again.NOTHING, Again.STAGE))
     if not {Again.HOST, Again.LAYERS} <= {*choices}:
         return (choices,)
-    both = choices, (Again.NOTHING, Again.LAYERS, Again.HOST, Again.HOST_LAYERS, Again.STAGE)
+    both = (Again.NOTHING, Again.HOST, Again.LAYERS, Again.HOST_LAYERS, Again.STAGE), choices
     return both if _is_hidden(problem) else both[::-1]
 
 
@@ -112,10 +112,14 @@ def segments_by_worth(profile: Profile, stage: Stage) -> Segments:
     return _by_worth(profile, stage.operators)
 
 
-def running_again(problem: Problem, stage: Stage, what: Again) -> Stage:
+def running_again(problem: Problem, stage: Stage, what: int) -> Stage:
     """A stage that runs all that it may again, and keeps all that it may in the host's memory. One
     without layers is one.
+
+    Args:
+        what: one of `Again`.
     """
+    what = Again(what)
     segments: Segments = ()
     if what not in (Again.NOTHING, Again.STAGE):
         segments = in_order(stage, segments_by_worth(problem.profile, stage))

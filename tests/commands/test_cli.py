@@ -637,3 +637,25 @@ def test_ranks_get_flags_that_are_off_and_modules_of_operators(folder, monkeypat
     got.clear()
     run("launch", "s.json", "--nproc", "2")
     assert "--shuffle" in got and "--no-shuffle" not in got
+
+
+def test_activations_wait_in_the_hosts_memory_where_a_topology_links_it(folder):
+    profile = str(ROOT / "profiles" / "gpt2-medium-a100.json")
+    asked = ("--profile", profile, "--solver", "data-parallel", "--microbatch-size", "1")
+    refused = run("solve", *asked, "--topology", "pair.yaml", "--offload", "yes", code=1).output
+    assert "has no host_link" in refused and "Traceback" not in refused
+    (folder / "linked.yaml").write_text(
+        "format: planner-topology/1\nname: linked\n"
+        "hosts: [{name: host0, host_link: {bandwidth: 12 GB/s, devices: 2}}]\n"
+        "devices: [{name: gpu, count: 2, type: A100-SXM4-40GB, host: host0}]\n"
+        "links: [{between: [gpu*, host0], bandwidth: 12 GB/s, latency: 5 us}]\n"
+    )
+    done = run("solve", *asked, "--topology", "linked.yaml", "--offload", "yes")
+    assert "in host memory" in done.output
+    plan = json.loads((folder / "strategy.json").read_text())
+    (stage,) = plan["strategy"]["stages"]
+    assert len(stage["offloaded"]) == 24 and not stage["recompute"]
+    waiting = [one["memory"]["host_bytes"] for one in plan["prediction"]["devices"]]
+    assert min(waiting) > 2**30
+    shown = run("simulate", "strategy.json", "--topology", "linked.yaml", "--profile", profile)
+    assert "in host memory" in shown.output
