@@ -35,8 +35,10 @@ KNOWN = {
 def solved(path, limit_s, seed):
     """One run: the JSON, seconds on the wall, CPU seconds, and the peak of memory in MiB."""
     begin_s = time.monotonic()
-    command = [sys.executable, ROOT / "cli.py", "solve", "--cost-model", "iopddl", "--profile", path,
-               "--time-limit", f"{limit_s} s", "--seed", str(seed), "--json"]  # fmt: skip
+    command = [
+        sys.executable, ROOT / "cli.py", "solve", "--cost-model", "iopddl", "--profile", path,
+        "--time-limit", f"{limit_s} s", "--seed", str(seed), "--json",
+    ]  # fmt: skip
     with tempfile.TemporaryFile("w+") as out, subprocess.Popen(command, stdout=out) as process:
         # Of this child alone: `getrusage` tells the largest peak of all children so far.
         _, status, used = os.wait4(process.pid, 0)
