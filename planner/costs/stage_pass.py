@@ -174,7 +174,7 @@ def _durations(
 ) -> tuple[SideDurations, SideDurations]:
     """The durations of a forward and of a backward of a split stage."""
     local = local_stage(problem.profile, stage)
-    both_s = _part_times_s(problem, stage, device)
+    both_s = _own_times_s(problem, stage, device)
     assert stage.sharding is not None
     made = []
     for side, compute_s in enumerate(both_s):
@@ -246,7 +246,14 @@ def _measured_shares(profile: Profile, stage: Stage) -> Floats:
     return shares
 
 
-def _part_times_s(problem: Problem, stage: Stage, device: int) -> Floats:
+def part_times_s(problem: Problem, stage: Stage, device: int) -> tuple[tuple[int, ...], Floats]:
+    """The operators of a split stage with its conversions, by index in the graph, -1 of a
+    conversion; and (2, n) their times, forward and backward, without collectives, in s.
+    """
+    return local_stage(problem.profile, stage).graph_index, _own_times_s(problem, stage, device)
+
+
+def _own_times_s(problem: Problem, stage: Stage, device: int) -> Floats:
     """(2, n) times of the operators of `local_stage`, forward and backward, without collectives."""
     profile, times = problem.profile, operator_times(problem, device)
     local, kind = local_stage(profile, stage), device_type(problem.topology, device)

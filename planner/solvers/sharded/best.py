@@ -183,6 +183,7 @@ def strategy_of(problem: Problem, layout: Layout, recompute: Sequence[Again]) ->
                 sharding=sharding,
                 over=over,
                 zero=zero,
+                zero_of=layout.levels,
             ),
             again,
         )

@@ -4,8 +4,8 @@ Devices are taken host by host, so that a mesh lies inside a host where it fits:
 mesh over neighbours, then the first axis, then replicas, then stages.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
 from math import isqrt
 
@@ -210,3 +210,4 @@ class Layout:
     number: int = 0
     work_s: float = 0.0
     sharing: tuple[int, int] | None = None
+    levels: Mapping[str, int] = field(default_factory=dict)
