@@ -65,6 +65,7 @@ class Built:
     collectives: list[Floats] = field(default_factory=list)
     edges: list[tuple[int, int]] = field(default_factory=list)
     edge_s: list[Floats] = field(default_factory=list)
+    edge_once_s: list[Floats] = field(default_factory=list)
     held: list[tuple[Held, ...]] = field(default_factory=list)
     lies: dict[str, tuple[int, tuple[Lies, ...]]] = field(default_factory=dict)
     inputs: dict[str, tuple[int, tuple[Spec, ...]]] = field(default_factory=dict)
@@ -75,18 +76,22 @@ class Built:
         self.held.append(held)
         return len(self.compute) - 1
 
-    def edge(self, u: int, v: int, seconds: Floats) -> None:
-        if seconds.any():
+    def edge(self, u: int, v: int, seconds: Floats, once: Floats | None = None) -> None:
+        if seconds.any() or (once is not None and once.any()):
             self.edges.append((u, v))
             self.edge_s.append(seconds)
+            self.edge_once_s.append(np.zeros_like(seconds) if once is None else once)
 
-    def program(self, weight: float, limit_bytes: int | None) -> ChoiceProgram:
-        """Computations and collectives, the latter weighted."""
+    def program(self, weights: tuple[float, float], limit_bytes: int | None) -> ChoiceProgram:
+        """Computations and collectives, those inside passes and those of the step weighted."""
+        inside, once = weights
         cost = tuple(
-            one + weight * other for one, other in zip(self.compute, self.collectives, strict=True)
+            one + inside * other for one, other in zip(self.compute, self.collectives, strict=True)
         )
-        edge_cost = tuple(weight * one if weight else np.where(one == inf, inf, 0.0)
-                          for one in self.edge_s)  # fmt: skip
+        edge_cost = tuple(
+            inside * one + once * other
+            for one, other in zip(self.edge_s, self.edge_once_s, strict=True)
+        )
         held = tuple(self.held) if limit_bytes is not None else ((),) * len(cost)
         return ChoiceProgram(cost, tuple(self.edges), edge_cost, held, limit_bytes)
 
@@ -234,25 +239,25 @@ class _Builder:
         for k, v in enumerate(readers):
             wants = self._wants(v, one.name, one.trainable)
             known: dict[tuple[int, Ends], tuple[float, float]] = {}
-            seconds = np.zeros((len(lies), len(wants)))
+            seconds, once = (np.zeros((len(lies), len(wants))) for _ in range(2))
             for i, lie in enumerate(lies):
                 for j, want in enumerate(wants):
                     if (i, want) not in known:
                         known[i, want] = self._parameter_s(one, lie, want, v, first=k == 0)
-                    seconds[i, j] = known[i, want]
-            self.made.edge(node, v, seconds)
+                    seconds[i, j], once[i, j] = known[i, want]
+            self.made.edge(node, v, seconds, once)
 
     def _held(self, one: Parameter, lies: Sequence[Lies]) -> tuple[Held, ...]:
         return ()
 
     def _parameter_s(
         self, one: Parameter, lie: Lies, want: Ends, v: int, *, first: bool
-    ) -> float:  # fmt: skip
+    ) -> tuple[float, float]:  # fmt: skip
         prices, item = self.prices, ITEM_BYTES[one.dtype]
         home = lie.at(3, replicated=self.replicated)
         there = prices.converted_s(one.shape, item, home, want.spec)
         if want.gradient is None:
-            return prices.rounds * there
+            return prices.rounds * there, 0.0
         operator = self.graph.operators[v]
         bias = len(one.shape) == 1 and facts(operator.type).bias is not None
         again = there if not bias and reads_back(operator, {one.name}, self.graph) else 0.0
@@ -264,12 +269,12 @@ class _Builder:
         back = prices.converted_s(one.shape, back_item, want.gradient, gradient)
         micro = prices.rounds * (there + again + back)
         if not first:
-            return micro
+            return micro, 0.0
         state = lie.at(1, replicated=self.replicated)
         local = prod(local_shape(one.shape, state, self.view.sizes)) * item
         once = prices.once_s(one.shape, back_item, gradient, state)
         once += prices.once_s(one.shape, item, state, home)
-        return micro + once + prices.step_s(local)
+        return micro, once + prices.step_s(local)
 
 
 def sharding_of(problem: Problem, made: Built, picks: Sequence[int]) -> tuple[Sharding, dict[str, int]]:

@@ -25,7 +25,7 @@ from planner.solvers.sharded.layout import (
 )
 
 LOGGER = logging.getLogger(__name__)
-WEIGHTS = (1.0, 0.3)
+WEIGHTS = ((1.0, 1.0), (1.0, 0.1), (0.3, 0.1))
 """Of collectives in the objective: all of them wait, or most run beside computations."""
 
 
@@ -72,14 +72,13 @@ def _layouts(problem: Problem, time_limit_s: float) -> Iterator[Layout]:
             begin = time.process_time()
             until = time.monotonic() + 60
             answer = solve_program(made.program(weight, None), 5.0, lambda: until - time.monotonic())
-            LOGGER.info("weight %g: cost %.6g, bound %.6g, %s, %.1f s", weight, answer.cost, answer.bound,
+            LOGGER.info("weights %s: cost %.6g, bound %.6g, %s, %.1f s", weight, answer.cost, answer.bound,
                         answer.status, time.process_time() - begin)  # fmt: skip
             if answer.picks is None or answer.picks in seen:
                 continue
             seen.add(answer.picks)
             sharding, levels = sharding_of(problem, made, answer.picks)
             number += 1
-            level = max(levels.values(), default=0)
             yield Layout(
                 everything, [view.groups], [sharding if math.prod(view.mesh) > 1 else None],
                 number=number, sharing=(view.replicas, 0) if view.replicas > 1 else None,
