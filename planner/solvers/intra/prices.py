@@ -12,15 +12,14 @@ from functools import lru_cache
 import numpy as np
 
 from planner.artefacts.problem import Problem
-from planner.artefacts.sharding import Rule, Sharding, Spec
+from planner.artefacts.sharding import Rule, Sharding, Spec, reads
 from planner.artefacts.strategy import BUCKET_BYTES, Stage
 from planner.artefacts.topology import device_type
 from planner.costs.stage_pass import part_times_s, stage_collectives_s
 from planner.costs.update import step_s
 from planner.resharding.conversion import LOCAL, Step, conversion
 from planner.resharding.statistics import statistics_steps
-from planner.artefacts.sharding import reads
-from planner.solvers.intra.space import View, operator_class
+from planner.solvers.intra.space import View, classes
 from planner.solvers.sharded.rules import named
 from planner.support.arrays import Floats
 
@@ -40,13 +39,12 @@ class Prices:
         self.once_s = lru_cache(maxsize=None)(self._once_s)
 
     def compute_s(self, rules: Sequence[Sequence[Rule]]) -> list[Floats]:
-        """Per operator, (k,) forward and backward of a microbatch by each of its rules."""
+        """Per operator, (2, k) forward and backward of a microbatch by each of its rules."""
         profile = self.problem.profile
-        first: dict[object, int] = {}
-        same = [first.setdefault(operator_class(profile, v), v) for v in range(len(rules))]
+        same = classes(profile)
         own = sorted(set(same))
         names = tuple(profile.graph.operators[v].name for v in own)
-        found = {v: np.zeros(len(rules[v])) for v in own}
+        found = {v: np.zeros((2, len(rules[v]))) for v in own}
         for k in range(max(len(rules[v]) for v in own)):
             chosen = {
                 name: rules[v][min(k, len(rules[v]) - 1)]
@@ -55,21 +53,22 @@ class Prices:
             sharding = Sharding(self.view.mesh, chosen, {}, {}, {})
             stage = Stage(names, (self.view.groups[0],), 1, False, sharding)
             index, both = part_times_s(self.problem, stage, self.view.groups[0][0])
-            for v, time_s in zip(index, both.sum(0), strict=True):
+            for v, time_s in zip(index, both.T, strict=True):
                 if v >= 0 and k < len(rules[v]):
-                    found[v][k] = time_s
+                    found[v][:, k] = time_s
         return [found[v] for v in same]
 
-    def statistics_s(self, v: int, rule: Rule) -> float:
+    def statistics_s(self, v: int, rule: Rule) -> tuple[float, float]:
         """All-reduces inside an operator, forward and backward."""
         profile = self.problem.profile
         about, operator = named(profile.graph), profile.graph.operators[v]
         shapes = {name: about[name].shape for name in reads(operator)}
         both = statistics_steps(operator, rule, shapes, self.view.mesh)
-        return sum(
+        there, back = (
             stage_collectives_s(self.problem, self.view.groups[0], self.view.mesh, side)
             for side in both
         )
+        return there, back
 
     def _converted_s(self, shape: tuple[int, ...], item: float, old: Spec, new: Spec) -> float:
         """Of a conversion of a tensor."""

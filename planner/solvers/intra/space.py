@@ -7,12 +7,12 @@ parallelism, ZeRO and FSDP are points of the same space as tensor parallelism.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from math import prod
 
-from planner.artefacts.graph import Graph, Operator, Parameter, Tensor
+from planner.artefacts.graph import Operator, Parameter, Tensor
 from planner.artefacts.profile import Profile
 from planner.artefacts.sharding import (
     CHUNKS,
@@ -21,10 +21,12 @@ from planner.artefacts.sharding import (
     Rule,
     Spec,
     blocks_of,
+    dim_of,
     local_shape,
     reads,
 )
 from planner.solvers.sharded.rules import Named, holds, named, rules_of
+from planner.support.memo import remembered
 
 LEVELS = (0, 1, 2, 3)
 """Of what lies in parts: nothing, the optimizer's state, gradients, parameters, each with those
@@ -173,7 +175,8 @@ def _cuts(parameter: Parameter, spec: Spec, view: View) -> Iterator[tuple[int, s
     for axis, part in enumerate(spec):
         if part != "R" or any(blocks_of(one) > 1 for one in spec):
             continue
-        for dim in range(len(parameter.shape)):
+        later = {dim_of(one) for one in spec[axis + 1 :]}
+        for dim in (d for d in range(len(parameter.shape)) if d not in later):
             cut = (*spec[:axis], f"S{dim}", *spec[axis + 1 :])
             try:
                 local_shape(parameter.shape, cut, view.mesh)
@@ -189,13 +192,18 @@ def comes(tensor: Tensor, wanted: Sequence[Spec], num_axes: int) -> tuple[Spec, 
     return tuple(dict.fromkeys([whole, *(spec for spec in wanted if "P" not in spec)]))
 
 
-def operator_class(profile: Profile, v: int) -> tuple[object, ...]:
-    """What operators have in common that cost the same under each rule."""
-    graph: Graph = profile.graph
-    operator, cost = graph.operators[v], profile.operators[v]
-    about = named(graph)
+@remembered
+def classes(profile: Profile) -> tuple[int, ...]:
+    """Per operator, the first one that costs the same by each rule."""
+    first: dict[object, int] = {}
+    return tuple(first.setdefault(_class(profile, v), v) for v in range(len(profile.operators)))
+
+
+def _class(profile: Profile, v: int) -> object:
+    operator, cost, about = profile.graph.operators[v], profile.operators[v], named(profile.graph)
     return (
-        operator.type, tuple(about[name] for name in (*reads(operator), *operator.outputs)),
-        cost.forward_s, cost.backward_s, cost.flops, cost.bytes_moved, cost.rules,
+        operator.type,
+        tuple(about[name] for name in (*reads(operator), *operator.outputs)),
+        replace(cost, name="", stash_tensors=(), parts=()),
         tuple((one.part, one.forward, one.backward) for one in cost.parts),
-    )  # fmt: skip
+    )
