@@ -9,6 +9,7 @@ what one makes and another one wants, there and back.
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf, prod
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ import numpy as np
 
 from planner.artefacts.graph import (
     ITEM_BYTES,
+    Graph,
     Parameter,
     Tensor,
     consumers,
@@ -25,10 +27,11 @@ from planner.artefacts.graph import (
     producers,
     tensors_by_name,
 )
-from planner.artefacts.operator_types import facts
+from planner.artefacts.losses import losses
+from planner.artefacts.operator_types import VIEW, facts
 from planner.artefacts.problem import Problem
 from planner.artefacts.profile import storage_owner
-from planner.artefacts.sharding import Rule, Sharding, Spec, local_shape, reads
+from planner.artefacts.sharding import OWN, Rule, Sharding, Spec, dim_of, local_shape, reads
 from planner.costs.local_stage import work_share
 from planner.costs.update import state_copies
 from planner.resharding.gradients import gradient_spec
@@ -85,6 +88,8 @@ class Built:
     """A program, and what its nodes stand for.
 
     Attributes:
+        view: the devices.
+        again: whether forwards run again.
         node_s: per node, (k,) seconds of an iteration.
         edges: per edge, its nodes.
         edge_s: per edge, (k, l) seconds; inf where both do not go together.
@@ -95,6 +100,7 @@ class Built:
     """
 
     view: View
+    again: bool
     rules: list[tuple[Rule, ...]]
     node_s: list[Parts] = field(default_factory=list)
     edges: list[tuple[int, int]] = field(default_factory=list)
@@ -156,7 +162,7 @@ class _Builder:
         self.rules = [self._with_replicas(v) for v in range(len(self.graph.operators))]
         self._wanted: dict[object, tuple[Ends, ...]] = {}
         self._tables: dict[object, Any] = {}
-        self.made = Built(view, self.mesh_rules)
+        self.made = Built(view, again, self.mesh_rules)
 
     def _with_replicas(self, v: int) -> list[Rule]:
         operator = self.graph.operators[v]
@@ -181,9 +187,7 @@ class _Builder:
     def _operators(self) -> None:
         rounds, stashed = self.prices.rounds, self._stashed()
         for v, both in enumerate(self.prices.compute_s(self.mesh_rules)):
-            asked = self._table(("asked", self.class_of[v]), lambda v=v: np.array(
-                [self.prices.statistics_s(v, one) for one in self.mesh_rules[v]]
-            ).T)  # fmt: skip
+            asked = self._table(("asked", self.class_of[v]), partial(self._statistics_s, v))
             leaving = np.zeros(both.shape[1])
             for o, name in enumerate(self.graph.operators[v].outputs):
                 if name in self.graph.outputs:
@@ -198,6 +202,10 @@ class _Builder:
                 None if self.again else self._stash_bytes(v, stashed),
             )
 
+    def _statistics_s(self, v: int) -> Floats:
+        """(2, k) seconds of the all-reduces inside an operator, forward and backward."""
+        return np.array([self.prices.statistics_s(v, one) for one in self.mesh_rules[v]]).T
+
     def _stashed(self) -> frozenset[str]:
         """The owners of storages that are kept for the backward."""
         profile, inside = self.problem.profile, set(range(len(self.graph.operators)))
@@ -210,7 +218,7 @@ class _Builder:
     def _stash_bytes(self, v: int, stashed: Collection[str]) -> Floats:
         """(k,) bytes that an operator makes and that are kept."""
         tensors, operator = tensors_by_name(self.graph), self.graph.operators[v]
-        own = self.problem.profile.operators[v].stash_private_bytes
+        own = self.problem.profile.operators[v].stash_private_bytes - self._casts_bytes(v)
         kept = [(o, tensors[name]) for o, name in enumerate(operator.outputs) if name in stashed]
         mesh = self.view.mesh
         return np.array([
@@ -220,20 +228,28 @@ class _Builder:
             for rule in self.mesh_rules[v]
         ])  # fmt: skip
 
+    def _casts_bytes(self, v: int) -> int:
+        """Of what an operator keeps for itself, copies of its weights in a shorter type, which are
+        not kept where weights are gathered.
+        """
+        operator, known = self.graph.operators[v], parameters_by_name(self.graph)
+        made = tensors_by_name(self.graph)[operator.outputs[0]].dtype
+        if made == "float32":
+            return 0
+        copies = sum(prod(known[n].shape) for n in operator.parameters) * ITEM_BYTES[made]
+        return min(round(copies), self.problem.profile.operators[v].stash_private_bytes)
+
     def _leaving_s(self, name: str, rule: Rule, o: int) -> float:
-        """An output of the model, converted into a spec in which it may leave, and back."""
-        spec = rule.outputs[o]
-        leaves = tuple(
-            part if part == "M" or (part[0] == "S" and may_leave(self.graph, name, part)) else "R"
-            for part in spec
-        )
-        one = tensors_by_name(self.graph)[name]
-        there = self.prices.converted_s(one.shape, ITEM_BYTES[one.dtype], spec, leaves)
-        there *= self.forwards
+        """Of an output of the model: conversions for leaving, there and back, and its loss."""
+        one, spec = tensors_by_name(self.graph)[name], rule.outputs[o]
+        leaves = leaving_spec(self.graph, name, spec)
+        item = ITEM_BYTES[one.dtype]
+        there = self.forwards * self.prices.converted_s(one.shape, item, spec, leaves)
+        there += self.prices.loss_s(name, leaves[: len(self.view.mesh)])
         if not one.gradient:
             return there
         back = gradient_spec(rule, spec)
-        return there + self.prices.converted_s(one.shape, ITEM_BYTES[one.dtype], leaves, back)
+        return there + self.prices.converted_s(one.shape, item, leaves, back)
 
     # ---- tensors
 
@@ -255,7 +271,7 @@ class _Builder:
         for v, some in zip(readers, wants, strict=True):
             table = self._table(
                 ("ends", key, tensor.shape, item, some),
-                lambda some=some: self._matrix(homes, some, tensor.shape, item),
+                partial(self._matrix, homes, some, tensor.shape, item),
             )
             if shared:
                 table = np.where([[number[want] > 1 for want in some]], 0.0, table)
@@ -306,9 +322,9 @@ class _Builder:
         if v is not None:
             o = self.graph.operators[v].outputs.index(name)
             key = "made", self.class_of[v], o
-            return v, self._table(key, lambda: tuple(
-                Ends(rule.outputs[o], gradient_spec(rule, rule.outputs[o])) for rule in self.rules[v]
-            )), key  # fmt: skip
+            rules = self.rules[v]
+            homes = [Ends(one.outputs[o], gradient_spec(one, one.outputs[o])) for one in rules]
+            return v, tuple(homes), key
         specs = comes(tensors_by_name(self.graph)[name], wanted, len(self.view.sizes))
         if self.replicated:
             specs = tuple(dict.fromkeys((*one[:-1], "M") for one in specs))
@@ -339,9 +355,7 @@ class _Builder:
         for k, v in enumerate(readers):
             wants = self._wants(v, one.name, one.trainable)
             key = one.shape, one.dtype, one.trainable, lies, self.class_of[v], wants
-            inside, sums = self._table(
-                key, lambda v=v, wants=wants: self._parameter_table(one, lies, wants, v)
-            )
+            inside, sums = self._table(key, partial(self._parameter_table, one, lies, wants, v))
             # Readers share one gradient, which is added up once.
             self.made.edge(node, v, Parts(inside=inside, sums=sums if k == 0 else 0.0))
 
@@ -387,8 +401,9 @@ class _Builder:
             return prices.rounds * self.forwards * there, 0.0
         operator = self.graph.operators[v]
         bias = len(one.shape) == 1 and facts(operator.type).bias is not None
-        # A segment that is run again keeps what it has gathered for that.
-        again = self.again or (not bias and reads_back(operator, {one.name}, self.graph))
+        # A segment that is run again keeps what it has gathered. Readers of a view read back.
+        again = self.again or facts(operator.type).moves is VIEW
+        again = again or (not bias and reads_back(operator, {one.name}, self.graph))
         gradient = tuple(
             "P" if part == "R" and made == "P" else part
             for part, made in zip(lie.at(2, replicated=self.replicated), want.gradient, strict=True)
@@ -398,6 +413,19 @@ class _Builder:
         state = lie.at(1, replicated=self.replicated)
         sums = prices.once_s(one.shape, back_item, gradient, state)
         return prices.rounds * (there * (1 + again) + back), sums
+
+
+def leaving_spec(graph: Graph, name: str, spec: Spec) -> Spec:
+    """How an output of the model leaves: as it is made where its losses can be computed from such
+    parts, with classes cut along one axis at most.
+    """
+    classes = {one.class_dim for one in losses(graph) if one.output.name == name} - {None}
+    leaves: list[str] = []
+    for part in spec:
+        cut = part.startswith("S") and may_leave(graph, name, part)
+        again = dim_of(part) in classes and any(dim_of(one) in classes for one in leaves)
+        leaves.append(part if part == OWN or (cut and not again) else "R")
+    return tuple(leaves)
 
 
 def sharding_of(
@@ -415,15 +443,12 @@ def sharding_of(
         return {name: one.at(least, replicated=False) for name, one in lies.items()}
 
     parameters, gradients, states = at(3), at(2), at(1)
-    outputs = {}
-    for operator in graph.operators:
-        for o, name in enumerate(operator.outputs):
-            if name in graph.outputs:
-                spec = rules[operator.name].outputs[o]
-                outputs[name] = tuple(
-                    part if part[0] == "S" and may_leave(graph, name, part) else "R"
-                    for part in spec
-                )
+    outputs = {
+        name: leaving_spec(graph, name, rules[operator.name].outputs[o])
+        for operator in graph.operators
+        for o, name in enumerate(operator.outputs)
+        if name in graph.outputs
+    }
     inputs = {name: some[picks[node]][:n] for name, (node, some) in made.inputs.items()}
     sharding = Sharding(
         mesh=view.mesh,

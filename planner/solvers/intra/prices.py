@@ -18,6 +18,7 @@ from planner.artefacts.topology import device_type
 from planner.costs.stage_pass import part_times_s, stage_collectives_s
 from planner.costs.update import step_s
 from planner.resharding.conversion import LOCAL, Step, conversion
+from planner.resharding.cut_losses import vocabulary_parallel_steps
 from planner.resharding.statistics import statistics_steps
 from planner.solvers.intra.space import View, classes
 from planner.solvers.sharded.rules import named
@@ -69,6 +70,13 @@ class Prices:
             for side in both
         )
         return there, back
+
+    def loss_s(self, name: str, leaves: Spec) -> float:
+        """All-reduces of the loss of an output that leaves in a spec of the mesh."""
+        sharding = Sharding(self.view.mesh, {}, {}, {}, {name: leaves})
+        stage = Stage((), (self.view.groups[0],), 1, False, sharding)
+        steps = vocabulary_parallel_steps(self.problem.profile.graph, stage).get(name, ())
+        return stage_collectives_s(self.problem, self.view.groups[0], self.view.mesh, steps)
 
     def _converted_s(self, shape: tuple[int, ...], item: float, old: Spec, new: Spec) -> float:
         """Of a conversion of a tensor."""
