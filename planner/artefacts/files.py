@@ -31,7 +31,7 @@ PROFILE_FORMAT = "planner-profile/2"
 PROFILE_SET_FORMAT = "planner-profile-set/2"
 # Profiles of format 2 are of one size of the microbatch and know backward passes as a whole only,
 # and those of format 1 have no rules by which operators are split either; a file with neither
-# growth nor times of weights is of format 2.
+# growth nor times of weights or of hosts is of format 2.
 NEWEST_PROFILE_FORMAT = "planner-profile/3"
 NEWEST_PROFILE_SET_FORMAT = "planner-profile-set/3"
 PROFILE_FORMATS = (PROFILE_FORMAT, NEWEST_PROFILE_FORMAT, "planner-profile/1")
@@ -285,7 +285,9 @@ def write_profile(profile: Profile, path: Path) -> None:
 def _is_new(profile: Profile) -> bool:
     """Whether a profile has fields that files have since format 3."""
     timed = any(one.backward_weight_s is not None for one in profile.operators)
-    return timed or profile.growth is not None
+    every = (*profile.operators, *profile.loss_costs)
+    started = any(one.host_forward_s or one.host_backward_s for one in every)
+    return timed or started or profile.growth is not None
 
 
 def write_profiles(profiles: Sequence[Profile], path: Path) -> None:

@@ -105,6 +105,7 @@ def _random(local, order, random, side):
         [0.1 + random.random() * (i in moving) if i in moving else 0.0 for i in range(rows)],
         [random.random() * (i in local.statistics) for i in range(rows)],
         [0.4 * t * (i in late) for i, t in enumerate(compute)],
+        [0.0] * rows,
     )
 
 
