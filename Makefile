@@ -71,7 +71,7 @@ SMALLEST := --family wresnet --size 1 --gpus 8 --no-overlap
 # A benchmark is a module of tests/bench with the name of its target. RUNS are the modules and
 # arguments of those that need more; `make bench-NAME ARGS=..` gives other arguments.
 bench-accuracy bench-convergence bench-memory bench-periodic bench-placements bench-points \
-	bench-profile: \
+	bench-profile bench-truth: \
 	RUNS = "$* --write"
 bench-ablation: RUNS = "$* --write" "$* $(SMALLEST) --write" "$* $(SMALLEST) --frozen --write"
 bench-demo: RUNS = "$* --repeat 3"

@@ -1,4 +1,4 @@
-"""Published iterations as rows, and the planner's predictions of them."""
+"""Published iterations as rows, the planner's predictions of them, and their marks."""
 
 from collections import Counter
 from dataclasses import replace
@@ -8,11 +8,15 @@ import pytest
 
 from planner.costs.transfers import allreduce_s, transfer_s
 from tests.bench import truth
+from tests.support.measured import page
 from tests.support.measured.assumptions import LEVELS, RECOMPUTE, rate_bytes_per_s
+from tests.support.measured.bounds import least_s
 from tests.support.measured.clusters import cluster
+from tests.support.measured.marks import mark, read_marks, worse, write_marks
 from tests.support.measured.networks import Kind, Network, model
 from tests.support.measured.predict import LeftOut, Predicted, predict
-from tests.support.measured.rows import FOLDER, Row, rows
+from tests.support.measured.rows import FOLDER, PUBLISHED, Row, rows
+from tests.support.measured.sample import sampled
 from tests.support.measured.scores import score
 
 GPT = Network(Kind.GPT, 2, 256, 4, 4, 1024, 1000, 64)
@@ -100,7 +104,7 @@ def test_networks_are_told_in_words(words, rate):
 def test_a_row_is_predicted_with_its_plan(tmp_path):
     whole, parts, again = (
         predict(replace(ROW, **changed), tmp_path)
-        for changed in ({}, {"sharing": "ZeRO-1"}, {"recompute": "full"})
+        for changed in ({}, {"sharing": "FSDP"}, {"recompute": "full"})
     )
     assert len(list(tmp_path.iterdir())) == 1  # they have one profile
     assert all(isinstance(one, Predicted) and one.fits for one in (whole, parts, again))
@@ -130,10 +134,40 @@ def test_a_row_that_cannot_be_expressed_is_left_out_with_its_reason(changed, rea
     assert reason in one.reason
 
 
+def test_the_bound_over_kernels_is_that_of_the_batch_s_flops(tmp_path):
+    """6 FLOPs for each weight of a product and token, half of attention's, on 8 A100."""
+    row = replace(ROW, network=replace(GPT, width=2048, inner=8192, heads=16, kv_heads=16))
+    tokens = row.batch * GPT.sequence
+    weights = GPT.layers * 12 * 2048**2 + GPT.vocabulary * 2048
+    attention = 0.5 * GPT.layers * 12 * tokens * GPT.sequence * 2048
+    least = (6 * tokens * weights + attention) / (8 * 312e12)
+    moved = 4 * 4 * (weights + GPT.sequence * 2048) / (8 * 2.039e12)
+    assert least_s(row, tmp_path) == pytest.approx(max(least, moved), rel=0.02)
+    longer = replace(row, batch=64 * row.batch)
+    assert least_s(longer, tmp_path) == pytest.approx(64 * least, rel=0.02)
+
+
+def test_a_row_in_a_format_without_a_peak_has_no_bound_over_kernels(tmp_path):
+    assert least_s(replace(ROW, lacks="float8, async TP"), tmp_path) is None
+    assert least_s(replace(ROW, lacks="TF32"), tmp_path) is None
+    assert least_s(replace(ROW, network=None), tmp_path) is None
+
+
+def test_a_large_source_is_sampled_by_whole_questions():
+    rows = [replace(ROW, name=f"{n}", batch=16 * (1 + n // 2)) for n in range(20)]
+    small = [replace(ROW, source="small", name=f"{n}") for n in range(10)]
+    chosen = sampled([*rows, *small], most=10)
+    assert [row.name for row in chosen if row.source == "made"] == [
+        "0", "1", "4", "5", "8", "9", "12", "13", "16", "17",
+    ]  # fmt: skip
+    assert [row for row in chosen if row.source == "small"] == small
+    assert sampled([*rows, *small], most=20) == [*rows, *small]
+
+
 def predicted(measured_s, predicted_s, *, batch=16, memory=None, fits=True):
     """A prediction of a made row."""
     row = replace(ROW, iteration_s=measured_s, batch=batch, memory_bytes=memory)
-    return Predicted(row, predicted_s, 0.9, 10, 12, fits)
+    return Predicted(row, predicted_s, 0.9, 0.805, 10, 12, fits)
 
 
 def test_scores_are_those_worked_out_by_hand():
@@ -144,11 +178,11 @@ def test_scores_are_those_worked_out_by_hand():
         predicted(2.0, 1.0, batch=32),  # another question
     ]
     one = score(some)
-    assert (one.rows, one.unfit, one.below_bound) == (4, 1, 2)
+    assert (one.rows, one.unfit, one.below_bound, one.below_peak) == (4, 1, 2, 1)
     assert one.mape == pytest.approx((0.1 + 0.5 + 0.69 / 0.81 + 0.5) / 4)
     assert one.bias == pytest.approx((0.1 + 0.5 + 0.69 / 0.81 - 0.5) / 4)
     assert (one.in_order, one.pairs) == (0, 2)
-    assert one.regret == pytest.approx(0.25)
+    assert (one.questions, one.regret, one.largest_regret) == (1, *[pytest.approx(0.25)] * 2)
     assert one.memory == pytest.approx((12 / 10 + 12 / 6) / 2)
 
 
@@ -160,14 +194,109 @@ def test_memory_that_was_allocated_is_compared_without_the_reserve():
 
 def test_tables_have_a_line_for_each_source_and_for_each_row():
     some = [predicted(1.0, 1.1, memory=10e9, fits=False), predicted(0.5, 0.5)]
-    some[1] = replace(some[1], row=replace(some[1].row, source="other", known=False))
-    lines = [line.split(" | ") for line in truth.scores(some).splitlines()[2:]]
-    assert [line[0] for line in lines] == ["| made", "| other", "| all", "| known"]
-    assert lines[2][1:4] == ["2", "5.0 %", "+5.0 %"]
-    assert lines[0] == ["| made", *lines[3][1:]]
+    for i, changed in enumerate(({"source": "vtrain-multi"}, {"source": "other", "known": False})):
+        some[i] = replace(some[i], row=replace(some[i].row, **changed))
+    lines = [line.split(" | ") for line in page.sources(some).splitlines()[2:]]
+    assert [line[0] for line in lines] == [
+        "| vtrain-multi", "| other", "| published.csv", "| all", "| all, known",
+    ]  # fmt: skip
+    assert lines[3][1:4] == ["2", "5.0 %", "+5.0 %"]
+    assert lines[0][1:] == lines[4][1:]
+    assert lines[1][1:] == lines[2][1:]
     (first, second) = truth.each(some).splitlines()[2:]
     assert "| 2, 2, 2 | - | none | 1.1 | 1 | +10.0 % | 0.0 | 10.0 | no |" in first
     assert second.endswith("| 0.5 | 0.5 | +0.0 % | 0.0 | - | yes |")
+
+
+def test_left_out_rows_are_all_named_by_their_reasons():
+    rows = [replace(ROW, name=f"{n}: 2 x 256") for n in (2, 3, 4, 9)]
+    other = replace(ROW, source="other", name="other-004: GPT")
+    answers = [predicted(1.0, 1.1), *(LeftOut(row, "float8") for row in (*rows, other)),
+               LeftOut(replace(other, name="other-005: MoE"), "MoE")]  # fmt: skip
+    text = page.parts(answers, rows[:3])
+    assert text["left-out"].splitlines() == [
+        "- float8: made 2 to 4, 9; other 004", "- MoE: other 005",
+    ]  # fmt: skip
+    assert text["skipped"] == "made 2 to 4"
+    assert text["refused"] == "None."
+    assert "made one" not in text["bound"]
+    assert "Float32 parameters" in text["assumptions"]
+
+
+def test_models_have_their_regret():
+    some = [predicted(1.0, 1.1), predicted(0.8, 1.2), predicted(2.0, 1.0, batch=32)]
+    (line,) = page.models(some).splitlines()[2:]
+    assert "| made, 2 x 256, gpt | 8 A100-SXM4-80GB | 1 | 3 |" in line
+    assert line.endswith("| 0 of 1 | 25.0 % | 25.0 % |")
+
+
+def test_the_picture_has_a_point_for_each_prediction():
+    some = [predicted(1.0, 1.1, memory=10e9), predicted(0.5, 3.0)]
+    assert page.drawn(some).count("r='2.5'") == 3
+    assert page.drawn(some[1:]).count("r='2.5'") == 1
+
+
+GOOD = [predicted(1.0, 1.1), predicted(0.8, 0.9), predicted(0.5, 0.5, fits=False)]
+
+
+@pytest.mark.parametrize(
+    ("now", "said"),
+    [
+        (GOOD, []),
+        ([predicted(1.0, 1.0), *GOOD[1:]], []),  # better
+        ([predicted(1.0, 1.2), *GOOD[1:]], ["error of known rows: 10.8 %, the mark is 7.5 %"]),
+        ([GOOD[0], predicted(0.8, 0.85, fits=False), GOOD[2]],
+         ["runs that ran and do not fit: 2, the mark is 1"]),
+        ([predicted(1.0, 0.95), predicted(0.8, 0.96), GOOD[2]],
+         ["error of known rows", "pairs in order: 2 of 3, the mark is 3 of 3"]),
+        ([*GOOD[:2], LeftOut(GOOD[2].row, "no plan")],
+         ["error of known rows", "rows without a prediction: 1, the mark is 0"]),
+        (GOOD[:2], ["there are no marks for these rows"]),
+    ],
+)  # fmt: skip
+def test_what_is_worse_than_the_marks_is_named(now, said, tmp_path):
+    write_marks({"made": mark(GOOD)}, tmp_path / "marks.json")
+    lines = worse({"made": mark(now)}, read_marks(tmp_path / "marks.json"))
+    assert len(lines) == len(said)
+    for line, text in zip(lines, said, strict=True):
+        assert line.startswith("made: ")
+        assert text in line
+
+
+def test_a_source_without_marks_is_named():
+    (line,) = worse({"made": mark(GOOD)}, {})
+    assert line.startswith("made: there are no marks for these rows; record them with: make")
+
+
+def test_marks_of_other_sources_stay(tmp_path):
+    write_marks({"one": mark(GOOD)}, tmp_path / "marks.json")
+    write_marks({"two": mark(GOOD[:2])}, tmp_path / "marks.json")
+    assert read_marks(tmp_path / "marks.json") == {"one": mark(GOOD), "two": mark(GOOD[:2])}
+
+
+def test_a_run_that_no_kernels_allow_is_a_failure_whatever_the_marks():
+    (line,) = truth.failures([predicted(0.8, 1.0), predicted(0.81, 1.0)], None)
+    assert line == "made, one: measured 0.8 s, but no kernels take less than 0.805 s"
+
+
+@pytest.mark.reference
+def test_marks_are_recorded_for_every_source(table):
+    recorded = read_marks(truth.MARKS)
+    sources = {row.source for row in table}
+    assert recorded.keys() == {*sources, PUBLISHED, truth.ALL}
+    for source in sources:
+        own = [LeftOut(row, "") for row in sampled(table) if row.source == source]
+        assert mark(own).rows == recorded[source].rows, source
+
+
+@pytest.mark.slow
+@pytest.mark.reference
+def test_no_row_is_faster_than_any_kernels_allow(table):
+    """All rows, also those whose plan the planner cannot express; it takes minutes at first."""
+    bounds = {(row.source, row.name): (least_s(row), row.iteration_s) for row in table}
+    known = {name: pair for name, pair in bounds.items() if pair[0] is not None}
+    assert len(known) >= len(table) - 40
+    assert [name for name, (least, measured) in known.items() if least > measured] == []
 
 
 @pytest.mark.reference

@@ -31,6 +31,7 @@ NOT_RUN = {
 """Lines that are not run, and why."""
 
 NOT_RUN_LANGUAGES = {
+    "csv": "a table, which is written as a file",
     "sh": "for several hosts; tests/launcher/test_hosts_page.py checks the options",
     "text": "a list, or an error as it is printed",
 }
@@ -41,8 +42,8 @@ OTHER_PROGRAMS = {
     "--nnodes", "--node-rank", "--nproc-per-node", "--no-python", "--master-addr", "--max-restarts",
     "--shutdown-timeout", "--signals-to-handle",
     # benchmarks of tests/bench
-    "--again", "--checks", "--cluster", "--hosts", "--only", "--per-device",
-    "--scaling", "--write",
+    "--again", "--checks", "--cluster", "--hosts", "--only", "--per-device", "--record", "--rows",
+    "--scaling", "--source", "--write",
     # SLURM
     "--requeue", "--signal",
 }  # fmt: skip

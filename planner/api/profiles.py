@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from planner.api.files import given_profiles, given_topology
 from planner.api.models import read_with
+from planner.api.topologies import type_of
 from planner.artefacts.options import LossOptions, ModelOptions
-from planner.support.errors import OptionError
+from planner.support.errors import FileError, OptionError
 from planner.support.options import given, options_from
 from planner.support.reading import File
 
@@ -38,7 +39,8 @@ def profile(
         progress: called with the number of operators done, and of all.
         effort: called once with the effort of the measurement, where the engine knows it.
         how: the options of the command line, called after the fields of
-            `planner.profilers.options.Measuring` (`device`, `engine`, `dtype`, `threads`,
+            `planner.profilers.options.Measuring` (`device`, `engine`, `dtype`, `parameters`,
+            `gradients`, `threads`,
             `repetitions`, `budget_s`, `cache`, `contention`, `seed`), and, for a file, the options
             of `read_model`.
 
@@ -131,6 +133,7 @@ def profile_path(
     device: str = "cpu",
     engine: str | None = None,
     dtype: str | None = None,
+    parameters: str | None = None,
     compiled: bool = False,
 ) -> Path:
     """The usual file of a profile, in ./profiles: MODEL.json where it was measured by PyTorch on
@@ -138,7 +141,7 @@ def profile_path(
 
     Args:
         model: an ONNX file, or a profile that is to be rescaled.
-        device, engine, dtype, compiled: see `profile`.
+        device, engine, dtype, parameters, compiled: see `profile`.
 
     Raises:
         OptionError: if the device is not there.
@@ -146,7 +149,8 @@ def profile_path(
     from planner.profilers.engines import profile_file
 
     stem = Path(model).stem
-    return Path("profiles") / profile_file(stem, device, engine, dtype, compiled=compiled)
+    name = profile_file(stem, device, engine, dtype, parameters=parameters, compiled=compiled)
+    return Path("profiles") / name
 
 
 def rescale(profiles: "File | Profile | Sequence[Profile]", device: str) -> "tuple[Profile, ...]":
@@ -200,27 +204,78 @@ def compare_engines(
 
 
 def calibrate(
-    traces: Sequence[File],
+    traces: Sequence[File] = (),
     *,
+    measured: File | None = None,
     profiles: "Sequence[Profile]",
     topologies: "Sequence[File | Topology]" = ("local.yaml",),
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> "CheckedCalibration":
-    """Corrections of predicted times, fitted to measured traces, with the error before and after.
+    """Corrections of predicted times, fitted to measured runs, with the error before and after.
 
     Args:
         traces: written by `launch`, all on devices of one type.
+        measured: instead of traces, a table of the times of iterations: a CSV file with columns t,
+            d, p, microbatch, batch and time, and others (`artefacts/measured.py`).
         profiles: among them those of the runs.
-        topologies: among them those of the runs.
+        topologies: among them those of the runs; for a table one, on whose first devices they were.
+        progress: called with the number of rows of a table that are read, and of all.
 
     Raises:
-        FileError: if a file is missing or malformed, or a trace was not measured.
+        FileError: if a file is missing or malformed, a trace was not measured, or rows of a table
+            are too few or have no plan.
         OptionError: if the profile or topology of a run is missing.
     """
     from planner.clusters.yaml.read import device_table
     from planner.simulator.traces import calibrate as calibration
     from planner.simulator.traces.runs import read_runs
 
+    places = [given_topology(one)[0] for one in topologies]
+    if measured is not None:
+        if traces:
+            raise OptionError("give either traces or --measured, not both")
+        return _calibrate_by_table(Path(measured), profiles, places, progress)
     if not traces:
-        raise OptionError("no trace is given; expected at least one")
-    paths, places = [Path(path) for path in traces], [given_topology(one)[0] for one in topologies]
+        raise OptionError("no trace is given; expected at least one, or a table with --measured")
+    paths = [Path(path) for path in traces]
     return calibration.calibrate(read_runs(paths, profiles, places, dict(device_table())))
+
+
+def _calibrate_by_table(
+    path: Path,
+    profiles: "Sequence[Profile]",
+    topologies: "Sequence[Topology]",
+    progress: Callable[[int, int], None],
+) -> "CheckedCalibration":
+    """Factors that are fitted to a table.
+
+    Raises:
+        FileError: as `calibrate` has it.
+        OptionError: if there are several topologies, or types of devices.
+    """
+    from planner.artefacts.measured import read_measured
+    from planner.planning.measured import Place, timed_runs
+    from planner.simulator.factors import MIN_RUNS, fit_factors
+
+    rows = read_measured(path)
+    if len(rows) < MIN_RUNS:
+        raise FileError(
+            f"{path}: expected at least {MIN_RUNS} runs, for 3 factors, got {len(rows)}"
+        )
+    if len(topologies) != 1:
+        raise OptionError(
+            f"--measured: expected one --topology, on which all runs were, got {len(topologies)}"
+        )
+    (topology,) = topologies
+    types = sorted({one.type for one in topology.devices})
+    if len(types) > 1:
+        raise OptionError(
+            f"--topology: {topology.name} has {' and '.join(types)}; calibrate one type of device"
+            " at a time"
+        )
+    place = Place(profiles, topology, type_of(profiles[-1], topology))
+    try:
+        runs = timed_runs(rows, place, progress)
+    except OptionError as error:
+        raise FileError("\n".join(f"{path}: {line}" for line in str(error).splitlines())) from None
+    return fit_factors(runs)

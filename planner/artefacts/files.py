@@ -31,14 +31,16 @@ PROFILE_FORMAT = "planner-profile/2"
 PROFILE_SET_FORMAT = "planner-profile-set/2"
 # Profiles of format 2 are of one size of the microbatch and know backward passes as a whole only,
 # and those of format 1 have no rules by which operators are split either; a file with neither
-# growth nor times of weights or of hosts is of format 2.
+# growth, times of weights or hosts, another type of parameters nor weights that are converted
+# once is of format 2.
 NEWEST_PROFILE_FORMAT = "planner-profile/3"
 NEWEST_PROFILE_SET_FORMAT = "planner-profile-set/3"
 PROFILE_FORMATS = (PROFILE_FORMAT, NEWEST_PROFILE_FORMAT, "planner-profile/1")
 PROFILE_SET_FORMATS = (PROFILE_SET_FORMAT, NEWEST_PROFILE_SET_FORMAT, "planner-profile-set/1")
 STRATEGY_FORMAT = "planner-strategy/2"
 # Stages of format 2 share nothing over replicas, and those of
-# format 1 have no mesh either; a file that shares nothing is of format 2.
+# format 1 have no mesh either; a file that shares nothing, with parameters in the model's type, is
+# of format 2.
 NEWEST_FORMAT = "planner-strategy/3"
 STRATEGY_FORMATS = (STRATEGY_FORMAT, NEWEST_FORMAT, "planner-strategy/1")
 CALIBRATION_FORMAT = "planner-calibration/1"
@@ -285,9 +287,10 @@ def write_profile(profile: Profile, path: Path) -> None:
 def _is_new(profile: Profile) -> bool:
     """Whether a profile has fields that files have since format 3."""
     timed = any(one.backward_weight_s is not None for one in profile.operators)
-    every = (*profile.operators, *profile.loss_costs)
-    started = any(one.host_forward_s or one.host_backward_s for one in every)
-    return timed or started or profile.growth is not None
+    started = any(one.host_forward_s or one.host_backward_s for one in profile.operators)
+    started |= any(one.host_forward_s or one.host_backward_s for one in profile.loss_costs)
+    typed = profile.parameter_dtype is not None or profile.casts_once
+    return timed or started or typed or profile.growth is not None
 
 
 def write_profiles(profiles: Sequence[Profile], path: Path) -> None:
@@ -311,6 +314,7 @@ def plan_bytes(plan: Plan) -> bytes:
     is_new = any(
         one.over > 1 or one.prefetch is not None or one.recomputed for one in plan.strategy.stages
     )
+    is_new = is_new or plan.parameter_dtype is not None
     return _content(plan, NEWEST_FORMAT if is_new else STRATEGY_FORMAT, _one_value_a_line)
 
 
@@ -323,7 +327,7 @@ def write_calibration(calibration: CalibrationFile, path: Path) -> None:
 PROFILE_FIELDS = {
     "model_hash": "model", "dimensions": "dimensions", "microbatch_size": "microbatch size",
     "dtype": "type", "device_type": "device", "engine": "engine", "threads": "number of threads",
-    "batch_norm": "form of batch normalizations",
+    "batch_norm": "form of batch normalizations", "parameter_dtype": "type of parameters",
 }  # fmt: skip
 _PLAN_FIELDS = {
     "model_hash": "model", "dimensions": "dimensions", "topology_hash": "topology",

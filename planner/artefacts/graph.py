@@ -83,6 +83,8 @@ class Parameter:
         trainable: whether it is trained; the others have no gradient and no optimizer state.
         state: whether an operator gives it another value in every microbatch. All operators that
             read it are in one stage.
+        gradient_dtype: type in which its gradients are added up, over microbatches and devices;
+            None for its own.
 
     Raises:
         ValueError: if the shape or the dtype is none.
@@ -93,14 +95,30 @@ class Parameter:
     dtype: str
     trainable: bool
     state: bool = field(default=False, metadata=LEFT_OUT_AS_DEFAULT)
+    gradient_dtype: str | None = field(default=None, metadata=LEFT_OUT_AS_DEFAULT)
 
     def __post_init__(self) -> None:
         _check(self.shape, self.dtype)
+        if self.gradient_dtype not in (None, *FLOAT_DTYPES):
+            known = ", ".join(sorted(FLOAT_DTYPES))
+            raise ValueError(
+                f"gradient_dtype: expected one of {known}, got {self.gradient_dtype!r}"
+            )
 
     @property
     def bytes(self) -> int:
         """Size of the value itself, without gradient and optimizer state."""
         return _size_bytes(self.shape, self.dtype)
+
+    @property
+    def gradient_item_bytes(self) -> float:
+        """Size of an element of its gradient."""
+        return ITEM_BYTES[self.gradient_dtype or self.dtype]
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Size of its gradient."""
+        return _size_bytes(self.shape, self.gradient_dtype or self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,3 +366,27 @@ def retyped(graph: Graph, dtypes: Mapping[str, str]) -> Graph:
         return graph
     tensors = (replace(t, dtype=dtypes.get(t.name, t.dtype)) for t in graph.tensors)
     return replace(graph, tensors=tuple(tensors))
+
+
+def with_parameters_in(graph: Graph, dtype: str, gradient_dtype: str | None = None) -> Graph:
+    """The graph with another type of all trained parameters of floating-point numbers.
+
+    Args:
+        dtype: of the parameters.
+        gradient_dtype: in which their gradients are added up; None for the same.
+    """
+    own = None if gradient_dtype in (None, dtype) else gradient_dtype
+    parameters = (
+        replace(one, dtype=dtype, gradient_dtype=own)
+        if one.trainable and one.dtype in FLOAT_DTYPES
+        else one
+        for one in graph.parameters
+    )
+    return replace(graph, parameters=tuple(parameters))
+
+
+def gradient_dtype(graph: Graph) -> str | None:
+    """The type in which gradients are added up that is not that of their parameters; None if it is
+    for all.
+    """
+    return next((p.gradient_dtype for p in graph.parameters if p.gradient_dtype is not None), None)

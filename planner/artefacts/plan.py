@@ -14,7 +14,7 @@ from planner.artefacts.graph import (
 )
 from planner.artefacts.options import Objective, Optimizer
 from planner.artefacts.problem import Status
-from planner.artefacts.profile import MAX_THREADS, BatchNorm, Source
+from planner.artefacts.profile import MAX_THREADS, SHORT_PARAMETERS, BatchNorm, Source
 from planner.artefacts.strategy import Crossing, Strategy, used_devices
 
 MAX_MICROBATCHES = 10**6
@@ -203,6 +203,10 @@ class Plan:
             leave out `FROZEN`.
         what_if: the options that changed the topology before it was planned for, such as "--set
             links.nic.bandwidth=200Gbps"; files leave out none.
+        parameter_dtype: type of the trained parameters where that is not the file's; the optimizer
+            steps float32 copies of them. Files leave out None.
+        gradient_dtype: type in which gradients of such parameters are added up; files leave out
+            None, which is the parameters' own.
         losses: the losses that it was made for; empty for one of a model's only output, chosen
             automatically.
 
@@ -243,6 +247,8 @@ class Plan:
     losses: tuple[LossChoice, ...] = field(default=(), metadata=LEFT_OUT_AS_DEFAULT)
     hosts: tuple[str, ...] = field(default=(), metadata=LEFT_OUT_AS_DEFAULT)
     what_if: tuple[str, ...] = field(default=(), metadata=LEFT_OUT_AS_DEFAULT)
+    parameter_dtype: str | None = field(default=None, metadata=LEFT_OUT_AS_DEFAULT)
+    gradient_dtype: str | None = field(default=None, metadata=LEFT_OUT_AS_DEFAULT)
 
     def __post_init__(self) -> None:
         if text := "\n".join((*self._words(), *self._numbers(), *self._stages())):
@@ -250,12 +256,16 @@ class Plan:
 
     def _words(self) -> Iterator[str]:
         """Names of closed sets. Nothing behind this may look up any other one."""
-        own = (
+        own: tuple[tuple[str, str, Collection[str]], ...] = (
             ("status", self.status, (Status.OPTIMAL, Status.FEASIBLE)),
             ("optimizer", self.optimizer, tuple(Optimizer)),
             ("certificate.objective", self.certificate.objective, tuple(Objective)),
             ("dtype", self.dtype, sorted(FLOAT_DTYPES)),
         )
+        if self.parameter_dtype is not None:
+            own += (("parameter_dtype", self.parameter_dtype, (SHORT_PARAMETERS,)),)
+        if self.gradient_dtype is not None:
+            own += (("gradient_dtype", self.gradient_dtype, ("float32",)),)
         yield from _unknown(own)
         yield from _unknown(
             (f"crossings[{i}].dtype", one.dtype, tuple(ITEM_BYTES))

@@ -29,6 +29,9 @@ MAX_THREADS = 4096
 
 ROOFLINE = "roofline"
 """The engine of profiles whose times are computed from FLOPs and bytes."""
+SHORT_PARAMETERS = "bfloat16"
+"""The type that trained parameters may have while the optimizer steps float32 copies of them."""
+
 COMPILED = "roofline, compiled"
 """The same for a step that `torch.compile` has compiled."""
 
@@ -441,6 +444,10 @@ class Profile:
         loss_costs: of the outputs with a loss, each once at most; none where they are not known.
         growth: the costs of microbatches of other sizes, of a computed profile; files leave out
             None, where they are not known.
+        parameter_dtype: type of the trained parameters where that is not the file's; the optimizer
+            steps float32 copies of them. Files leave out None.
+        casts_once: whether copies of weights in the type of autocast are left out of the stash, as
+            a step makes them once (`costs/casts.py`). Files leave out False, which older ones have.
 
     Raises:
         ValueError: if a figure is out of range or contradicts the graph; all of them.
@@ -471,6 +478,8 @@ class Profile:
     contention: Contention | None = field(default=None, metadata=LEFT_OUT_AS_DEFAULT)
     loss_costs: tuple[LossCost, ...] = field(default=(), metadata=LEFT_OUT_AS_DEFAULT)
     growth: Growth | None = field(default=None, metadata=LEFT_OUT_AS_DEFAULT)
+    parameter_dtype: str | None = field(default=None, metadata=LEFT_OUT_AS_DEFAULT)
+    casts_once: bool = field(default=False, metadata=LEFT_OUT_AS_DEFAULT)
 
     def __post_init__(self) -> None:
         if [o.name for o in self.operators] != [o.name for o in self.graph.operators]:
@@ -501,6 +510,8 @@ class Profile:
         if self.dtype not in FLOAT_DTYPES:
             known = ", ".join(sorted(FLOAT_DTYPES))
             yield f"dtype: expected one of {known}, got {self.dtype!r}"
+        if self.parameter_dtype not in (None, SHORT_PARAMETERS):
+            yield f"parameter_dtype: expected {SHORT_PARAMETERS}, got {self.parameter_dtype!r}"
         yield from _outside((("microbatch_size", self.microbatch_size),), 1)
         yield from _outside(((f"dimensions.{k}", v) for k, v in self.dimensions.items()), 1)
         if self.threads is not None:
@@ -610,7 +621,10 @@ class Profile:
                     yield f"operators[{i}].{name}: expected {due} as in the graph, got {given}"
 
 
-ALIKE = ("model_hash", "device_type", "dtype", "source", "batch_norm", "tie", "untie")
+ALIKE = (
+    "model_hash", "device_type", "dtype", "source", "batch_norm", "tie", "untie", "parameter_dtype",
+    "casts_once",
+)  # fmt: skip
 """The fields in which profiles of one model for microbatches of several sizes agree."""
 
 

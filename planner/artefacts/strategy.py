@@ -248,7 +248,7 @@ def gradient_sums(strategy: Strategy, graph: Graph) -> tuple[GradientSum, ...]:
         if parameter.trainable and len(devices) > 1:
             groups.setdefault((len(used_in), devices), []).append(parameter)
     return tuple(
-        GradientSum(key[1], tuple(p.name for p in bucket), sum(p.bytes for p in bucket))
+        GradientSum(key[1], tuple(p.name for p in bucket), sum(p.gradient_bytes for p in bucket))
         for key in sorted(groups)
         # A gradient is there when the first operator that reads the parameter has run its backward.
         for bucket in buckets(sorted(groups[key], key=lambda p: -min(users[p.name])))

@@ -123,8 +123,9 @@ def profile(
 def _usual_path(model: Path, how: Measuring) -> Path:
     """The file of a profile that the user did not name."""
     return api.profile_path(
-        model, device=how.device, engine=how.engine, dtype=how.dtype, compiled=how.compiled
-    )
+        model, device=how.device, engine=how.engine, dtype=how.dtype,
+        parameters=how.parameters, compiled=how.compiled,
+    )  # fmt: skip
 
 
 def _refuse_options_of_models() -> None:

@@ -14,9 +14,10 @@ from planner.artefacts.strategy import (
     used_devices,
 )
 from planner.artefacts.topology import Topology, device_type
-from planner.costs.operators import hosts_with_contention, launch_s, slowdown, slowdowns, step_s
+from planner.costs.operators import hosts_with_contention, launch_s, slowdown, slowdowns
 from planner.costs.stage_pass import backward_left_s, gather_beside_s, gather_s, stage_pass
 from planner.costs.transfers import crowding, gradient_sum_s
+from planner.costs.update import step_s
 from planner.resharding.over_replicas import over_replicas
 
 
@@ -168,7 +169,7 @@ class _DeviceTimes:
             for device in group:
                 self.gather[device] += gathered_s
                 self.step[device] += slow[device] * step_s(
-                    problem.training.optimizer, state_bytes, device_type(problem.topology, device)
+                    problem, state_bytes, device_type(problem.topology, device)
                 )
                 if head_s > 0:
                     self.head[device] = slow[device] * head_s

@@ -281,7 +281,7 @@ def memory_shortage(problem: Problem) -> str | None:
     need = static_bytes(
         sum(p.bytes for p in parameters),
         sum(p.bytes for p in parameters if p.trainable),
-        problem.training.optimizer,
+        problem,
     )
     if need <= room:
         return None

@@ -36,12 +36,13 @@ from planner.artefacts.graph import (
 from planner.artefacts.profile import LossCost, OperatorCost, Profile, view_bases, with_times
 from planner.artefacts.sharding import Rule, blocks_of, local_shape, rule_by
 from planner.artefacts.strategy import Stage, indices_of
+from planner.costs.casts import cast_weights
 from planner.costs.mesh_memory import bucket_scatters, conversion_bytes
 from planner.resharding import Resharding, reshardings
 from planner.resharding.conversion import Collective, Step
 from planner.resharding.cut_losses import vocabulary_parallel_steps
 from planner.resharding.over_replicas import over_replicas
-from planner.resharding.overlap import PassOrder, pass_order
+from planner.resharding.overlap import PRODUCTS, PassOrder, pass_order
 from planner.resharding.reshardings import has_gradient, homes, leaving, reads_back
 from planner.resharding.statistics import Sides, statistics_steps
 from planner.support.memo import remembered
@@ -72,6 +73,8 @@ class LocalStage:
         copy_rows: the reshardings, as `order` numbers them, by their indices there.
         segments: by their indices there, the operators of each segment that is run again, with the
             reshardings that they read.
+        cast_bytes: per operator, what it reads and writes in a forward, and in a backward, to make
+            copies of gathered weights in the type of autocast.
     """
 
     profile: Profile
@@ -87,6 +90,7 @@ class LocalStage:
     operator_rows: tuple[int, ...]
     copy_rows: tuple[int, ...]
     segments: tuple[frozenset[int], ...]
+    cast_bytes: tuple[tuple[int, int], ...]
 
 
 def work_share(rule: Rule, mesh: Sequence[int]) -> float:
@@ -134,6 +138,7 @@ class _Row(NamedTuple):
         graph_index: its index in the whole graph; -1 of one that is not there.
         share: of the work of the whole operator.
         regathered: by their rows, the reshardings that its backward runs again.
+        cast_bytes: as in `LocalStage`.
     """
 
     operator: Operator
@@ -141,6 +146,7 @@ class _Row(NamedTuple):
     graph_index: int
     share: float
     regathered: tuple[int, ...] = ()
+    cast_bytes: tuple[int, int] = (0, 0)
 
 
 class _LocalReads(NamedTuple):
@@ -289,6 +295,7 @@ class _Builder:
             operator_rows=tuple(self.operator_rows),
             copy_rows=tuple(self.copy_rows),
             segments=tuple(self._segments()),
+            cast_bytes=tuple(row.cast_bytes for row in self.rows),
         )
 
     def _segments(self) -> Iterator[frozenset[int]]:
@@ -341,13 +348,22 @@ class _Builder:
         the gradient of a parameter is among them, as it is in the workspace of other operators.
         """
         one, mesh = self.whole[copy.tensor], self.sharding.mesh
-        item_bytes = one.bytes / max(prod(one.shape), 1)
+        item_bytes = back_bytes = ITEM_BYTES[one.dtype]
+        if isinstance(one, Parameter):
+            back_bytes = one.gradient_item_bytes
         forward, backward = (
-            conversion_bytes(local_shape(one.shape, spec, mesh), item_bytes, mesh, steps)
-            for spec, steps in ((copy.old, copy.forward), (copy.gradient_old, copy.backward))
+            conversion_bytes(local_shape(one.shape, spec, mesh), item, mesh, steps)
+            for spec, item, steps in (
+                (copy.old, item_bytes, copy.forward),
+                (copy.gradient_old, back_bytes, copy.backward),
+            )
         )
-        made = 0 if isinstance(one, Parameter) else backward.result
-        return forward.most - forward.result, backward.most - made
+        if not isinstance(one, Parameter):
+            return forward.most - forward.result, backward.most - backward.result
+        # Gradients that are added up in another type are converted to it first.
+        other = prod(local_shape(one.shape, copy.gradient_old, mesh)) * back_bytes
+        converted = round(other) if one.gradient_dtype is not None else 0
+        return forward.most - forward.result, backward.most + converted
 
     def _operator(self, v: int) -> None:
         """Adds an operator of the stage at its local shapes."""
@@ -364,6 +380,7 @@ class _Builder:
                 v,
                 share,
                 reads.regathered,
+                self._cast_bytes(operator, reads),
             )
         )
         bases, of_gradients = view_bases(self.profile), _gradient_views(self.profile)
@@ -397,7 +414,8 @@ class _Builder:
             share: of the work of the whole operator.
         """
         of_outputs, of_all, of_moved = self._byte_shares(operator, reads.names, cost.bytes_moved)
-        saved = self._saved_copies(operator, cost)
+        stashed = self._saved_copies(operator, cost)
+        saved = {**stashed, **self._gathered_casts(operator, reads)}
         # A backward that gathers a parameter again makes its shorter copy again, too.
         remade = {n: size for n, size in saved.items()
                   if self._owner(reads.names[n]) in reads.copies
@@ -409,7 +427,7 @@ class _Builder:
                      if n not in reads.held and n not in saved]  # fmt: skip
         # Copies are as large as what is read, and the rest is in proportion to what is made.
         rest = cost.stash_private_bytes - sum(
-            prod(self.whole[n].shape) * size for n, size in saved.items()
+            prod(self.whole[n].shape) * size for n, size in stashed.items()
         )
         copied, remade_bytes = self._copied(saved, reads), self._copied(remade, reads)
         workspace = round(cost.workspace_bytes * of_all) + round(remade_bytes)
@@ -441,6 +459,7 @@ class _Builder:
         """
         made = self.whole[operator.outputs[0]].dtype
         read = [n for n in (*operator.inputs, *operator.parameters) if n not in cost.stash_tensors]
+        read = [n for n in read if n not in cast_weights(self.profile)]
         long = [n for n in read if self.whole[n].dtype == "float32" and made in _SHORT_FLOATS]
         size = sum(prod(self.whole[n].shape) * ITEM_BYTES[made] for n in long)
         if long and size <= cost.stash_private_bytes:
@@ -450,6 +469,27 @@ class _Builder:
                 if sum(self.whole[n].bytes for n in some) == cost.stash_private_bytes:
                     return {n: ITEM_BYTES[self.whole[n].dtype] for n in some}
         return {}
+
+    def _gathered_casts(self, operator: Operator, reads: _LocalReads) -> dict[str, float]:
+        """The gathered weights of which a product keeps a copy in the type of autocast, and bytes
+        of an element of that.
+        """
+        if operator.type not in PRODUCTS or not reads_back(operator, (), self.graph):
+            return {}
+        own = cast_weights(self.profile).intersection(operator.parameters).difference(reads.held)
+        return dict.fromkeys(sorted(own), ITEM_BYTES[self.profile.dtype])
+
+    def _cast_bytes(self, operator: Operator, reads: _LocalReads) -> tuple[int, int]:
+        """As `LocalStage.cast_bytes`; a backward that gathers again converts again, too."""
+        if operator.type not in PRODUCTS:
+            return 0, 0
+        own = cast_weights(self.profile).intersection(operator.parameters).difference(reads.held)
+        items = ITEM_BYTES["float32"] + ITEM_BYTES[self.profile.dtype]
+        every, again = (
+            round(self._copied(dict.fromkeys(some, items), reads))
+            for some in (own, [n for n in own if self._owner(reads.names[n]) in reads.copies])
+        )
+        return every, again
 
     def _copied(self, copies: Mapping[str, float], reads: _LocalReads) -> float:
         """Bytes of local copies of what an operator reads, by bytes of an element."""

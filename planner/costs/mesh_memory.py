@@ -137,7 +137,7 @@ def bucket_scatters(stage: Stage, graph: Graph) -> Iterator[tuple[tuple[str, ...
         alike: dict[tuple[tuple[tuple[str, int, str, str], ...], str], int] = {}
         for one in bucket:
             key = (steps_key(steps[one.name].scatter), one.dtype)
-            alike[key] = alike.get(key, 0) + one.bytes
+            alike[key] = alike.get(key, 0) + one.gradient_bytes
         most = 0
         for (kinds, _), total in alike.items():
             held, size = 0, total
@@ -172,3 +172,8 @@ def local_bytes(one: Tensor | Parameter, spec: Spec, mesh: tuple[int, ...]) -> i
     if not mesh:
         return one.bytes
     return replace(one, shape=local_shape(one.shape, spec, mesh)).bytes
+
+
+def local_gradient_bytes(one: Parameter, spec: Spec, mesh: tuple[int, ...]) -> int:
+    """Bytes of the gradient of a parameter on each device of a mesh."""
+    return replace(one, shape=local_shape(one.shape, spec, mesh)).gradient_bytes

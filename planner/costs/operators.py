@@ -1,4 +1,4 @@
-"""Times of operators and of the optimizer's step on a device, alone and beside other devices.
+"""Times of operators on a device, alone and beside other devices.
 
 Operators that the user wants on certain devices (`--pin NAME=DEVICE`) take `PENALTY` times as long
 as the whole model on all others. Solvers are not told of pins: a search that knows devices of
@@ -13,7 +13,6 @@ import numpy as np
 
 from planner.artefacts.calibration import UNCALIBRATED, Calibration, Deviation, whole_share
 from planner.artefacts.graph import loss_outputs, tensors_by_name
-from planner.artefacts.options import Optimizer
 from planner.artefacts.problem import Problem
 from planner.artefacts.profile import Profile, slowdown_among
 from planner.artefacts.roofline import OperatorTimes, rescaled_times
@@ -120,18 +119,6 @@ def pinned(problem: Problem) -> Mapping[int, int]:
         if device_of.setdefault(operators[operator], devices[device]) != devices[device]:
             raise OptionError(f"--pin: {operator} is pinned to two devices")
     return device_of
-
-
-def step_s(optimizer: Optimizer, trainable_bytes: int, kind: DeviceType) -> float:
-    """Time of an optimizer step, in s: bound by memory, (4 + 2 moments) passes over the
-    parameters (read parameter and gradient, write parameter, clear gradient, read and write each
-    moment).
-
-    Args:
-        trainable_bytes: of the parameters that are trained on the device.
-    """
-    passes = 4 + 2 * optimizer.num_moments
-    return passes * trainable_bytes / kind.memory_bandwidth_bytes_per_s
 
 
 def launch_s(problem: Problem, device: int) -> float:

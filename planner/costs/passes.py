@@ -10,10 +10,14 @@ some of which are not there yet or gone already.
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import NamedTuple
 
 from planner.artefacts.graph import (
+    ITEM_BYTES,
     Graph,
+    Parameter,
+    Tensor,
     consumers,
     differentiated,
     loss_outputs,
@@ -103,12 +107,25 @@ def forward_workspace_bytes(
             coming[made_by[name]] += size
     # `later` are the kept bytes that the operators behind v and the loss will add. They are not
     # there yet while v runs, so the pass is above the kept bytes by that much less.
-    alive, later, most = _forward_alive(profile, inside, kept), loss_bytes, 0
+    alive, later = _forward_alive(profile, inside, kept), loss_bytes
+    most = loss_copy_bytes(profile.graph, inside)
     for v in sorted(inside, reverse=True):
         dropped = private[v] if v in again else 0
         most = max(most, alive[v] + profile.operators[v].workspace_bytes + dropped - later)
         later += coming[v]
     return most
+
+
+def is_short(tensor: Tensor) -> bool:
+    """Whether a loss is computed from a float32 copy of a tensor."""
+    return tensor.dtype in ("float16", "bfloat16")
+
+
+def loss_copy_bytes(graph: Graph, inside: Collection[int]) -> int:
+    """Bytes of the float32 copies that losses are computed from."""
+    made_by, tensors = producers(graph), tensors_by_name(graph)
+    lost = (tensors[name] for name in loss_outputs(graph) if made_by.get(name) in inside)
+    return round(sum(prod(one.shape) * ITEM_BYTES["float32"] for one in lost if is_short(one)))
 
 
 def backward_workspace_bytes(
@@ -314,14 +331,15 @@ def _backward_alive(
                 gradients.create(name, tensors[name].bytes, base)
         trained = [n for n in operator.parameters if parameters[n].trainable]
         viewed = {base_of.get(name) for name in operator.outputs}
-        own = sum(parameters[n].bytes for n in trained if n not in viewed)
+        made = {n: _made_bytes(parameters[n]) for n in trained}
+        own = sum(made[n] for n in trained if n not in viewed)
         running = gradients.alive_bytes + max(own, profile.operators[v].workspace_bytes)
         shared = [n for n in trained if n in first_reader]
         for name in shared:
             is_view = name in viewed
             base = operator.outputs[0] if is_view else None
-            gradients.create(name, parameters[name].bytes, base, is_view)
-            own -= 0 if is_view else parameters[name].bytes
+            gradients.create(name, made[name], base, is_view)
+            own -= 0 if is_view else made[name]
         # The backward has used the gradients of the outputs, so they go before its own results are
         # added to those of other readers.
         for name in operator.outputs:
@@ -331,6 +349,11 @@ def _backward_alive(
             if first_reader[name] == v:
                 gradients.release(name)
     return by_operator
+
+
+def _made_bytes(one: Parameter) -> int:
+    """Of the gradient that is made of it, with its copy where it is added up in another type."""
+    return one.bytes + (0 if one.gradient_dtype is None else one.gradient_bytes)
 
 
 def _first_readers(graph: Graph, inside: Collection[int]) -> Mapping[str, int]:

@@ -22,6 +22,7 @@ from planner.artefacts.operator_types import facts
 from planner.artefacts.options import Objective
 from planner.artefacts.problem import Problem
 from planner.artefacts.topology import device_type
+from planner.costs.update import update_copies
 
 _HALF = frozenset({"MatMul", "Einsum"})
 """Products that are attention's where they have no parameters."""
@@ -74,7 +75,7 @@ def _needed_share(operator: Operator, graph: Graph) -> float:
 
 def _compulsory_bytes(problem: Problem) -> int:
     """Bytes that an iteration reads or writes at least once."""
-    graph, moments = problem.profile.graph, problem.training.optimizer.num_moments
+    graph, copies = problem.profile.graph, update_copies(problem)
     tensors = tensors_by_name(graph)
-    held = sum(one.bytes * (2 + moments if one.trainable else 1) for one in graph.parameters)
+    held = sum(one.bytes * (1 + copies if one.trainable else 1) for one in graph.parameters)
     return held + problem.num_microbatches * sum(tensors[name].bytes for name in graph.inputs)

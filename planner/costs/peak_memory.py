@@ -23,6 +23,7 @@ from planner.artefacts.problem import Problem
 from planner.artefacts.strategy import Stage, Strategy, crossings
 from planner.costs.mesh_memory import local_bytes
 from planner.costs.stage_memory import StageMemory
+from planner.costs.update import state_copies
 from planner.schedules.actions import ActionKind, Code, piece_bytes
 from planner.schedules.versions import alive
 from planner.support.arrays import Bools, Ints
@@ -67,15 +68,18 @@ def static_memory(
     Args:
         stages: as of `peak_memory`.
     """
-    moments = problem.training.optimizer.num_moments
+    copies = state_copies(problem.profile.parameter_dtype, problem.training.optimizer)
     older = 0
     if strategy.schedule.is_asynchronous:
-        older = sum((alive(strategy, s) - 1) * one.static.trainable for s, one in stages.items())
+        older = sum(
+            (alive(strategy, s) - 1) * (one.static.trainable + one.static.casts)
+            for s, one in stages.items()
+        )
     return MemoryParts(
         parameter_bytes=sum(one.static.parameter for one in stages.values()),
         version_bytes=older,
         gradient_bytes=sum(one.static.gradient for one in stages.values()),
-        optimizer_bytes=moments * sum(one.static.state for one in stages.values()),
+        optimizer_bytes=copies * sum(one.static.state for one in stages.values()),
         reserve_bytes=problem.training.reserve,
     )
 
@@ -278,14 +282,17 @@ def _workspace(own: _DeviceActions) -> ByteChanges:
 
 def _parts(own: _DeviceActions, sums: Bools, steps: Bools) -> ByteChanges:
     """Where each device steps parts of its parameters, while their gradients are summed and after
-    the step.
+    the step; where it steps float32 copies, in the step. Then there are no copies of weights in the
+    type of autocast, which count as static.
 
     Args:
         sums: (n,) which actions are all-reduces.
         steps: (n,) which are steps.
     """
     scattered = max(one.need.static.scatter for one in own.stages.values())
-    gathered = max(one.need.static.gather for one in own.stages.values())
+    stepped = [one.need.static for one in own.stages.values()]
+    gathered = max(max(one.gather, one.step) for one in stepped)
+    gathered -= sum(one.casts for one in stepped)
     size = scattered * sums + gathered * steps
     return ByteChanges(MemoryReason.PARTS, size, -size)
 

@@ -27,7 +27,7 @@ def shared_static_bytes(
         held: bytes of all parameters.
         trained: bytes of those that are trained.
         replicas: R.
-        moments: optimizer state per trained parameter.
+        moments: optimizer state over the bytes of trained parameters.
 
     >>> [shared_static_bytes(level, 80.0, 80.0, 80.0, 80.0, 0.0, 4, 2) for level in (1, 2, 3)]
     [220.0, 140.0, 80.0]

@@ -15,21 +15,29 @@ from planner.artefacts.graph import (
     tensors_by_name,
 )
 from planner.artefacts.losses import losses
-from planner.artefacts.options import Optimizer
 from planner.artefacts.problem import Problem
 from planner.artefacts.profile import Profile, storage_owner
 from planner.artefacts.segments import segments_of
-from planner.artefacts.sharding import dim_of
+from planner.artefacts.sharding import dim_of, local_shape
 from planner.artefacts.strategy import Stage, indices_of
 from planner.artefacts.topology import device_type, hosts_by_name
+from planner.costs.casts import kept_casts
 from planner.costs.local_stage import local_stage
-from planner.costs.mesh_memory import gather_bytes, local_bytes, scatter_bytes
+from planner.costs.mesh_memory import (
+    gather_bytes,
+    local_bytes,
+    local_gradient_bytes,
+    scatter_bytes,
+)
 from planner.costs.passes import (
     backward_workspace_bytes,
     forward_workspace_bytes,
+    is_short,
+    loss_copy_bytes,
     read_from_outside,
     used_outside,
 )
+from planner.costs.update import stepped_bytes, update_copies
 from planner.resharding.over_replicas import over_replicas
 from planner.resharding.sums import parameter_specs
 
@@ -38,14 +46,19 @@ class StaticBytes(NamedTuple):
     """Bytes of a stage's parameters on a device of it, and of their update.
 
     Attributes:
-        parameter: weights, buffers and constants, each once, and the parts of them that are stepped
-            and do not lie in one piece in their parameter.
+        parameter: weights, buffers and constants, each once, the parts of them that are stepped and
+            do not lie in one piece in their parameter, and copies of weights in the type of
+            autocast.
         trainable: the trained part of the weights.
         gradient: of their gradients: as many, or fewer where these are cut further, or more where
             parts of them are stepped.
-        state: of one moment of the optimizer.
+        state: of the parts that are stepped; the optimizer's state is a multiple
+            (`update.state_copies`).
         scatter: taken while a bucket of gradients becomes those of parts.
         gather: taken while parameters are gathered from parts, after a step.
+        step: taken by float32 gradients in the step.
+        casts: of copies of weights in the type of autocast, which `parameter` contains; each
+            version of parameters has its own.
     """
 
     parameter: int
@@ -54,6 +67,8 @@ class StaticBytes(NamedTuple):
     state: int
     scatter: int
     gather: int
+    step: int = 0
+    casts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +113,7 @@ def stage_memory(profile: Profile, stage: Stage, before: Iterable[Stage] = ()) -
             read or make, are there already.
     """
     shared = _touched(profile.graph, (v for one in before for v in indices_of(one, profile.graph)))
-    static = _stage_static_bytes(stage, profile.graph, shared)
+    static = _stage_static_bytes(stage, profile, shared)
     if over_replicas(stage, profile.graph).sharding is None:
         indices = indices_of(stage, profile.graph)
         segments = [
@@ -120,40 +135,51 @@ def memory_of(
     inside, shared = tuple(operators), _touched(profile.graph, before)
     names = tuple(profile.graph.operators[v].name for v in inside)
     stage = Stage.whole(names, (0,), warmup=1, recompute=False)
-    return _memory(profile, inside, shared, _stage_static_bytes(stage, profile.graph, shared))
+    return _memory(profile, inside, shared, _stage_static_bytes(stage, profile, shared))
 
 
-def _stage_static_bytes(stage: Stage, graph: Graph, shared: Collection[str] = ()) -> StaticBytes:
+def _stage_static_bytes(
+    stage: Stage, profile: Profile, shared: Collection[str] = ()
+) -> StaticBytes:
     """The bytes of the parameters of a stage, as `parameter_specs` places them.
 
     Args:
         shared: names of parameters that an earlier stage on the same device holds.
     """
     parameter = trainable = gradient = state = 0
+    graph = profile.graph
     known, mesh = parameters_by_name(graph), over_replicas(stage, graph).mesh
+    stepped = []
     for name, lies in parameter_specs(stage, graph).items():
         if name in shared:
             continue
         size = local_bytes(known[name], lies.parameter, mesh)
         parameter += size
         if known[name].trainable:
-            accumulated = local_bytes(known[name], lies.gradient, mesh)
+            accumulated = local_gradient_bytes(known[name], lies.gradient, mesh)
+            cut = local_gradient_bytes(known[name], lies.state, mesh)
             part = local_bytes(known[name], lies.state, mesh)
+            stepped.append(
+                replace(known[name], shape=local_shape(known[name].shape, lies.state, mesh))
+            )
             trainable += size
             # Gradients of parts have buffers of their own where they are others.
-            gradient += accumulated + (part if part != accumulated else 0)
+            gradient += accumulated + (cut if cut != accumulated else 0)
             state += part
             # A part that does not lie in one piece in its parameter is there twice.
             further = zip(lies.parameter, lies.state, strict=True)
             if {dim_of(after) for before, after in further if before == "R" != after} - {0}:
                 parameter += part
+    casts = sum(n for name, n in kept_casts(stage, profile).items() if name not in shared)
     return StaticBytes(
-        parameter,
+        parameter + casts,
         trainable,
         gradient,
         state,
         scatter_bytes(stage, graph),
         gather_bytes(stage, graph),
+        stepped_bytes(profile, stepped),
+        casts,
     )
 
 
@@ -271,9 +297,12 @@ def _waiting_bytes(
 
 
 def _loss_bytes(graph: Graph, inside: Collection[int]) -> int:
-    """A loss keeps a tensor as large as its input (log-probabilities, or the difference)."""
+    """A loss keeps a tensor as large as its input (log-probabilities, or the difference). Where
+    that is in a short type, so as large as the float32 copy of it that the loss is computed from.
+    """
     made_by, tensors = producers(graph), tensors_by_name(graph)
-    return sum(tensors[n].bytes for n in loss_outputs(graph) if made_by.get(n) in inside)
+    lost = [tensors[n] for n in loss_outputs(graph) if made_by.get(n) in inside]
+    return sum(one.bytes for one in lost if not is_short(one)) + loss_copy_bytes(graph, inside)
 
 
 def _target_bytes(profile: Profile, inside: Collection[int]) -> int:
@@ -290,9 +319,9 @@ def _target_bytes(profile: Profile, inside: Collection[int]) -> int:
     )
 
 
-def static_bytes(parameter_bytes: int, trainable_bytes: int, optimizer: Optimizer) -> int:
+def static_bytes(parameter_bytes: int, trainable_bytes: int, problem: Problem) -> int:
     """Parameters, gradients and optimizer state, in bytes."""
-    return parameter_bytes + (1 + optimizer.num_moments) * trainable_bytes
+    return parameter_bytes + update_copies(problem) * trainable_bytes
 
 
 def search_bytes(

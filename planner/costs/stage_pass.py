@@ -270,7 +270,7 @@ def _part_times_s(problem: Problem, stage: Stage, device: int) -> Floats:
     loss_s = whole_s * of_loss * np.array(local.loss_share)
     linear = np.maximum(np.where(share == 1.0, t, part) + loss_s, least)
     times_s: Floats = np.where(np.isnan(measured), linear, t * measured + loss_s)
-    return times_s
+    return times_s + np.array(local.cast_bytes).T / kind.memory_bandwidth_bytes_per_s
 
 
 def shortest_part_s(problem: Problem, device: int) -> tuple[float, float]:

@@ -146,7 +146,8 @@ class Flow:
         self.weights = Versions(part.stages[self._stage].module, part.trained, gradients)
         self.optimizer_step = OptimizerStep(
             optimizer, gradients, tuple(part.trained.values()), part.shards, self.weights,
-            rules=replace(rules, reports_loss=False), mean_over=self._num_replicas,
+            rules=replace(rules, reports_loss=False), masters=part.masters,
+            mean_over=self._num_replicas,
         )  # fmt: skip
         self._groups = groups
         self._pending_sums = groups.pending_sums() if rules.reports_loss else None

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -18,7 +19,9 @@ from planner.launcher.denominators import Denominator, inputs_of
 from planner.launcher.gradients import GradientBuckets
 from planner.launcher.groups import Groups
 from planner.launcher.job import TrainingJob
+from planner.launcher.master_copies import MasterCopies
 from planner.launcher.mesh.convert import converted
+from planner.launcher.mesh.late_gradients import late_parameters
 from planner.launcher.mesh.lines import Mesh, lines_of, queued, replica_and_index
 from planner.launcher.mesh.losses import reports_loss, split_criterion
 from planner.launcher.mesh.module import split_module
@@ -27,7 +30,8 @@ from planner.launcher.mesh.shards import OptimizerShards
 from planner.launcher.segments import with_segments
 from planner.launcher.stage import StageModule
 from planner.model.load import Model
-from planner.operators import parameters
+from planner.operators.casting import WeightCast, cast_once
+from planner.operators.convert import written
 from planner.operators.losses import Criterion, LossValue
 from planner.operators.running import autocast
 from planner.resharding.conversion import conversion
@@ -123,7 +127,9 @@ class DevicePart:
         places: of the device in them; a stage that is split is the only one.
         values: its local parameters by name; several stages share tied ones.
         trained: those of them that are trained.
+        masters: float32 copies of the stepped ones, where these are shorter.
         shards: of the parameters whose optimizer's state is cut further than these.
+        casts: copies of weights in the type of autocast, which stay until a step.
         denominators: of the operators of its stages.
         counted: graph inputs that these are counted in.
     """
@@ -133,19 +139,33 @@ class DevicePart:
     values: dict[str, Tensor]
     trained: dict[str, Tensor]
     shards: OptimizerShards
+    masters: MasterCopies
+    casts: tuple[WeightCast, ...] = ()
     denominators: tuple[Denominator, ...] = ()
     counted: frozenset[str] = frozenset()
 
     @property
+    def stepped(self) -> dict[str, Tensor]:
+        """By the names of the trained parameters, the parameters or parts of them that a step
+        changes, with its gradients.
+        """
+        return _stepped(self.trained, self.shards)
+
+    @property
     def optimizer_parameters(self) -> dict[str, Tensor]:
         """By the names of the trained parameters, the tensors that the optimizer steps."""
-        return {name: self.shards.shards.get(name, one) for name, one in self.trained.items()}
+        return {**self.stepped, **self.masters.copies}
 
     @property
     def gradient_accumulators(self) -> dict[str, Tensor]:
         """By the names of the trained parameters, the tensors with the gradients of backwards."""
         cut = {name: self.shards.shards[name] for name in self.shards.cut_gradients}
         return {**self.trained, **cut}
+
+    def forget_casts(self) -> None:
+        """Before weights change: lets go of their copies."""
+        for one in self.casts:
+            one.clear()
 
     def local(self, batch: Batch, losses: Iterable[Loss]) -> Batch:
         """The part of a microbatch that this device needs, of the data that it is given."""
@@ -181,16 +201,27 @@ def make_part(
         }
     )
     place = places[min(places)]  # in all, parameters lie alike
-    values = local_parameters(job.model, held, place, job.device)
+    values, copies = dict[str, Tensor](), dict[str, Tensor]()
+    for name, value, copy in _parts(job.model, held, place, job.device):
+        values[name] = value
+        if copy is not None:
+            copies[name] = copy
     denominators = _denominators(job, places.values())
-    stages = {s: _stage_module(job, one, values, scale) for s, one in places.items()}
+    casts: dict[str, WeightCast] = {}
+    stages = {s: _stage_module(job, one, values, scale, casts) for s, one in places.items()}
     shards = OptimizerShards(place.shared, place.shared_mesh, values, graph)
     shards.connect(stages[min(places)].module)
     trained = {name: values[name] for name in held if described[name].trainable}
+    masters = MasterCopies(_stepped(trained, shards), copies)
     counted = (inputs_of(one.summed, graph) for one in denominators)
     return DevicePart(
-        stages, places, values, trained, shards, denominators, frozenset().union(*counted)
-    )
+        stages, places, values, trained, shards, masters, tuple(casts.values()), denominators,
+        frozenset().union(*counted),
+    )  # fmt: skip
+
+
+def _stepped(trained: Mapping[str, Tensor], shards: OptimizerShards) -> dict[str, Tensor]:
+    return {name: shards.shards.get(name, one) for name, one in trained.items()}
 
 
 def _denominators(job: TrainingJob, places: Iterable[StagePlace]) -> tuple[Denominator, ...]:
@@ -203,39 +234,68 @@ def _denominators(job: TrainingJob, places: Iterable[StagePlace]) -> tuple[Denom
 def local_parameters(
     model: Model, names: Iterable[str], place: StagePlace, device: str
 ) -> dict[str, Tensor]:
-    """The parts of parameters that this device has, by name, in memory of their own.
+    """The parts of parameters that this device has, by name, in memory of their own."""
+    return {name: value for name, value, _ in _parts(model, names, place, device)}
+
+
+def _parts(
+    model: Model, names: Iterable[str], place: StagePlace, device: str
+) -> Iterator[tuple[str, Tensor, Tensor | None]]:
+    """The same, each with a copy of the part that is stepped, in the type of the file, where the
+    parameter has another one.
 
     One after the other is read whole, so that no more than one of them is in memory at once.
     """
-    known, values = parameters_by_name(model.graph), dict[str, Tensor]()
+    known, mesh = parameters_by_name(model.graph), place.shared_mesh
     lies = parameter_specs(place.shared, model.graph)
     for name in names:
-        whole = parameters(model, [name], device)[name].detach()
-        spec = lies[name].parameter if name in lies else ("R",) * len(place.shared_mesh.sizes)
-        part = place.shared_mesh.local_part(whole, spec)
-        part = part if part.shape == whole.shape else part.clone()
-        part = part.contiguous()
-        trainable = name in known and known[name].trainable
-        values[name] = nn.Parameter(part) if trainable else part
-    return values
+        whole, spec = written(model, name, device), ("R",) * len(mesh.sizes)
+        part = _own(whole, lies[name].parameter if name in lies else spec, mesh)
+        if name not in known or not known[name].trainable:
+            yield name, part, None
+            continue
+        value = nn.Parameter(part.to(getattr(torch, known[name].dtype)))
+        copy = None
+        if value.dtype != whole.dtype:
+            copy = nn.Parameter(_own(whole, lies[name].state if name in lies else spec, mesh))
+        del whole, part
+        yield name, value, copy
+
+
+def _own(whole: Tensor, spec: Spec, mesh: Mesh) -> Tensor:
+    """A part of a tensor in memory of its own."""
+    part = mesh.local_part(whole, spec)
+    return (part if part.shape == whole.shape else part.clone()).contiguous()
 
 
 def _stage_module(
-    job: TrainingJob, place: StagePlace, values: Mapping[str, Tensor], scale: Callable[[], float]
+    job: TrainingJob,
+    place: StagePlace,
+    values: Mapping[str, Tensor],
+    scale: Callable[[], float],
+    casts: dict[str, WeightCast],
 ) -> StageModule:
+    """A stage.
+
+    Args:
+        casts: copies of weights of other stages of the device; those of this one are added.
+    """
     graph = job.model.graph
+    module = split_module(
+        job.model,
+        place.shared,
+        place.shared_mesh,
+        values,
+        job.device,
+        _denominators(job, [place]),
+    )
+    if shorter_dtype(job) is not None:
+        cast_once(module, graph, (late_parameters,), casts)
     outputs = {name for v in indices_of(place.stage, graph) for name in graph.operators[v].outputs}
     losses = [loss for loss in job.losses if loss.output.name in outputs]
     precision = partial(autocast, job.device, shorter_dtype(job))
     return StageModule(
-        split_module(
-            job.model,
-            place.shared,
-            place.shared_mesh,
-            values,
-            job.device,
-            _denominators(job, [place]),
-        ),
+        module,
         graph,
         place.stage.reruns_whole,
         stage_criteria(losses, place, alone=len(job.losses) == 1),
@@ -290,7 +350,9 @@ def unreported_losses(losses: Iterable[Loss], place: StagePlace) -> frozenset[st
 
 def shorter_dtype(job: TrainingJob) -> str | None:
     """The type that autocast computes in; None if that is the model's own."""
-    return job.plan.dtype if job.plan.dtype != main_dtype(job.model.graph) else None
+    plan = job.plan
+    same = plan.parameter_dtype is None and plan.dtype == main_dtype(job.model.graph)
+    return None if same else plan.dtype
 
 
 def staying(
@@ -305,7 +367,8 @@ def staying(
         weights: memory for versions of its parameters.
     """
     yield from part.values.values()
-    yield from part.optimizer_parameters.values()
+    yield from part.stepped.values()
+    yield from part.masters.tensors()
     yield from weights
     yield from gradients.everything()
     for state in () if optimizer is None else optimizer.state.values():

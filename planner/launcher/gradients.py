@@ -35,11 +35,13 @@ class GradientBuckets:
         groups: the other devices.
         shards: of its parameters; None where there are none.
         non_contributing: parameters whose gradients another device contributes to their sums.
+        dtype: type in which gradients are added up; None for that of the parameters.
     """
 
     def __init__(
         self, parameters: Mapping[str, Tensor], sums: Sequence[GradientSum], groups: Groups,
         shards: OptimizerShards | None = None, non_contributing: Collection[str] = (),
+        dtype: str | None = None,
     ) -> None:  # fmt: skip
         self._sums, self._groups, self._shards = sums, groups, shards
         sum_of = {
@@ -60,11 +62,11 @@ class GradientBuckets:
         # All members of an all-reduce lay out its buffers alike, by dtype and then by name, though
         # each has parameters besides that the others do not have.
         for index, some in _in_buckets(parameters, sum_of):
-            self._buffers.setdefault(index, []).append(_flat(some))
+            self._buffers.setdefault(index, []).append(_flat(some, dtype))
             self._parameters.setdefault(index, []).extend(some)
         self._shard_buffers: dict[int, list[Tensor]] = {}
         for index, some in _in_buckets({} if shards is None else shards.scattered, sum_of):
-            self._shard_buffers.setdefault(index, []).append(_flat(some))
+            self._shard_buffers.setdefault(index, []).append(_flat(some, dtype))
         self._closing: dict[Compute, tuple[int, ...]] = {}
         self._listeners: dict[int, Callable[[Tensor], None]] = {}
         self._due: deque[int] = deque()  # sums of the backward that runs, which are not started
@@ -93,6 +95,7 @@ class GradientBuckets:
         Args:
             leaf: stands for the parameter in forward and backward passes.
         """
+        _add_up_in(leaf, parameter.grad)
         leaf.grad = parameter.grad
         listener = self._listeners.get(self._bucket_of.get(parameter, NO_SUM))
         if listener is not None:
@@ -189,13 +192,26 @@ def _call_after(leaf: Tensor, listener: Callable[[Tensor], None]) -> None:
     leaf.register_post_accumulate_grad_hook(listener)  # type: ignore[no-untyped-call]
 
 
-def _flat(parameters: Sequence[Tensor]) -> Tensor:
-    """A buffer of zeros; the gradients of the parameters become views of it."""
+def _add_up_in(leaf: Tensor, gradients: Tensor | None) -> None:
+    """Lets a tensor have gradients of the type of others."""
+    if gradients is not None and gradients.dtype != leaf.dtype:
+        leaf.grad_dtype = gradients.dtype
+
+
+def _flat(parameters: Sequence[Tensor], dtype: str | None) -> Tensor:
+    """A buffer of zeros; the gradients of the parameters become views of it.
+
+    Args:
+        dtype: of the buffer; None for that of the parameters.
+    """
     buffer = torch.zeros(
-        sum(p.numel() for p in parameters), dtype=parameters[0].dtype, device=parameters[0].device
+        sum(p.numel() for p in parameters),
+        dtype=parameters[0].dtype if dtype is None else getattr(torch, dtype),
+        device=parameters[0].device,
     )
     start = 0
     for parameter in parameters:
+        _add_up_in(parameter, buffer)
         parameter.grad = buffer[start : start + parameter.numel()].view(parameter.shape)
         start += parameter.numel()
     return buffer

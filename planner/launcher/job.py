@@ -4,12 +4,15 @@ import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from planner.artefacts.graph import Graph, losses_of, retyped
+import torch
+
+from planner.artefacts.graph import Graph, losses_of, retyped, with_parameters_in
 from planner.artefacts.losses import Loss, chosen, losses
 from planner.artefacts.options import LossOptions
 from planner.artefacts.options import Optimizer as OptimizerName
 from planner.artefacts.plan import Plan
 from planner.artefacts.strategy import Strategy, crossings, operator_indices, used_devices
+from planner.costs.update import state_copies
 from planner.launcher.denominators import Denominators, denominators
 from planner.launcher.failures.monitor import torchrun_command
 from planner.launcher.options import Loop
@@ -103,6 +106,7 @@ def prepare(
             f"{path}: optimizer: expected one of {', '.join(OptimizerName)}, got {plan.optimizer!r}"
         )
     model = read_model(plan, path, model_path, hashes=process.local_rank == 0)
+    model = with_types(model, plan)
     wrong = all_violations(plan.strategy, model.graph, max(plan.ranks) + 1)
     if wrong:
         raise FileError(
@@ -121,6 +125,24 @@ def prepare(
     for one in used:
         criterion(one)  # raises where the user's function is not there
     return TrainingJob(plan, model, lists, used, device)
+
+
+def with_types(model: Model, plan: Plan) -> Model:
+    """A model with the types of parameters and gradients that a plan says.
+
+    Raises:
+        LaunchError: if this version of PyTorch cannot add up gradients in another type than that
+            of their parameters.
+    """
+    if plan.parameter_dtype is None:
+        return model
+    if plan.gradient_dtype is not None and not hasattr(torch.Tensor, "grad_dtype"):
+        raise LaunchError(
+            f"gradients in {plan.gradient_dtype}: expected PyTorch 2.10 or later, this is"
+            f" {torch.__version__}; plan with a profile without --gradients"
+        )
+    graph = with_parameters_in(model.graph, plan.parameter_dtype, plan.gradient_dtype)
+    return replace(model, graph=graph)
 
 
 def _all_in_turn(strategy: Strategy, graph: Graph, lists: Program) -> Program:
@@ -145,6 +167,11 @@ def with_choices(job: TrainingJob, loop: Loop) -> TrainingJob:
     _check_state(job, optimizer)
     plan = replace(plan, optimizer=optimizer.value)
     dtype = loop.dtype or plan.dtype
+    if dtype != plan.dtype and plan.parameter_dtype is not None:
+        raise OptionError(
+            f"--dtype {dtype}: expected {plan.dtype}, as the plan has {plan.parameter_dtype}"
+            f" parameters; run: planner profile --dtype {dtype} and planner solve"
+        )
     if dtype != plan.dtype:
         shorter = autocast_dtype(graph, dtype)
         if plan.crossings and job.device != "cpu":
@@ -170,7 +197,8 @@ def _check_state(job: TrainingJob, chosen: OptimizerName) -> None:
     }
     fullest = max(plan.prediction.devices, key=lambda one: held_bytes[one.device])
     needed, known = (
-        format_bytes(kind.num_moments * held_bytes[fullest.device]) for kind in (chosen, planned)
+        format_bytes(state_copies(plan.parameter_dtype, kind) * held_bytes[fullest.device])
+        for kind in (chosen, planned)
     )
     raise OptionError(
         f"--optimizer {chosen}: expected at most the state that was planned, {known} on device"

@@ -26,6 +26,7 @@ from planner.artefacts.segments import segments_of
 from planner.artefacts.strategy import Stage
 from planner.launcher.mesh.convert import Conversion, StartedCopy, finished
 from planner.launcher.mesh.late_gradients import late_parameters
+from planner.operators.casting import WeightCast
 from planner.operators.parts.calls import is_call
 from planner.operators.running import updating
 
@@ -188,7 +189,8 @@ def with_segments(
     places = [*(calls[name] for name in stage.operators), len(nodes) - 1]  # the output
     inside: dict[fx.Node, int] = {}
     for k, one in enumerate(segments):
-        first, end = _begin(nodes, places[one.first]), _behind(module, nodes, places[one.end])
+        first = _begin(module, nodes, places[one.first])
+        end = _behind(module, nodes, places[one.end])
         inside |= {node: k for node in nodes[first:end] if node.op != "get_attr"}
     last = {nodes[places[one.last]] for one in segments}
     made = _Parting(module, inside, last, precision).outer()
@@ -196,11 +198,18 @@ def with_segments(
     return made
 
 
-def _begin(nodes: Sequence[fx.Node], at: int) -> int:
+def _begin(module: fx.GraphModule, nodes: Sequence[fx.Node], at: int) -> int:
     """Of the nodes right before an operator, the first that ends what it reads."""
-    while nodes[at - 1].op == "get_attr" or nodes[at - 1].target in _ENDS:
+    while _ends(module, nodes[at - 1]):
         at -= 1
     return at
+
+
+def _ends(module: fx.GraphModule, node: fx.Node) -> bool:
+    if node.op == "call_module":  # one without inputs waits for a gather that was started before
+        called = module.get_submodule(str(node.target))
+        return isinstance(called, WeightCast) or not node.all_input_nodes
+    return node.op == "get_attr" or node.target in _ENDS
 
 
 _ENDS = (finished, late_parameters, torch.detach)
@@ -208,7 +217,7 @@ _ENDS = (finished, late_parameters, torch.detach)
 
 def _behind(module: fx.GraphModule, nodes: Sequence[fx.Node], at: int) -> int:
     """Of the nodes right before an operator, the first that starts or ends what others read."""
-    at = _begin(nodes, at)
+    at = _begin(module, nodes, at)
     while nodes[at - 1].op == "get_attr" or _started_by(module, nodes[at - 1]) is not None:
         at -= 1
     return at

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple, cast
 
 import torch
@@ -117,7 +118,12 @@ class StageModule:
             target: module.get_buffer(target) for target in self._read
         }
         self._stash: dict[int, _SavedForward] = {}
-        self._called = parted(module)
+        self._parted = parted
+
+    @cached_property
+    def _called(self) -> GraphModule:
+        """The module with its segments, once all nodes are in it."""
+        return self._parted(self.module)
 
     def forward(
         self, microbatch: int, tensors: Mapping[str, Tensor], targets: Mapping[str, Tensor],

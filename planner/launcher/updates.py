@@ -11,6 +11,7 @@ their sum. Under an asynchronous schedule each stage steps for itself, and decid
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from planner.artefacts.options import Optimizer as OptimizerName
 from planner.launcher.gradients import GradientBuckets
+from planner.launcher.master_copies import MasterCopies
 from planner.launcher.mesh.shards import OptimizerShards
 from planner.launcher.options import NanRule
 from planner.launcher.rates import Factor
@@ -129,6 +131,7 @@ class OptimizerStep:
         buckets: of the gradients of the same.
         owned: those of its parameters that no device before it holds.
         shards: of its parameters.
+        masters: float32 copies of what is stepped; none where the optimizer steps themselves.
         weights: changes them.
         rules: how.
         scale: of the losses; None leaves them as they are.
@@ -141,12 +144,14 @@ class OptimizerStep:
     def __init__(
         self, optimizer: Optimizer | None, buckets: GradientBuckets, owned: Sequence[Tensor],
         shards: OptimizerShards, weights: Weights, *, rules: UpdateRules,
-        scale: LossScale | None = None, mean_over: int = 1, is_counted: bool = False,
+        scale: LossScale | None = None, masters: MasterCopies | None = None, mean_over: int = 1,
+        is_counted: bool = False,
         together: Callable[[Sequence[float]], Sequence[float]] | None = None,
     ) -> None:  # fmt: skip
         self._optimizer, self._buckets, self._owned = optimizer, buckets, owned
         self._shards, self._weights, self._rules = shards, weights, rules
         self.scale = scale or LossScale()
+        self._masters = masters or None
         self._together, self._mean_over, self._is_counted = together, mean_over, is_counted
         self._measures = rules.clip is not None or rules.nan is not None or self.scale.is_dynamic
         self.last = StepResult(rules.learning_rate)
@@ -218,19 +223,29 @@ class OptimizerStep:
         self.last = StepResult(self.rate_at(index), total, norm, skipped, self.scale.value)
         self.skipped += skipped
         if not skipped:
-            self._scale_gradients(factor / self.scale.value, norm)
-            self._change()
+            self._change(self._clipped(factor / self.scale.value, norm))
         if self.scale.is_dynamic:
             self.scale.learn(finite=finite)
         self._buckets.clear()
         return loss * factor
 
-    def _change(self) -> None:
+    def _change(self, factor: float) -> None:
+        """Steps.
+
+        Args:
+            factor: of all gradients.
+        """
         self._shards.settle()
+        if factor != 1 and self._masters is None:
+            for buffer in self._buckets.everything():
+                buffer.mul_(factor)
         if self._optimizer is not None:
             for group in self._optimizer.param_groups:
                 group["lr"] = self.last.rate * group.get(FACTOR, 1.0)
-            self._weights.step(self._optimizer.step)
+            step: Callable[[], object] = self._optimizer.step
+            if self._masters is not None:
+                step = partial(self._masters.step, step, factor)
+            self._weights.step(step)
         self._shards.gather()
 
     def _sums(self, loss: float, count: float) -> _Sums | None:
@@ -242,6 +257,9 @@ class OptimizerStep:
 
     def _own_squares(self) -> float:
         held = [one.grad for one in self._owned if one.grad is not None]
+        if self._masters is not None:  # in float32: bfloat16 has 3 digits
+            full = torch.float32
+            held = [torch.linalg.vector_norm(one, dtype=full) for one in held if one.numel()]
         return float(torch.nn.utils.get_total_norm(held)) ** 2 if held else 0.0
 
     def _check_rule(self, index: int, norm: float | None, loss: float | None) -> None:
@@ -256,17 +274,15 @@ class OptimizerStep:
                 f" and gradients of norm {norm} (--nan stop); {advice}"
             )
 
-    def _scale_gradients(self, factor: float, norm: float | None) -> None:
-        """Multiplies all gradients by a factor, and clips them.
+    def _clipped(self, factor: float, norm: float | None) -> float:
+        """A factor of all gradients that clips them, too.
 
         Args:
             norm: of the gradients with the factor.
         """
         if self._rules.clip is not None and norm is not None:
             factor *= min(1.0, self._rules.clip / (norm + TINY))
-        if factor != 1:
-            for buffer in self._buckets.everything():
-                buffer.mul_(factor)
+        return factor
 
 
 def make_optimizer(

@@ -8,6 +8,7 @@ that a function refuses, or whose outputs are not those of the model, is known b
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from operator import getitem
 
 import torch
@@ -63,14 +64,31 @@ def _position(graph: Graph) -> Mapping[str, int]:
 
 
 def parameters(model: Model, names: Iterable[str], device: str = "cpu") -> dict[str, Tensor]:
-    """The values by name, in memory of their own: `nn.Parameter`s where they are trained."""
+    """The values by name, in memory of their own: `nn.Parameter`s of the graph's types where they
+    are trained.
+    """
     known = parameters_by_name(model.graph)
     tensors = {}
     for name in names:
-        tensor = _tensor(name, model.values).to(device)
-        trainable = name in known and known[name].trainable
-        tensors[name] = nn.Parameter(tensor) if trainable else tensor
+        tensor = written(model, name, device)
+        if name in known and known[name].trainable:
+            tensor = nn.Parameter(tensor.to(getattr(torch, known[name].dtype)))
+        tensors[name] = tensor
     return tensors
+
+
+def written(model: Model, name: str, device: str = "cpu") -> Tensor:
+    """A value as the file has it, in memory of its own."""
+    return _tensor(name, model.values).to(device)
+
+
+def as_written(model: Model) -> Graph:
+    """The graph with the types that parameters have in the file, so that operators agree on types
+    without autocast.
+    """
+    described = model.values.described
+    parameters = (replace(p, dtype=described(p.name)[0].name) for p in model.graph.parameters)
+    return replace(model.graph, parameters=tuple(parameters))
 
 
 def _tensor(name: str, values: Values) -> Tensor:
@@ -354,7 +372,7 @@ def _described(dtype: object, shape: Sequence[int]) -> str:
 
 def _meta(model: Model, name: str) -> Tensor:
     """A tensor of the value's type and shape that holds no numbers."""
-    known = tensors_by_name(model.graph).get(name) or parameters_by_name(model.graph).get(name)
-    if known is None:
+    known = tensors_by_name(model.graph).get(name)
+    if known is None:  # in the file's type: there is no autocast here
         return _empty(name, model.values, "meta")
     return torch.empty(known.shape, dtype=getattr(torch, known.dtype), device="meta")

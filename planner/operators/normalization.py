@@ -90,7 +90,7 @@ def layer_normalization(
 ) -> Tensor | tuple[Tensor, ...]:
     """Normalized over all dimensions from the axis on; then the mean and one over the deviation."""
     shape = x.shape[axis:]
-    scale, b = scale.expand(shape), None if b is None else b.expand(shape)
+    scale, b = _as_long(scale, x).expand(shape), None if b is None else _as_long(b, x).expand(shape)
     if num_outputs == 1:
         return functional.layer_norm(x, shape, scale, b, epsilon)
     return torch.native_layer_norm(x, shape, scale, b, epsilon)[:num_outputs]
@@ -101,7 +101,7 @@ def rms_normalization(
 ) -> Tensor:
     """LayerNormalization without a mean."""
     shape = x.shape[axis:]
-    return functional.rms_norm(x, shape, scale.expand(shape), epsilon)
+    return functional.rms_norm(x, shape, _as_long(scale, x).expand(shape), epsilon)
 
 
 def group_normalization(
@@ -115,6 +115,7 @@ def group_normalization(
     version: int,
 ) -> Tensor:
     """Normalized per group. Scale and bias are per channel, up to version 20 per group."""
+    scale, bias = _as_long(scale, x), _as_long(bias, x)
     if version < 21:
         width = x.shape[1] // num_groups
         scale, bias = scale.repeat_interleave(width), bias.repeat_interleave(width)
@@ -123,6 +124,7 @@ def group_normalization(
 
 def instance_normalization(input: Tensor, scale: Tensor, b: Tensor, epsilon: float) -> Tensor:
     """GroupNormalization, a group per channel; torch.instance_norm refuses planes of one number."""
+    scale, b = _as_long(scale, input), _as_long(b, input)
     return torch.group_norm(input, input.shape[1], scale, b, epsilon)
 
 
@@ -170,6 +172,11 @@ def hardmax(input: Tensor, axis: int, *, version: int) -> Tensor:
         return hardmax(_rows(input, axis), 1, version=13).reshape(input.shape)
     first = torch.argmax(input, axis, keepdim=True)
     return torch.zeros_like(input).scatter(axis, first, 1)
+
+
+def _as_long(parameter: Tensor, x: Tensor) -> Tensor:
+    """A parameter in the type of x, if that is longer: torch takes longer parameters only."""
+    return parameter.to(x.dtype) if parameter.itemsize < x.itemsize else parameter
 
 
 def _rows(input: Tensor, axis: int) -> Tensor:

@@ -9,7 +9,7 @@ from functools import partial
 from importlib import metadata
 
 from planner.artefacts.files import artefact_hash
-from planner.artefacts.graph import losses_of
+from planner.artefacts.graph import gradient_dtype, losses_of
 from planner.artefacts.modules import blocks
 from planner.artefacts.options import Objective
 from planner.artefacts.plan import Certificate, DevicePrediction, Plan, Prediction
@@ -341,6 +341,8 @@ def as_plan(
         untie=profile.untie,
         losses=losses_of(graph) if graph.losses or len(graph.outputs) > 1 else (),
         batch_norm=profile.batch_norm,
+        parameter_dtype=profile.parameter_dtype,
+        gradient_dtype=gradient_dtype(profile.graph),
     )
 
 

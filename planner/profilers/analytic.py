@@ -24,7 +24,7 @@ from planner.artefacts.profile import (
 from planner.artefacts.roofline import NO_SPEED, device_is_unknown, rescaled_times, unknown_speeds
 from planner.artefacts.topology import DeviceType
 from planner.model.load import Model
-from planner.profilers.devices import autocast_dtype, versions
+from planner.profilers.devices import autocast_dtype, trained_in, versions
 from planner.profilers.efficiencies import device_family, family_rates, rates_of
 from planner.profilers.origin import TimedOperator, profile_fields
 from planner.profilers.roofline.fused import fused, fused_losses
@@ -61,6 +61,8 @@ def analytic(
     model_path: str | None,
     kind: DeviceType,
     dtype: str | None = None,
+    parameters: str | None = None,
+    gradients: str | None = None,
     compiled: bool = False,
 ) -> Profile:
     """The computed profile of a model on a type of device. No weights are read.
@@ -71,13 +73,17 @@ def analytic(
         kind: the type of device.
         dtype: type of floating-point work where autocast allows it; None takes the dtype of most
             parameter bytes.
+        parameters, gradients: as of `devices.trained_in`.
         compiled: whether `torch.compile` compiles the step (roofline/fused.py).
 
     Raises:
         OptionError: if the dtype is unknown.
         OperatorError: if an operator has no conversion, or cannot run without numbers.
     """
-    made = computed(model, model_path=model_path, kind=kind, dtype=dtype, compiled=compiled)
+    made = computed(
+        model, model_path=model_path, kind=kind, dtype=dtype, parameters=parameters,
+        gradients=gradients, compiled=compiled,
+    )  # fmt: skip
     return made.profile
 
 
@@ -87,6 +93,8 @@ def computed(
     model_path: str | None,
     kind: DeviceType,
     dtype: str | None = None,
+    parameters: str | None = None,
+    gradients: str | None = None,
     compiled: bool = False,
 ) -> Computed:
     """The same with the kernels."""
@@ -95,6 +103,8 @@ def computed(
 
     shorter = autocast_dtype(model.graph, dtype)
     dtype = shorter or main_dtype(model.graph)
+    own, parameter_dtype = trained_in(model.graph, shorter, parameters, gradients)
+    model = replace(model, graph=own)
     known_facts = facts(model, shorter)
     graph = retyped(model.graph, {n: d for one in known_facts for n, d in one.dtypes.items()})
     rates = rates_of(kind, dtype, compiled=compiled)
@@ -126,6 +136,8 @@ def computed(
         whole_step=None,
         versions=versions(),
         engine=COMPILED if compiled else ROOFLINE,
+        parameter_dtype=parameter_dtype,
+        casts_once=shorter is not None,
         warnings=(*unknown_speeds(dtype, (kind,)), *unknown),
         loss_costs=tuple(
             LossCost(output, *times_s)

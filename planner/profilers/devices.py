@@ -4,7 +4,8 @@ import platform
 from collections.abc import Mapping
 from importlib import import_module
 
-from planner.artefacts.graph import Graph, main_dtype
+from planner.artefacts.graph import Graph, main_dtype, with_parameters_in
+from planner.artefacts.profile import SHORT_PARAMETERS
 from planner.support.errors import OptionError
 
 TYPES: Mapping[str, str] = {
@@ -113,6 +114,31 @@ def autocast_dtype(graph: Graph, dtype: str | None) -> str | None:
             f" {' or '.join(SHORTER)}, got {dtype!r}"
         )
     return dtype
+
+
+def trained_in(
+    graph: Graph, shorter: str | None, parameters: str | None, gradients: str | None
+) -> tuple[Graph, str | None]:
+    """A graph with its trained parameters in a type, and that type; None where it is the model's.
+
+    Args:
+        shorter: the type that autocast computes in; None without autocast.
+        parameters: the type that is asked for.
+        gradients: the type in which gradients are added up; None for that of the parameters.
+
+    Raises:
+        OptionError: if autocast computes in another type, or gradients have one for which
+            parameters are too long.
+    """
+    if parameters in (None, "float32"):
+        if gradients == SHORT_PARAMETERS:
+            raise OptionError(f"--gradients {gradients}: expected --parameters {gradients}, too")
+        return graph, None
+    if parameters != shorter:
+        raise OptionError(
+            f"--parameters {parameters}: expected --dtype {parameters}, too, of a model in float32"
+        )
+    return with_parameters_in(graph, parameters, gradients), parameters
 
 
 def versions(*more: str) -> dict[str, str]:

@@ -49,15 +49,16 @@ def engine_for(device: str, engine: str | None) -> ProfileEngine:
 
 
 def profile_file(
-    stem: str, device: str, engine: str | None, dtype: str | None, *, compiled: bool = False
-) -> str:
+    stem: str, device: str, engine: str | None, dtype: str | None, *,
+    parameters: str | None = None, compiled: bool = False,
+) -> str:  # fmt: skip
     """The usual file name of a profile: the model's name alone, where it was measured by PyTorch on
     this CPU in float32.
 
     Args:
         stem: the model's name.
-        device, engine, dtype, compiled: as the user asked for them; see `engine_for` and
-            `Measuring`.
+        device, engine, dtype, parameters, compiled: as the user asked for them; see
+            `engine_for` and `Measuring`.
 
     Raises:
         OptionError: if the device is not there.
@@ -74,6 +75,7 @@ def profile_file(
         *([] if device == "cpu" else [device]),
         *([] if dtype in (None, "float32") else [str(dtype)]),
         *([] if engine in (None, usual) else [str(engine)]),
+        *([] if parameters in (None, "float32") else [f"{parameters}-parameters"]),
         *(["compiled"] if compiled else []),
     ]
     return "-".join(parts).replace("/", "-") + ".json"
@@ -135,8 +137,9 @@ def _computed(model: Model, model_path: str, how: Measuring, *, growth: bool) ->
 
     def compute(model: Model) -> Computed:
         return computed(
-            model, model_path=model_path, kind=kind, dtype=how.dtype, compiled=how.compiled
-        )
+            model, model_path=model_path, kind=kind, dtype=how.dtype, parameters=how.parameters,
+            gradients=how.gradients, compiled=how.compiled,
+        )  # fmt: skip
 
     own = compute(model)
     profile = with_rules(own.profile, model, cached=how.cache)
@@ -165,9 +168,11 @@ def _measured(
     if engine is ProfileEngine.ONNXRUNTIME:
         from planner.profilers.onnx_runtime.engine import measure_onnxruntime
 
-        if how.dtype is not None:
+        for flag in ("dtype", "parameters", "gradients"):
+            if getattr(how, flag) is None:
+                continue
             raise OptionError(
-                "--dtype is for --engine torch and analytic: ONNX Runtime computes in the types"
+                f"--{flag} is for --engine torch and analytic: ONNX Runtime computes in the types"
                 " that the model is written in"
             )
         return measure_onnxruntime(
@@ -185,6 +190,8 @@ def _measured(
         device=how.device,
         threads=how.threads,
         dtype=how.dtype,
+        parameters=how.parameters,
+        gradients=how.gradients,
         budget_s=how.budget_s,
         seed=how.seed,
         cached=how.cache,

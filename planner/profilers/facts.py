@@ -256,6 +256,9 @@ class _FakeStep:
             with kernels:
                 return unit.forward(*given)
 
+        with self.fake, autocast("cpu", self.dtype):  # copies of weights are there before
+            for cast, name in unit.casts:
+                cast(values[name])
         try:
             with self.fake:
                 outputs, stash = observe(replace(unit, forward=forward), values)
@@ -276,7 +279,7 @@ class _FakeStep:
                 made: tuple[Tensor, ...] = module.forward(*given)
             return made
 
-        return runnable_of(module, graph, operator, held, forward)
+        return runnable_of(module, graph, operator, held, forward, casts=self.dtype is not None)
 
     def backwards(self, forwards: Sequence[_Forward]) -> list[_OwnBackward]:
         """Every operator's backward pass, in the graph's order, with the sums that it makes.
@@ -292,6 +295,11 @@ class _FakeStep:
             if i in differentiated(self.model.graph)
         }
         lost = loss_outputs(self.model.graph)
+        added_in = {
+            one.name: getattr(torch, one.gradient_dtype)
+            for one in self.model.graph.parameters
+            if one.gradient_dtype is not None
+        }
         # Gradients that have arrived and that no operator has taken yet, by tensor or weight.
         arriving = {
             one.names[name]: self.tensor(made.shape, str(made.dtype).removeprefix("torch."))
@@ -310,7 +318,8 @@ class _FakeStep:
                     arriving[own] = total
                     if first_use.get(own) == i:
                         # The empty tensor stands for the gradient of the microbatches before.
-                        torch.empty_like(total).add_(total)
+                        dtype = added_in.get(own) or total.dtype
+                        torch.empty_like(total, dtype=dtype).add_(total)
             own_outputs = [one.names[name] for name in one.unit.outputs]
             strides = {n: arriving.pop(n).stride() for n in own_outputs if n in arriving}
             views = tuple(

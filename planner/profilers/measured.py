@@ -29,7 +29,14 @@ from planner.artefacts.graph import (
     retyped,
     tensors_by_name,
 )
-from planner.artefacts.profile import LossCost, Profile, Source, WholeStep, with_times
+from planner.artefacts.profile import (
+    SHORT_PARAMETERS,
+    LossCost,
+    Profile,
+    Source,
+    WholeStep,
+    with_times,
+)
 from planner.artefacts.weight_gradients import has_both_gradients
 from planner.model.load import Model
 from planner.profilers.cache import Cache, MeasuredClass, cache_for, processor
@@ -40,7 +47,13 @@ from planner.profilers.classes import (
     contiguous,
     surroundings,
 )
-from planner.profilers.devices import autocast_dtype, check_measuring, device_type, versions
+from planner.profilers.devices import (
+    autocast_dtype,
+    check_measuring,
+    device_type,
+    trained_in,
+    versions,
+)
 from planner.profilers.origin import TimedOperator, profile_fields
 from planner.profilers.reliability import (
     Conditions,
@@ -132,6 +145,8 @@ def measure(
     device: str = "cpu",
     threads: int = 1,
     dtype: str | None = None,
+    parameters: str | None = None,
+    gradients: str | None = None,
     repetitions: int = 3,
     budget_s: float = 1.0,
     seed: int = 0,
@@ -147,6 +162,7 @@ def measure(
         device: "cpu", "cuda" or "cuda:N".
         threads: number of CPU threads; ignored on other devices.
         dtype: type of floating-point work where autocast allows it; None takes the model's.
+        parameters, gradients: as of `devices.trained_in`.
         repetitions: minimum number of timed runs per operator. An operator that takes less than
             0.5 ms is called several times in each.
         budget_s: time for each class of operators; when it is spent, the class keeps its
@@ -164,6 +180,8 @@ def measure(
 
     check_measuring(device, threads, repetitions)
     here = session(model.graph, device, threads, dtype, cached=cached)
+    graph, parameter_dtype = trained_in(model.graph, here.autocast, parameters, gradients)
+    model = replace(model, graph=graph)
     measured = ModelTimer(model, here, repetitions, budget_s, seed).run(progress)
     profile = _profile(model, model_path, here, measured)
     # Figures of a quiet day are better than those of a busy one, with which they do not agree.
@@ -193,7 +211,11 @@ def measure(
         loss_costs, unknown = measured_losses(
             profile.graph, device=device, threads=here.threads, seed=seed
         )
-    return replace(profile, warnings=(*reasons, *unknown), loss_costs=loss_costs)
+    return replace(
+        profile, warnings=(*reasons, *unknown), loss_costs=loss_costs,
+        parameter_dtype=parameter_dtype,
+        casts_once=here.autocast is not None,
+    )  # fmt: skip
 
 
 def _profile(
@@ -294,7 +316,11 @@ def _scaled(parts_s: list[float], whole_s: float) -> list[float]:
 
 def _name(model: Model) -> str:
     """The name of a model's ratio in the cache."""
-    trained = [one.name for one in model.graph.parameters if one.trainable]
+    trained = [
+        one.name if one.dtype != SHORT_PARAMETERS else f"{one.name} in {one.dtype}"
+        for one in model.graph.parameters
+        if one.trainable
+    ]
     known = [model.hash, model.batch, sorted(model.dimensions.items()), trained]
     return hashlib.sha256(json.dumps(known).encode()).hexdigest()
 
@@ -374,7 +400,8 @@ class ModelTimer:
     def _unit(self, operator: int) -> "RunnableOperator":
         from planner.profilers.runnable import unit
 
-        return unit(self.model, operator, self.here.device, self.held)
+        casts = self.here.autocast is not None
+        return unit(self.model, operator, self.here.device, self.held, casts=casts)
 
     def run(self, progress: Callable[[int, int], None]) -> _MeasuredModel:
         """Measures everything on the session's number of CPU threads."""
@@ -434,6 +461,7 @@ class ModelTimer:
         import torch
 
         from planner.operators import input_names, output_names, to_torch
+        from planner.operators.casting import cast_once
         from planner.operators.running import autocast, naming_failed_operator
         from planner.profilers.losses import runnable_losses
         from planner.profilers.timing import whole_step_s
@@ -442,6 +470,8 @@ class ModelTimer:
         if not self.hold():
             return None
         module = to_torch(self.model, values=self.held, device=device)
+        if self.here.autocast is not None:
+            cast_once(module, graph)
         # As in every step but the first, gradients are added to those that are there.
         for weight in module.parameters():
             weight.grad = torch.zeros_like(weight)

@@ -32,6 +32,16 @@ class Measuring(Options):
         "Type of the computation, where autocast changes it.",
         choices=("float32", "bfloat16", "float16"), shown="the model's",
     )  # fmt: skip
+    parameters: str | None = option(
+        "Type of the trained parameters. bfloat16 needs --dtype bfloat16; the optimizer then steps"
+        " float32 copies of them.",
+        choices=("float32", "bfloat16"), shown="the model's",
+    )  # fmt: skip
+    gradients: str | None = option(
+        "Type in which gradients of bfloat16 parameters are added up, over microbatches and"
+        " devices.",
+        choices=("float32", "bfloat16"), shown="the parameters'",
+    )  # fmt: skip
     compiled: bool = option(
         "Compute the times of a step that torch.compile has compiled: elementwise work is done"
         " where its input is made, a loss is one kernel, and launches take no time.",

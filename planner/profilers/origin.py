@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
@@ -147,7 +147,17 @@ def profiled_model(profile: Profile, path: Path) -> Model:
 
 
 def _same(graph: Graph, other: Graph) -> bool:
-    """Whether two graphs are the same but for the types that autocast gives to tensors."""
+    """Whether two graphs are the same but for the types that autocast gives to tensors, and those
+    of trained parameters.
+    """
     alike = retyped(graph, {one.name: one.dtype for one in other.tensors})
+    types = {one.name: (one.dtype, one.gradient_dtype) for one in other.parameters}
+    own = (
+        replace(one, dtype=types[one.name][0], gradient_dtype=types[one.name][1])
+        if one.trainable and one.name in types
+        else one
+        for one in alike.parameters
+    )
+    alike = replace(alike, parameters=tuple(own))
     fields = ("operators", "tensors", "parameters", "inputs", "outputs")
     return all(getattr(alike, name) == getattr(other, name) for name in fields)

@@ -18,6 +18,7 @@ from torch.fx import GraphModule
 from planner.artefacts.graph import Graph, View
 from planner.model.load import Model
 from planner.operators import input_names, output_names, parameters, to_torch
+from planner.operators.casting import WeightCast, cast_once
 
 T = TypeVar("T")
 
@@ -34,6 +35,7 @@ class RunnableOperator:
         parameters: the graph's parameters that `forward` reads itself, by name.
         weights: the trained ones among the parameters, by name.
         constants: all other values that it reads, and the parameters that are not trained.
+        casts: copies of weights in the type of autocast, with the names of these.
     """
 
     forward: Callable[..., tuple[Tensor, ...]]
@@ -42,6 +44,7 @@ class RunnableOperator:
     parameters: Mapping[str, Tensor]
     weights: Mapping[str, Tensor]
     constants: tuple[Tensor, ...]
+    casts: tuple[tuple[WeightCast, str], ...] = ()
 
     def leaves(self, values: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         """Its inputs, detached from the operators before; autograd follows the same ones."""
@@ -50,8 +53,9 @@ class RunnableOperator:
 
 
 def unit(
-    model: Model, operator: int, device: str, values: Mapping[str, Tensor] | None = None
-) -> RunnableOperator:
+    model: Model, operator: int, device: str, values: Mapping[str, Tensor] | None = None,
+    *, casts: bool = False,
+) -> RunnableOperator:  # fmt: skip
     """One operator of the model.
 
     Args:
@@ -59,6 +63,7 @@ def unit(
         operator: index of the operator.
         device: "cpu", "cuda" or "cuda:N".
         values: parameters by name, on the device, the operator's among them; None reads them.
+        casts: whether it runs under autocast.
 
     Raises:
         OperatorError: if it has no conversion.
@@ -66,7 +71,7 @@ def unit(
     names = model.graph.operators[operator].parameters
     held = parameters(model, names, device) if values is None else {n: values[n] for n in names}
     module = to_torch(model, [operator], values=held, device=device)
-    return runnable_of(module, model.graph, operator, held)
+    return runnable_of(module, model.graph, operator, held, casts=casts)
 
 
 def runnable_of(
@@ -75,13 +80,17 @@ def runnable_of(
     operator: int,
     held: Mapping[str, Tensor],
     forward: Callable[..., tuple[Tensor, ...]] | None = None,
+    *,
+    casts: bool = False,
 ) -> RunnableOperator:
     """One operator, as a module that was made of it.
 
     Args:
         held: the graph's parameters that the module reads, by name.
         forward: another function than the module's.
+        casts: whether it runs under autocast.
     """
+    copies = cast_once(module, graph) if casts else ()
     return RunnableOperator(
         forward=forward or module.forward,
         inputs=input_names(graph, [operator]),
@@ -89,6 +98,7 @@ def runnable_of(
         parameters=held,
         weights={name: value for name, value in held.items() if value.requires_grad},
         constants=tuple(module.buffers()),
+        casts=copies,
     )
 
 
@@ -127,7 +137,8 @@ def observe(
     # that is a view is kept as its base.
     bases = _name_by_address((*named_inputs, *unit.parameters.items()))
     names = _name_by_address((*named_inputs, *named_outputs))
-    elsewhere = {address(value) for value in (*unit.parameters.values(), *unit.constants)}
+    copies = [cast.kept for cast, _ in unit.casts if cast.kept is not None]
+    elsewhere = {address(value) for value in (*unit.parameters.values(), *unit.constants, *copies)}
     return outputs, Stash(
         tensors=tuple(name for address, name in names.items() if address in kept),
         private_bytes=sum(

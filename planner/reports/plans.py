@@ -19,6 +19,7 @@ from planner.reports.tables import (
     Column,
     Table,
     chosen,
+    count,
     csv_text,
     device_runs,
     first_rows,
@@ -265,8 +266,17 @@ def parameter_table(plan: Plan) -> Table | None:
 
 
 def times_line(plan: Plan) -> str:
-    """The source of the times that a plan is based on."""
-    return f"operator times: {said_times(plan)}"
+    """The source of the times that a plan is based on, and the type of parameters that is not the
+    model's.
+    """
+    times = f"operator times: {said_times(plan)}"
+    if plan.parameter_dtype is None:
+        return times
+    added = plan.gradient_dtype or plan.parameter_dtype
+    return (
+        f"{times}; {plan.parameter_dtype} parameters, of which the optimizer steps float32 copies;"
+        f" gradients are added up in {added}"
+    )
 
 
 def certificate_lines(plan: Plan) -> tuple[str, ...]:

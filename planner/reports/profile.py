@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from planner.artefacts.graph import gradient_dtype
 from planner.artefacts.growth import LEAST
 from planner.artefacts.losses import Loss, loss_json, loss_lines, losses
 from planner.artefacts.profile import BatchNorm
@@ -48,6 +49,15 @@ def profile_table(profile: "Profile") -> Table:
     return table("Time per operator type, one microbatch", summary(profile).rows, TYPE_COLUMNS)
 
 
+def _types(profile: "Profile") -> str:
+    """The type of the computation, and those of parameters and gradients where they are others."""
+    if profile.parameter_dtype is None:
+        return profile.dtype
+    other = gradient_dtype(profile.graph)
+    added = "" if other is None else f" and {other} gradients"
+    return f"{profile.dtype} with {profile.parameter_dtype} parameters{added}"
+
+
 def _batch_norm_lines(profile: "Profile") -> Iterator[str]:
     if norms := sum(o.type == "BatchNormalization" for o in profile.graph.operators):
         kind = {
@@ -81,7 +91,7 @@ def profile_lines(profile: "Profile") -> tuple[str, ...]:
         f"{count(len(profile.operators), 'operator')},"
         f" {format_bytes(sum(p.bytes for p in trained))} in"
         f" {count(len(trained), 'trainable parameter')}, microbatch of {profile.microbatch_size},"
-        f" {profile.dtype}, {profile.source.value} on {profile.device_type} by"
+        f" {_types(profile)}, {profile.source.value} on {profile.device_type} by"
         f" {profile.engine or 'an unknown engine'}",
         f"trained: {count(len(trained), 'tensor')}, {_elements(trained):,} elements;"
         f" not trained: {count(len(frozen), 'tensor')},"
@@ -221,6 +231,8 @@ def profile_json(profile: "Profile", path: str) -> dict[str, Any]:
         "splits": {kind.value: number for kind, number in split_counts(profile).items()},
         "contention": None if profile.contention is None else profile.contention.slowdown,
         "batch_norm": profile.batch_norm.value,
+        "parameter_dtype": profile.parameter_dtype,
+        "gradient_dtype": gradient_dtype(profile.graph),
         "warnings": list(profile.warnings),
         "parameter_bytes": sum(p.bytes for p in parameters),
         "trainable": [p.name for p in parameters if p.trainable],

@@ -84,6 +84,24 @@ def calibrate_table(result: "CheckedCalibration") -> Table:
     return table(title, result.checked, RUN_COLUMNS)
 
 
+def calibration_lines(result: "CheckedCalibration", *, by_table: bool) -> tuple[str, ...]:
+    """The calibration in words.
+
+    Args:
+        by_table: whether it was fitted to a table of times, and not to traces.
+    """
+    return factor_lines(result) if by_table else calibrate_lines(result)
+
+
+def _errors_line(result: "CheckedCalibration") -> str:
+    known = result.calibration
+    return (
+        f"{count(known.runs, 'run')} of {count(known.models, 'model')}, mean error"
+        f" {percent(result.error_before)} before, {percent(result.error_after)} after; each run"
+        f" was predicted by a calibration without this {result.left_out}"
+    )
+
+
 def calibrate_lines(result: "CheckedCalibration") -> tuple[str, ...]:
     """The calibration in words."""
     known = result.calibration
@@ -98,9 +116,7 @@ def calibrate_lines(result: "CheckedCalibration") -> tuple[str, ...]:
     if known.copy_s_per_byte > 0:
         copying = f" and copies its bytes at {format_rate(1 / known.copy_s_per_byte)}"
     lines = [
-        f"{count(known.runs, 'run')} of {count(known.models, 'model')}, mean error"
-        f" {percent(result.error_before)} before, {percent(result.error_after)} after; each run"
-        f" was predicted by a calibration without this {result.left_out}",
+        _errors_line(result),
         f"operators take {known.forward:.2f} (forward) and {known.backward:.2f} (backward) of their"
         f" times{whole}{types}",
         f"a loss takes {format_seconds(known.loss_forward_s_per_byte * 1e6)} forward and"
@@ -117,6 +133,25 @@ def calibrate_lines(result: "CheckedCalibration") -> tuple[str, ...]:
             f" and {format_seconds(known.collective_s)} more each"
         )
     return tuple(lines)
+
+
+def factor_lines(result: "CheckedCalibration") -> tuple[str, ...]:
+    """A calibration by a table in words."""
+    from planner.simulator.factors import at_their_least, factors_of
+
+    factors, unsure = factors_of(result.calibration), at_their_least(result.calibration)
+    lines = (
+        _errors_line(result),
+        f"efficiency: computations have {1 / factors['slowness']:.2f} of the profile's speed",
+        f"launch: each computation, sum and step takes {format_seconds(factors['launch'])} more",
+        f"network: communication takes {factors['network']:.2f} of its predicted time",
+    )
+    if not unsure:
+        return lines
+    return (
+        *lines,
+        f"at the least that is searched: {', '.join(unsure)}; these runs do not tell it",
+    )
 
 
 def calibrate_json(result: "CheckedCalibration", written: list[str]) -> dict[str, Any]:

@@ -141,15 +141,16 @@ def reshardings(stage: Stage, graph: Graph) -> tuple[Resharding, ...]:
             not reader or operator_indices(graph)[reader] in differentiated(graph)
         )
         if want != home.spec or (flows and gradient != home.gradient):
-            back = gradient if flows else home.gradient
-            key = name, want, back, not reader, segments.get(reader, -1)
+            made_as = gradient if flows else home.gradient
+            key = name, want, made_as, not reader, segments.get(reader, -1)
             readers.setdefault(key, []).append(reader)
     made = []
     for (name, want, gradient, leaves, segment), names in readers.items():
         home, (shape, item) = at_home[name], _size(name, graph)
         backward: tuple[Step, ...] = ()
         if has_gradient(name, graph):
-            backward = conversion(shape, item, sharding.mesh, gradient, home.gradient)
+            back = _gradient_item_bytes(name, graph)
+            backward = conversion(shape, back, sharding.mesh, gradient, home.gradient)
         forward = conversion(shape, item, sharding.mesh, home.spec, want)
         made.append(
             Resharding(
@@ -256,6 +257,11 @@ def has_gradient(name: str, graph: Graph) -> bool:
 def _size(name: str, graph: Graph) -> tuple[tuple[int, ...], float]:
     one = parameters_by_name(graph).get(name) or tensors_by_name(graph)[name]
     return one.shape, ITEM_BYTES[one.dtype]
+
+
+def _gradient_item_bytes(name: str, graph: Graph) -> float:
+    one = parameters_by_name(graph).get(name)
+    return _size(name, graph)[1] if one is None else one.gradient_item_bytes
 
 
 def _sharding(stage: Stage) -> Sharding:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from math import prod
 
-from planner.artefacts.graph import Graph, Parameter, holders, parameters_by_name
+from planner.artefacts.graph import ITEM_BYTES, Graph, Parameter, holders, parameters_by_name
 from planner.artefacts.sharding import Spec, local_shape
 from planner.artefacts.strategy import (
     GradientSum,
@@ -108,7 +108,8 @@ def gradient_sums(strategy: Strategy, graph: Graph) -> tuple[GradientSum, ...]:
             held.append(here)
     made = [
         (count, -min(users[some[-1].name]), GradientSum(
-            group.devices, tuple(p.name for p in some), sum(p.bytes for p in some), group.shards
+            group.devices, tuple(p.name for p in some), sum(p.gradient_bytes for p in some),
+            group.shards,
         ))
         for (count, group), held in groups.items()
         for some in _in_buckets(held, users)
@@ -284,15 +285,14 @@ def state_steps(stage: Stage, graph: Graph) -> Mapping[str, StateSteps]:
         if lies.state == lies.parameter:
             continue
         one, mesh = known[name], stage.mesh
-        item = one.bytes / max(prod(one.shape), 1)
         # Axes on which summands become a whole are those of the all-reduce behind.
         cut = tuple(
             "P" if before == "P" and after == "R" else after
             for before, after in zip(lies.gradient, lies.state, strict=True)
         )
         found[name] = StateSteps(
-            scatter=conversion(one.shape, item, mesh, lies.gradient, cut),
-            gather=conversion(one.shape, item, mesh, lies.state, lies.parameter),
+            scatter=conversion(one.shape, one.gradient_item_bytes, mesh, lies.gradient, cut),
+            gather=conversion(one.shape, ITEM_BYTES[one.dtype], mesh, lies.state, lies.parameter),
         )
     return found
 

@@ -19,6 +19,7 @@ from planner.artefacts.graph import parameters_by_name
 from planner.artefacts.problem import Problem, Result
 from planner.artefacts.strategy import Strategy
 from planner.clusters.routes import chain
+from planner.costs.update import has_state
 from planner.solvers.fit import fastest_first, first_that_fits, pipeline
 from planner.solvers.segments import recompute_choices
 
@@ -117,7 +118,7 @@ def _candidates(problem: Problem) -> Iterator[Strategy]:
     """Whole copies first; then the optimizer's state, if there is any, in parts over replicas."""
     yield from _pipelines(problem)
     training = problem.training
-    if training.optimizer.num_moments and not training.schedule.is_asynchronous:
+    if has_state(problem) and not training.schedule.is_asynchronous:
         for strategy in _pipelines(problem):
             if any(stage.num_replicas > 1 for stage in strategy.stages):
                 stages = (replace(one, over=one.num_replicas, zero=1) for one in strategy.stages)

@@ -6,7 +6,7 @@ what lies between two places of the stage that a single activation crosses, as b
 a ResNet or of a Transformer (Chen et al. 2016, arXiv:1604.06174, section 4.3).
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from enum import IntEnum
 from itertools import groupby, pairwise
@@ -17,11 +17,11 @@ from planner.artefacts.options import Recompute
 from planner.artefacts.problem import Problem
 from planner.artefacts.profile import Profile, stash_bytes, storage_owner
 from planner.artefacts.strategy import Stage, indices_of
-from planner.costs.passes import read_from_outside
+from planner.costs.passes import read_from_outside, used_outside
 from planner.support.memo import remembered
 
 MOST_LAYERS = 64
-"""Neighbouring layers are one segment where each has less than that part of a stage's stash."""
+"""Layers without names are one where they have less than that part of a stage's stash."""
 
 Segments = tuple[tuple[str, ...], ...]
 
@@ -57,7 +57,7 @@ def segments_by_worth(profile: Profile, stage: Stage) -> Segments:
 def running_again(problem: Problem, stage: Stage, what: Again) -> Stage:
     """A stage that runs all that it may again. One without layers is one."""
     segments = () if what is not Again.LAYERS else segments_by_worth(problem.profile, stage)
-    return replace(stage, recompute=what is not Again.NOTHING, recomputed=in_order(stage, segments))
+    return replace(stage, recompute=bool(what), recomputed=in_order(stage, segments))
 
 
 def in_order(stage: Stage, segments: Segments) -> Segments:
@@ -75,9 +75,8 @@ def _by_worth(profile: Profile, operators: tuple[str, ...]) -> Segments:
     for a, b in _layers(profile, indices):
         some = indices[a:b]
         if lost.isdisjoint(n for v in some for n in profile.graph.operators[v].outputs):
-            freed, time_s = _freed_bytes(profile, some), _forward_s(profile, some)
-            if freed > 0:
-                worth.append((-freed / max(time_s, 1e-12), a, operators[a:b]))
+            freed_per_s = _freed_bytes(profile, some) / max(_forward_s(profile, some), 1e-12)
+            worth.append((-freed_per_s, a, operators[a:b]))
     return tuple(names for _, _, names in sorted(worth))
 
 
@@ -86,16 +85,37 @@ def _forward_s(profile: Profile, some: Sequence[int]) -> float:
 
 
 def _freed_bytes(profile: Profile, some: Sequence[int]) -> int:
-    """The stash of some operators less what they read."""
-    inside, known = frozenset(some), tensors_by_name(profile.graph)
-    read = {storage_owner(profile, n, inside) for n in read_from_outside(profile.graph, inside)}
-    return stash_bytes(profile, some) - sum(known[n].bytes for n in read if n in known)
+    """The stash of some operators less what they read or make for others, which stays."""
+    inside = frozenset(some)
+    return stash_bytes(profile, some) - _bytes_of(
+        profile,
+        (*read_from_outside(profile.graph, inside), *used_outside(profile.graph, inside)),
+        inside,
+    )
+
+
+def _bytes_of(profile: Profile, names: Iterable[str], inside: Collection[int]) -> int:
+    """Of the storages of some tensors."""
+    known = tensors_by_name(profile.graph)
+    owners = {storage_owner(profile, name, inside) for name in names}
+    return sum(known[name].bytes for name in owners if name in known)
 
 
 def _layers(profile: Profile, indices: Sequence[int]) -> list[tuple[int, int]]:
-    """The layers of a stage, by places in it."""
+    """The layers of a stage, by places in it: several as one where one frees less than it reads."""
     named = _numbered(profile, indices) if profile.modules else []
-    return named or _between_narrow_places(profile, indices)
+    enough = 0.0 if named else stash_bytes(profile, indices) / MOST_LAYERS
+    found: list[tuple[int, int]] = []
+    first = behind = 0
+    for a, b in named or _between_narrow_places(profile, indices):
+        first, behind = (first if a == behind else a), b
+        some = indices[first:b]
+        read = read_from_outside(profile.graph, frozenset(some))
+        least = max(1, _bytes_of(profile, read, frozenset(some)))
+        if _freed_bytes(profile, some) >= least and stash_bytes(profile, some) >= enough:
+            found.append((first, b))
+            first = b
+    return found
 
 
 def _numbered(profile: Profile, indices: Sequence[int]) -> list[tuple[int, int]]:
@@ -110,15 +130,7 @@ def _numbered(profile: Profile, indices: Sequence[int]) -> list[tuple[int, int]]
 
 
 def _between_narrow_places(profile: Profile, indices: Sequence[int]) -> list[tuple[int, int]]:
-    cuts = [0, *_narrow_places(profile, indices), len(indices)]
-    enough = stash_bytes(profile, indices) / MOST_LAYERS
-    found: list[tuple[int, int]] = []
-    first = 0
-    for _, b in pairwise(cuts):
-        if b == len(indices) or stash_bytes(profile, indices[first:b]) >= enough:
-            found.append((first, b))
-            first = b
-    return [(a, b) for a, b in found if b > a]
+    return [*pairwise([0, *_narrow_places(profile, indices), len(indices)])]
 
 
 def _narrow_places(profile: Profile, indices: Sequence[int]) -> list[int]:
@@ -131,8 +143,9 @@ def _narrow_places(profile: Profile, indices: Sequence[int]) -> list[int]:
     for name in (*read_from_outside(graph, inside), *names):
         readers = [place[v] for v in read_by[name] if v in inside]
         outside = any(v not in inside for v in read_by[name])
-        if tensors[name].gradient and (readers or outside):
-            owner = storage_owner(profile, name, inside)
+        owner = storage_owner(profile, name, inside)
+        # A transposed weight is there anyway.
+        if tensors[name].gradient and owner in tensors and (readers or outside):
             made = place[made_by[owner]] if made_by.get(owner) in inside else -1
             last = len(indices) if outside else max(readers)
             span = spans.setdefault(owner, [made, last])

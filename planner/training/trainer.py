@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import torch
 
+from planner.artefacts.graph import gradient_dtype
 from planner.artefacts.options import Optimizer as OptimizerName
 from planner.launcher.asynchronous import Flow, check_schedule, flow_end
 from planner.launcher.batch import Batch, StepBatches
@@ -154,9 +155,12 @@ class Trainer:
             optimizer_groups(job.groups, self.part.optimizer_parameters),
             loop.learning_rate, loop.weight_decay,
         )  # fmt: skip
+        if self.optimizer is not None:
+            self.optimizer.register_step_pre_hook(lambda *_: self.part.forget_casts())
         self.buckets = GradientBuckets(
             self.part.gradient_accumulators, sums, self.groups, self.part.shards,
             non_contributing(plan.strategy, job.model.graph, self.groups.device),
+            gradient_dtype(job.model.graph),
         )  # fmt: skip
         self.content = Content(job, self.part, self.optimizer, self.groups, self._data_state)
         self.start: Checkpoint | None = None
@@ -192,13 +196,13 @@ class Trainer:
         strategy, graph = self.job.plan.strategy, self.job.model.graph
         owned = tuple(
             parameter
-            for name, parameter in self.part.optimizer_parameters.items()
+            for name, parameter in self.part.stepped.items()
             if owns(strategy, graph, self.groups.device, name)
         )
         self.buckets.follow(self._actions)
         return OptimizerStep(
             self.optimizer, self.buckets, owned, self.part.shards, self.weights,
-            rules=rules, scale=scale, together=self.groups.add_up,
+            rules=rules, scale=scale, masters=self.part.masters, together=self.groups.add_up,
             is_counted=len(self.job.losses) == 1 and self.job.losses[0].is_users,
         )  # fmt: skip
 

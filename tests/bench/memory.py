@@ -2,8 +2,8 @@
 
 Plans are drawn by a seed, on the models of the accuracy benchmark; some have split operators.
 
-    python -m tests.bench.memory [--write] [--only whole|split|shared|ahead] [--models NAME,...]
-        [--seed N] [--keep FOLDER]
+    python -m tests.bench.memory [--write] [--only whole|split|shared|ahead|autocast|short]
+        [--models NAME,...] [--seed N] [--keep FOLDER]
 
 On a CPU, a tracker counts storages from their making to their end. The machine may do other things.
 """
@@ -40,6 +40,7 @@ from planner.profilers.rules import with_rules
 from planner.reports.tables import percent
 from planner.resharding.overlap import held_ahead_bytes
 from planner.schedules.orders import default_warmups
+from planner.solvers.segments import in_order, segments_by_worth
 from tests.bench.solvers import ROOT, put, table
 from tests.support.accuracy_plans import SUBJECTS, planned
 from tests.support.builders import asked, cluster, unit_type
@@ -62,23 +63,30 @@ TABLES = {
     "whole": "memory", "split": "memory of split plans",
     "shared": "memory of state over replicas",
     "ahead": "memory of plans that hold ahead",
+    "layers": "memory of plans that run layers again",
+    "autocast": "memory under autocast", "short": "memory of bfloat16 parameters",
 }  # fmt: skip
+TYPES = {
+    "autocast": {"dtype": "bfloat16"},
+    "short": {"dtype": "bfloat16", "parameters": "bfloat16"},
+}
 
 Plans = Mapping[str, tuple[Problem, Strategy]]
 """Problems and strategies by the names of their plans."""
 
 
-def profiled(name: str, folder: Path, *, rules: bool = False) -> Profile:
+def profiled(name: str, folder: Path, *, rules: bool = False, **types: str) -> Profile:
     """The profile of a model. Times have no influence on bytes, so they are measured hastily.
 
     Args:
         rules: whether those by which operators are split are sought, too.
+        types: of the computation and of parameters, as `measure` takes them.
     """
     cached(name, folder, SUBJECTS[name].build)
     sizes = {key: int(size) for key, size in (text.split("=") for text in SUBJECTS[name].dims)}
     model = load(folder / f"{name}.onnx", ReadOptions(batch=SUBJECTS[name].batch, dimensions=sizes))
     quick = {"repetitions": 1, "budget_s": 0.0, "cached": False}
-    profile = measure(model, model_path=f"{name}.onnx", **quick)
+    profile = measure(model, model_path=f"{name}.onnx", **types, **quick)
     profile = with_rules(profile, model) if rules else profile
     return replace(profile, warnings=())
 
@@ -183,6 +191,32 @@ def ahead(name: str, profile: Profile, seed: int) -> Mapping[int, Plans]:
     return by_ranks
 
 
+def again(name: str, profile: Profile, seed: int) -> Mapping[int, Plans]:
+    """The plans of all other kinds on up to two ranks, a part of whose layers runs again."""
+    dice = random.Random(f"{name} again {seed}")
+    by_ranks: dict[int, dict[str, tuple[Problem, Strategy]]] = {}
+    for ranks, plans in every(name, profile, seed).items():
+        for title, (problem, strategy) in plans.items():
+            stages = []
+            for one in strategy.stages:
+                some = segments_by_worth(profile, one)
+                kept = in_order(one, some[: dice.randint(1, len(some))] if some else ())
+                stages.append(replace(one, recompute=bool(kept), recomputed=kept))
+            parted = problem, replace(strategy, stages=tuple(stages))
+            by_ranks.setdefault(ranks, {})[f"{title.removesuffix('.recompute')}.layers"] = parted
+    return by_ranks
+
+
+def every(name: str, profile: Profile, seed: int) -> Mapping[int, Plans]:
+    """The plans of all other kinds on up to two ranks; all have different names."""
+    by_ranks: dict[int, dict[str, tuple[Problem, Strategy]]] = {}
+    for make in (drawn, split, shared, ahead):
+        for ranks, plans in make(name, profile, seed).items():
+            if ranks <= 2:
+                by_ranks.setdefault(ranks, {}).update(plans)
+    return by_ranks
+
+
 def cpus(count: int) -> Topology:
     """Processes on one host."""
     return cluster([unit_type("cpu")] * count, bandwidth=1e9)
@@ -227,9 +261,11 @@ def measured(folder: Path, models: Sequence[str], seed: int, kind: str) -> list[
         kind: of the names of `TABLES`.
     """
     rows: list[RankMemory] = []
-    make = {"split": split, "shared": shared, "ahead": ahead}.get(kind, drawn)
-    rules = kind in ("split", "ahead")
-    plans = {name: make(name, profiled(name, folder, rules=rules), seed) for name in models}
+    make = {"split": split, "shared": shared, "ahead": ahead, "autocast": every,
+            "short": every, "layers": again}.get(kind, drawn)  # fmt: skip
+    how = {"rules": kind not in ("whole", "shared")}
+    types = TYPES.get(kind, {})
+    plans = {name: make(name, profiled(name, folder, **how, **types), seed) for name in models}
     for ranks in sorted({ranks for of_model in plans.values() for ranks in of_model}):
         here = folder / f"{kind}{ranks}"
         here.mkdir(exist_ok=True)

@@ -59,7 +59,8 @@ def renewed(profile, path):
         raise ValueError(f"{path}: expected the operators of the profile, got others")
     if profile.source is not Source.ANALYTIC:
         return with_rules(profile, model)
-    how = Measuring(device=profile.device_type, dtype=profile.dtype)
+    types = {"dtype": profile.dtype, "parameters": profile.parameter_dtype}
+    how = Measuring(device=profile.device_type, **types)
     computed = profile_with(ProfileEngine.ANALYTIC, model, profile.model_path, how)
     kept = {name: getattr(profile, name) for name in ("model_hash", "versions")}
     added = {name: getattr(computed, name) for name in ADDED}

@@ -19,7 +19,7 @@ from planner.costs.actions import action_costs
 from planner.costs.bounds import fractional_s, longest_path_s, lower_bound_s, memory_shortage
 from planner.costs.closed_form import bottleneck_s, iteration_s
 from planner.costs.evaluate import evaluate
-from planner.costs.operators import slowdowns, step_s
+from planner.costs.operators import slowdowns
 from planner.costs.peak_memory import (
     MemoryReason,
     bytes_by_reason,
@@ -30,6 +30,7 @@ from planner.costs.peak_memory import (
 from planner.costs.stage_memory import limit_bytes, memory_of, stage_memory
 from planner.costs.stage_pass import stage_pass
 from planner.costs.transfers import allreduce_s, ring_allreduce_s, transfer_s
+from planner.costs.update import step_s
 from planner.planning.judge import judge
 from planner.schedules.actions import ActionKind, Compute, Direction, Receive, Send, text, waits
 from planner.schedules.dry_run import dry_run
@@ -154,10 +155,12 @@ def test_a_device_is_as_slow_as_those_that_compute_at_the_time_make_it():
 
 
 def test_a_step_passes_over_parameters_gradients_and_moments():
-    kind = unit_type(bandwidth=100.0)
-    assert step_s(Optimizer.SGD, 1000, kind) == 40.0
-    assert step_s(Optimizer.MOMENTUM, 1000, kind) == 60.0
-    assert step_s(Optimizer.ADAMW, 1000, kind) == 80.0
+    kind, problem = unit_type(bandwidth=100.0), chain_problem(1, 1)
+    seconds = [
+        step_s(changed(problem, optimizer=one), 1000, kind)
+        for one in (Optimizer.SGD, Optimizer.MOMENTUM, Optimizer.ADAMW)
+    ]
+    assert seconds == [40.0, 60.0, 80.0]
 
 
 # ------------------------------------------------------------------------------ iteration

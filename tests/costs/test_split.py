@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from planner.artefacts.options import Optimizer
 from planner.artefacts.profile import ROOFLINE, Contention, Source
 from planner.artefacts.sharding import local_shape, rule_of
-from planner.artefacts.strategy import violations
+from planner.artefacts.strategy import Stage, violations
 from planner.artefacts.topology import CollectiveKind, CollectiveTable
+from planner.costs.casts import kept_casts
 from planner.costs.evaluate import evaluate
 from planner.costs.local_stage import local_stage, work_share
 from planner.costs.stage_memory import StaticBytes, stage_memory
@@ -32,6 +33,9 @@ from planner.resharding import conversion
 from planner.resharding.sums import gradient_sums
 from planner.schedules.actions import Receive, Send
 from planner.simulator.steady import iterate
+from planner.solvers.antichain.blocks import sets_of
+from planner.solvers.graphs.coarsen import coarsen
+from planner.solvers.placement.problem import placement_problem_of
 from tests.support.builders import cluster, problem_of, unit_type
 from tests.support.split import (
     HIDDEN,
@@ -525,3 +529,62 @@ def test_zero_keeps_whole_weights_as_copies_unless_it_gathers_them_again():
     local = local_stage(cast_mlp(), one_stage(cast_mlp(), zero(2, 3), ((0, 1),)).stages[0])
     (cost,) = [one for one in local.profile.operators if one.name == "up"]
     assert cost.workspace_bytes == WIDTH * HIDDEN * (4 + 2)
+
+
+def cast_once_mlp():
+    """The same, as profiles are now: copies of weights are not in what products keep."""
+    profile = cast_mlp()
+    kept = {"up": ROWS * WIDTH * 2, "down": 0}
+    operators = tuple(
+        replace(one, stash_private_bytes=kept.get(one.name, one.stash_private_bytes))
+        for one in profile.operators
+    )
+    return replace(profile, operators=operators, dtype="bfloat16", casts_once=True)
+
+
+def test_one_copy_of_a_weight_stays_on_a_device_that_has_it_as_it_is_read():
+    """Columns: halves of both weights, whatever is in flight."""
+    profile = cast_once_mlp()
+    names = tuple(one.name for one in profile.graph.operators)
+    whole = Stage.whole(names, (0,), 1, False)
+    halves, rows = (
+        one_stage(profile, split, ((0, 1),)).stages[0] for split in (megatron(2), zero(2, 1))
+    )
+    both = WIDTH * HIDDEN * 2
+    assert kept_casts(whole, profile) == {"w1": both, "w2": both}
+    assert kept_casts(halves, profile) == {"w1": both // 2, "w2": both // 2}
+    assert kept_casts(rows, profile) == {"w1": both, "w2": both}
+    (up,) = (one for one in local_stage(profile, halves).profile.operators if one.name == "up")
+    assert up.stash_private_bytes == ROWS * WIDTH * 2
+
+
+def test_gathered_weights_are_converted_in_each_pass():
+    """ZeRO-3 keeps nothing of them, and reads 4 and writes 2 bytes of each number, forward and
+    backward.
+    """
+    profile = cast_once_mlp()
+    stage = one_stage(profile, zero(2, 3), ((0, 1),)).stages[0]
+    assert kept_casts(stage, profile) == {}
+    local = local_stage(profile, stage)
+    found = {
+        one.name: (both, cost.stash_private_bytes)
+        for one, both, cost in zip(
+            local.profile.graph.operators, local.cast_bytes, local.profile.operators, strict=True
+        )
+    }
+    moved = WIDTH * HIDDEN * 6
+    assert found["up"] == ((moved, moved), ROWS // 2 * WIDTH * 2)
+    assert found["down"] == ((moved, moved), 0)
+
+
+def test_searches_count_the_copies_of_weights():
+    profile = cast_once_mlp()
+    whole = Stage.whole(tuple(one.name for one in profile.graph.operators), (0,), 1, False)
+    static = stage_memory(profile, whole).static
+    given = problem(1, profile)
+    sets = sets_of(given, coarsen(profile.graph, [1.0] * 4, None), cautious=False)
+    assert sets.parameter_size.sum() == static.parameter
+    assert (sets.parameter_size * sets.parameter_trained).sum() == static.trainable
+    placed = placement_problem_of(given)
+    assert placed.parameter_bytes.sum() == static.parameter
+    assert placed.trainable_bytes.sum() == static.trainable

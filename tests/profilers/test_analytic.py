@@ -1,6 +1,7 @@
 import subprocess
 import sys
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 import pytest
@@ -330,3 +331,47 @@ def test_autocast_neither_lengthens_nor_takes_other_types(tmp_path):
     for dtype in ("float64", "int8"):
         with pytest.raises(OptionError, match="expected float32, the model's own, or"):
             of(product(tmp_path, 8), kind, dtype=dtype)
+
+
+def test_bfloat16_parameters_are_read_and_gathered_as_they_are(tmp_path):
+    """A product keeps no copy of its weight; the weight and its gradient have 2 bytes."""
+    kind = shipped_device_type("A100-SXM4-80GB")
+    model = attention(tmp_path)
+    short = of(model, kind, dtype="bfloat16")
+    made = of(model, kind, dtype="bfloat16", parameters="bfloat16")
+    assert (short.parameter_dtype, made.parameter_dtype) == (None, "bfloat16")
+    for one, own in zip(made.graph.parameters, model.graph.parameters, strict=True):
+        assert one.dtype == ("bfloat16" if own.trainable else own.dtype)
+        assert one.gradient_bytes == one.bytes
+    elements = {p.name: prod(p.shape) for p in model.graph.parameters if p.trainable}
+    differ = 0
+    for operator, one, other in zip(
+        made.graph.operators, made.operators, short.operators, strict=True
+    ):
+        read = sum(elements.get(name, 0) for name in operator.parameters)
+        if operator.type == "MatMul" and read:
+            differ += 1
+            assert other.parameter_bytes - one.parameter_bytes == 2 * read
+            # A longer gradient is made of the product's.
+            assert one.backward_s < other.backward_s
+    assert differ
+
+
+def test_gradients_of_bfloat16_parameters_may_be_added_up_in_float32(tmp_path):
+    how = {"dtype": "bfloat16", "parameters": "bfloat16"}
+    full = of(product(tmp_path), **how, gradients="float32")
+    (weight,) = full.graph.parameters
+    assert (weight.dtype, weight.bytes, weight.gradient_bytes) == (
+        "bfloat16", 2 * 400 * 500, 4 * 400 * 500,
+    )  # fmt: skip
+    assert full.operators[0].backward_s > of(product(tmp_path), **how).operators[0].backward_s
+
+
+@pytest.mark.parametrize(("how", "said"), [
+    ({"parameters": "bfloat16"}, "--parameters bfloat16: expected --dtype bfloat16, too"),
+    ({"parameters": "bfloat16", "dtype": "float16"}, "expected --dtype bfloat16, too"),
+    ({"gradients": "bfloat16"}, "--gradients bfloat16: expected --parameters bfloat16, too"),
+])  # fmt: skip
+def test_types_of_parameters_that_do_not_fit_are_refused(tmp_path, how, said):
+    with pytest.raises(OptionError, match=said):
+        of(product(tmp_path, 8), **how)

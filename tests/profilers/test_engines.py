@@ -11,6 +11,7 @@ from planner.commands.profile import Comparing, Sizes
 from planner.commands.profile import profile as profile_command
 from planner.profilers.engines import engine_for
 from planner.profilers.options import Measuring, ProfileEngine
+from planner.support.errors import FileError
 from planner.support.options import declared
 from tests.commands.test_cli import mlp, run
 
@@ -110,6 +111,24 @@ def test_a_type_of_device_cannot_be_measured_here(folder):
 def test_onnx_runtime_computes_in_the_types_of_the_model(folder):
     options = ("--engine", "onnxruntime", "--dtype", "bfloat16")
     assert "--dtype is for --engine torch" in run("profile", "model.onnx", *options, code=1).output
+
+
+def test_the_command_writes_the_types_of_parameters(folder):
+    options = ("--device", "A100-SXM4-80GB", "--dtype", "bfloat16", "--parameters", "bfloat16")
+    shown = run("profile", "model.onnx", *options, "--gradients", "float32").output
+    assert "bfloat16 with bfloat16 parameters and float32 gradients, analytic on" in shown
+    path = folder / "profiles/model-A100-SXM4-80GB-bfloat16-bfloat16-parameters.json"
+    plain = json.loads(path.read_text())
+    assert (plain["format"], plain["parameter_dtype"]) == ("planner-profile/3", "bfloat16")
+    trained = [one for one in plain["graph"]["parameters"] if one["trainable"]]
+    assert {(one["dtype"], one["gradient_dtype"]) for one in trained} == {("bfloat16", "float32")}
+    assert read_profile(path).parameter_dtype == "bfloat16"
+    plain["parameter_dtype"] = "int8"
+    path.write_text(json.dumps(plain))
+    with pytest.raises(FileError, match="parameter_dtype: expected bfloat16, got 'int8'"):
+        read_profile(path)
+    said = run("profile", "model.onnx", "--parameters", "bfloat16", code=1).output
+    assert "--parameters bfloat16: expected --dtype bfloat16, too" in said
 
 
 def test_a_second_profile_takes_what_the_first_one_found(folder):

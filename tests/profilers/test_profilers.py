@@ -15,7 +15,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from planner.artefacts.graph import LossChoice, View, tensors_by_name
 from planner.artefacts.losses import losses
 from planner.artefacts.profile import Source, WholeStep, stash_bytes
+from planner.artefacts.strategy import Stage
 from planner.artefacts.weight_gradients import backward_weight_share
+from planner.costs.casts import kept_casts
+from planner.costs.stage_memory import stage_memory
 from planner.model.load import ReadOptions, load
 from planner.operators import input_names, parameters, synthetic, to_torch
 from planner.profilers.cache import cache_for
@@ -833,8 +836,27 @@ def test_autocast_changes_the_types_of_tensors_and_not_those_of_weights(tmp_path
     assert (tensors["x"].dtype, tensors["c"].dtype) == ("float32", "bfloat16")
     assert {p.dtype for p in profile.graph.parameters} == {"float32"}
     assert profile.operators[0].output_bytes == 2 * 4 * 8 * 8 * 2
-    # The convolution keeps its input and its weight as bfloat16: copies, both its own.
-    assert profile.operators[0].stash_private_bytes == 2 * (2 * 3 * 8 * 8 + 4 * 3 * 3 * 3)
+    # The convolution keeps its input as bfloat16, a copy of its own; that of its weight stays.
+    assert profile.operators[0].stash_private_bytes == 2 * 2 * 3 * 8 * 8
+    assert profile.casts_once
+    names = tuple(one.name for one in profile.graph.operators)
+    stage = Stage(names, ((0,),), 1, False)
+    assert kept_casts(stage, profile) == {"w": 2 * 4 * 3 * 3 * 3, "v": 2 * 4 * 4 * 3 * 3}
+    without = replace(profile, casts_once=False)
+    own, other = (stage_memory(one, stage).static.parameter for one in (profile, without))
+    assert own - other == 2 * 4 * 3 * 3 * (3 + 4)
+
+
+def test_bfloat16_parameters_are_measured_as_such(tmp_path):
+    profile = profiled(residual(tmp_path), dtype="bfloat16", parameters="bfloat16")
+    assert (profile.dtype, profile.parameter_dtype) == ("bfloat16", "bfloat16")
+    types = {p.name: p.dtype for p in profile.graph.parameters}
+    assert types == {
+        "w": "bfloat16", "v": "bfloat16", "scale": "bfloat16", "shift": "bfloat16",
+        "mean": "float32", "var": "float32",
+    }  # fmt: skip
+    # The convolution keeps a bfloat16 copy of its input alone.
+    assert profile.operators[0].stash_private_bytes == 2 * 2 * 3 * 8 * 8
 
 
 # ---- times and the rest

@@ -13,7 +13,7 @@ from planner.artefacts.strategy import ScheduleName
 from planner.artefacts.topology import device_type
 from planner.costs.actions import link_share, sum_factor
 from planner.costs.closed_form import exposed_sum_s, extend, sum_launches
-from planner.costs.operators import launch_s, operator_times, slowdowns, step_s
+from planner.costs.operators import launch_s, operator_times, slowdowns
 from planner.costs.passes import block_workspace_bytes
 from planner.costs.stage_memory import (
     limit_bytes,
@@ -24,6 +24,7 @@ from planner.costs.stage_memory import (
 )
 from planner.costs.stage_pass import sums_overlap_compute
 from planner.costs.transfers import ring_allreduce_s, ring_links, slowest_link
+from planner.costs.update import step_s
 from planner.solvers.antichain.devices import numbers_of_devices, orders_of
 from planner.solvers.graphs.downsets import downsets, members
 
@@ -108,9 +109,7 @@ class _Trial:
             min(limit_bytes(problem, self.order, d) for d in devices)
             - self.problem.training.reserve
         )
-        static = static_bytes(
-            need.static.parameter, need.static.trainable, self.problem.training.optimizer
-        )
+        static = static_bytes(need.static.parameter, need.static.trainable, self.problem)
         inputs, returned = self._ends(inside)
         boundary = inputs + returned + crossing
         rounds = -(-self.problem.num_microbatches // width)
@@ -154,7 +153,7 @@ class _Trial:
         tail = launch + max(
             slowdowns(self.problem, self.order)[d]
             * (problem.calibration.steps if self._is_own(d) else 1.0)
-            * step_s(self.problem.training.optimizer, trained, device_type(topology, d))
+            * step_s(self.problem, trained, device_type(topology, d))
             for d in devices
         )
         if width > 1 and trained:

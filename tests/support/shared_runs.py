@@ -81,6 +81,18 @@ def write(folder, model):
         "replicas": [whole(both)],
         **{f"zero{level}": [whole(both, over=2, zero=level)] for level in (1, 2, 3)},
         "again": [whole(both, over=2, zero=3, recompute=True)],
+        **{
+            f"layers{level}": [
+                whole(
+                    both,
+                    over=2,
+                    zero=level,
+                    recompute=True,
+                    recomputed=(names[:2], names[2:4]),
+                )
+            ]
+            for level in (1, 3)
+        },
         "mixed": [whole(both, over=2, zero=1, zero_of={"w1": 3, "words": 2, "g": 0})],
         "four": [whole(four, over=4, zero=3)],
         "hybrid": [whole(four, over=2, zero=3)],

@@ -36,24 +36,31 @@ class Net:
         self.held[name] = np.asarray(value)
         return name
 
-    def save(self, path, given, *outputs):
+    def save(self, path, given, *outputs, dtype=_FLOAT):
         """Writes the model.
 
         Args:
             given: shape and type of the only input, which is called x.
             outputs: (name, shape) of each.
+            dtype: of the outputs and of weights.
         """
         shape, kind = given
         graph = helper.make_graph(
             self.nodes,
             "net",
             [helper.make_tensor_value_info("x", kind, shape)],
-            [helper.make_tensor_value_info(name, _FLOAT, shape) for name, shape in outputs],
-            [numpy_helper.from_array(value, name) for name, value in self.held.items()],
+            [helper.make_tensor_value_info(name, dtype, shape) for name, shape in outputs],
+            [numpy_helper.from_array(_in(value, dtype), name) for name, value in self.held.items()],
         )
         opset = [helper.make_opsetid("", 20)]
         onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=9), path)
         return path
+
+
+def _in(value, dtype):
+    if value.dtype != np.float64:
+        return value
+    return value.astype(helper.tensor_dtype_to_np_dtype(dtype))
 
 
 def mlp(path, norm=True):

@@ -86,6 +86,7 @@ class Conversion(nn.Module):
     Attributes:
         tensor: name of the tensor.
         sink: takes the gradient instead of the tensor, where it is of another shape than that.
+        gradient_dtype: type in which gradients are added up; None for that of the tensor.
 
     Args:
         tensor: name of the tensor.
@@ -105,6 +106,7 @@ class Conversion(nn.Module):
         self.tensor, self.mesh = tensor, mesh
         self.forward_steps, self.backward_steps = tuple(forward_steps), backward_steps
         self.sink: Callable[[Tensor], None] | None = None
+        self.gradient_dtype: torch.dtype | None = None
 
     def forward(self, tensor: Tensor) -> "StartedCopy":
         """Starts to make the copy."""
@@ -204,7 +206,10 @@ class _Finish(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor | None) -> Any:
         if gradient is None:
             return None, None
-        ctx.running.start(gradient, ctx.running.how.backward_steps)
+        how = ctx.running.how
+        if how.gradient_dtype is not None:
+            gradient = gradient.to(how.gradient_dtype)
+        ctx.running.start(gradient, how.backward_steps)
         return stand_in(gradient.device), None
 
 

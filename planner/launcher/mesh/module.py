@@ -25,7 +25,7 @@ from planner.launcher.mesh.gather_again import GatheringOperator, RegatheredOper
 from planner.launcher.mesh.late_gradients import ProductInTwo, late_parameters
 from planner.launcher.mesh.lines import Mesh
 from planner.model.load import Model
-from planner.operators.convert import detach_inputs, to_torch
+from planner.operators.convert import as_written, detach_inputs, to_torch
 from planner.operators.losses import StepDivision
 from planner.operators.parts.calls import (
     NoCommunication,
@@ -67,6 +67,7 @@ def split_module(
         return whole
     divided = {model.nodes[one.operator].name: one for one in denominators}
     module = to_torch(model, indices_of(stage, graph), values, device, all_recorded=True)
+    in_file = as_written(model)
     made = values_of(module, graph)
     operators = {graph.operators[i].name: graph.operators[i] for i in indices_of(stage, graph)}
     nodes = {node.meta["onnx_name"]: node for node in module.graph.nodes if is_call(node)}
@@ -78,7 +79,7 @@ def split_module(
             alone = parts_function(model, operator, rule, lambda a: NoCommunication(mesh.sizes[a]))
             function = nodes[name].target if alone is None else alone
             assert callable(function)
-            _check(module, (nodes[name], function), (operator, rule), graph, made, mesh.sizes)
+            _check(module, (nodes[name], function), (operator, rule), in_file, made, mesh.sizes)
         if parts is not None:
             nodes[name] = exchanged(module, nodes[name], parts, made)
         if name not in divided:
@@ -147,7 +148,11 @@ def _convert(
     for c in order.order:
         one, name = copies[c], free_name(module, "resharding")
         backward = one.backward if has_gradient(one.tensor, graph) else None
-        module.add_submodule(name, Conversion(one.tensor, mesh, one.forward, backward))
+        conversion = Conversion(one.tensor, mesh, one.forward, backward)
+        parameter = parameters_by_name(graph).get(one.tensor)
+        if parameter is not None and parameter.gradient_dtype is not None:
+            conversion.gradient_dtype = getattr(torch, parameter.gradient_dtype)
+        module.add_submodule(name, conversion)
         with module.graph.inserting_before(calls[order.start[c]]):
             started[c] = module.graph.call_module(name, (made[one.tensor],))
     ends, late = {}, dict[int, fx.Node]()

@@ -100,6 +100,7 @@ def measure_parts(
     if device is None or profile.source is not Source.MEASURED:
         raise ValueError("expected a profile that was measured on a device of this machine")
     here = session(model.graph, device, profile.threads, profile.dtype, cached=cached)
+    model = replace(model, graph=replace(model.graph, parameters=profile.graph.parameters))
     timer = ModelTimer(model, here, repetitions, budget_s, seed)
     with quiet(here.threads):
         timer.hold()
@@ -173,9 +174,10 @@ class _Run:
         from planner.profilers.runnable import unit
 
         timer, around = self.timer, self.around[v]
+        casts = timer.here.autocast is not None
         graph, device = timer.model.graph, timer.here.device
         whole, _ = timer.timed(
-            v, unit(timer.model, v, device, timer.held), timer.alive, around
+            v, unit(timer.model, v, device, timer.held, casts=casts), timer.alive, around
         )  # fmt: skip
         shapes = local_shapes(graph, v, part)
         arriving = {
@@ -183,7 +185,7 @@ class _Run:
         }
         own, _ = timer.timed(
             v,
-            part_unit(timer.model, v, part, device, timer.held),
+            part_unit(timer.model, v, part, device, timer.held, casts=casts),
             local_values(timer.model, v, part, timer.alive),
             replace(around, arriving=arriving),
         )

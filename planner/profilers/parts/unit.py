@@ -25,8 +25,9 @@ from planner.profilers.runnable import RunnableOperator, runnable_of
 
 
 def part_unit(
-    model: Model, operator: int, part: Part, device: str, values: Mapping[str, Tensor] | None
-) -> RunnableOperator:
+    model: Model, operator: int, part: Part, device: str, values: Mapping[str, Tensor] | None,
+    *, casts: bool = False,
+) -> RunnableOperator:  # fmt: skip
     """A part of one operator of the model.
 
     Args:
@@ -35,6 +36,7 @@ def part_unit(
         part: of it.
         device: "cpu", "cuda" or "cuda:N".
         values: whole parameters by name, on the device, the operator's among them; None reads them.
+        casts: whether it runs under autocast.
 
     Raises:
         OperatorError: if the operator has no conversion.
@@ -58,7 +60,7 @@ def part_unit(
     take_means(made, own, rule, mesh)
     module.graph.lint()
     module.recompile()
-    return runnable_of(module, graph, operator, held)
+    return runnable_of(module, graph, operator, held, casts=casts)
 
 
 def local_values(

@@ -19,6 +19,7 @@ from planner.artefacts.graph import (
 )
 from planner.artefacts.problem import Problem
 from planner.artefacts.profile import Profile, storage_owner
+from planner.costs.casts import cast_bytes
 from planner.costs.operators import first_of_each_type, operator_times
 from planner.solvers.antichain import kernels
 from planner.solvers.antichain.parts import may_share, shared_workspaces, workspaces
@@ -89,6 +90,9 @@ def sets_of(problem: Problem, coarse: Coarsening, cautious: bool) -> kernels.Set
     holding = holders(graph)
     used_in = [sorted({block_of[v] for v in holding[p.name]}) for p in graph.parameters]
     parameter_start, held = csr(_by_block(used_in, count))
+    casts = cast_bytes(problem.profile)
+    size = np.array([p.bytes + casts.get(p.name, 0) for p in graph.parameters], dtype=float)
+    trained = np.array([p.bytes * p.trainable for p in graph.parameters], dtype=float)
     return kernels.Sets(
         size=np.array([t.bytes for t in shared], dtype=float),
         maker=np.array([uses.maker[t.name] for t in shared], dtype=np.int64),
@@ -98,8 +102,8 @@ def sets_of(problem: Problem, coarse: Coarsening, cautious: bool) -> kernels.Set
         read=pack([sorted(uses.read[t.name]) for t in shared], count),
         tensor_start=tensor_start,
         tensors=touched,
-        parameter_size=np.array([p.bytes for p in graph.parameters], dtype=float),
-        parameter_trained=np.array([p.trainable for p in graph.parameters], dtype=float),
+        parameter_size=size,
+        parameter_trained=np.divide(trained, size, out=np.zeros_like(size), where=size > 0),
         parameter_users=pack(used_in, count),
         parameter_start=parameter_start,
         parameters=held,

@@ -18,10 +18,11 @@ from planner.artefacts.strategy import ScheduleName
 from planner.artefacts.topology import device_type
 from planner.clusters.routes import chain, host_order, pair_widths
 from planner.costs.actions import link_share, sum_factor
-from planner.costs.operators import first_of_each_type, launch_s, slowdowns, step_s
+from planner.costs.operators import first_of_each_type, launch_s, slowdowns
 from planner.costs.stage_memory import limit_bytes
 from planner.costs.stage_pass import sums_overlap_compute
 from planner.costs.transfers import ring_links, slowest_link
+from planner.costs.update import step_s
 from planner.solvers.antichain import kernels
 from planner.solvers.antichain.parts import Lines, levels_of, lines_of
 from planner.support.arrays import Floats, Ints, csr
@@ -255,8 +256,7 @@ def _stages_on(
     known = problem.calibration
     own = [topology.devices[d].type == known.device_type for d in order]
     steps = [
-        (known.steps if mine else 1.0)
-        * step_s(problem.training.optimizer, 1, device_type(topology, d))
+        (known.steps if mine else 1.0) * step_s(problem, 1, device_type(topology, d))
         for d, mine in zip(order, own, strict=True)
     ]
     step = speed * np.array(steps)

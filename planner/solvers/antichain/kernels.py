@@ -94,8 +94,8 @@ class Sets(NamedTuple):
         read: (T, words) blocks that read it.
         tensor_start: (blocks + 1,) where the tensors that a block touches begin.
         tensors: their numbers.
-        parameter_size: (P,) bytes.
-        parameter_trained: (P,) 1 where it is trained.
+        parameter_size: (P,) bytes, with a copy in the type of autocast.
+        parameter_trained: (P,) the share of these that is trained, without that copy.
         parameter_users: (P, words) blocks that use it.
         parameter_start: (blocks + 1,) where the parameters of a block begin.
         parameters: their numbers.
@@ -215,7 +215,7 @@ class SearchOptions(NamedTuple):
     Attributes:
         num_devices: K.
         num_microbatches: M.
-        moments: optimizer state per trained parameter.
+        moments: optimizer state over the bytes of trained parameters.
         total: weight of the round trip in the objective.
         trip: whether the round trip counts at all, if only for the minibatches in flight.
         back: weight of the slowest backward.
@@ -480,9 +480,10 @@ def _tied_bytes(masks: Masks, i: int, j: int, sets: Sets) -> tuple[float, float]
         if meets(sets.parameter_users, p, masks, i, j):
             earlier = meets(sets.parameter_users, p, masks, i, i)
             if earlier or leaves(sets.parameter_users, p, masks, j):
-                tied += sets.parameter_size[p]
+                trained = sets.parameter_size[p] * sets.parameter_trained[p]
+                tied += trained
                 if not earlier:
-                    first += sets.parameter_size[p]
+                    first += trained
     return tied, first
 
 

@@ -46,7 +46,7 @@ def may_share(problem: Problem) -> bool:
     if training.schedule.is_asynchronous or len(devices) == 1:
         return False
     need = memory_of(problem.profile, range(len(problem.profile.operators)))
-    static = static_bytes(need.static.parameter, need.static.trainable, training.optimizer)
+    static = static_bytes(need.static.parameter, need.static.trainable, problem)
     workspace = max(need.forward_workspace_bytes, need.backward_workspace_bytes)
     room = min(limit_bytes(problem, devices, d) for d in devices) - training.reserve
     return search_bytes(static, need.kept_bytes, 0, 0, workspace, 1, 1) > room

@@ -52,6 +52,7 @@ from planner.costs.evaluate import closed_form_s, evaluate, evaluation_work_s
 from planner.costs.operators import counts_alone
 from planner.costs.overlap import with_overlap
 from planner.costs.stage_memory import limit_bytes
+from planner.costs.update import update_copies
 from planner.solvers.antichain import kernels
 from planner.solvers.antichain.blocks import sets_of, times_of
 from planner.solvers.antichain.devices import (
@@ -401,7 +402,7 @@ def _training(problem: Problem, count: int) -> kernels.SearchOptions:
     return kernels.SearchOptions(
         num_devices=count,
         num_microbatches=rounds,
-        moments=problem.training.optimizer.num_moments,
+        moments=update_copies(problem) - 1,
         total=total,
         trip=trip,
         back=back,

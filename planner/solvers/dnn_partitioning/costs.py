@@ -103,7 +103,7 @@ def held_bytes(problem: Problem, operators: Collection[int]) -> int:
     names = {name for v in operators for name in graph.operators[v].parameters}
     trained = sum(held[name].bytes for name in names if held[name].trainable)
     total = sum(held[name].bytes for name in names)
-    return static_bytes(total, trained, problem.training.optimizer)
+    return static_bytes(total, trained, problem)
 
 
 def as_dnn_graph(problem: Problem, num_devices: int, memory_bytes: int) -> DnnGraph:

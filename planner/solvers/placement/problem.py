@@ -17,9 +17,11 @@ from planner.artefacts.problem import Problem
 from planner.artefacts.profile import Profile, storage_owner
 from planner.artefacts.strategy import Strategy
 from planner.clusters.routes import pair_widths
+from planner.costs.casts import cast_bytes
 from planner.costs.evaluate import evaluate
 from planner.costs.operators import operator_times, slowdowns
 from planner.costs.stage_memory import limit_bytes
+from planner.costs.update import update_copies
 from planner.solvers.placement.links import Pair, SharedLink, shared_links
 from planner.support.arrays import Floats, Ints
 from planner.support.memo import remembered
@@ -89,7 +91,8 @@ class PlacementProblem:
         workspace_bytes: (N,) temporary memory of the operator's kernels.
         capacity_bytes: (D,) memory limit without the reserve; negative where the reserve alone is
             over the limit.
-        moments: tensors of optimizer state per trained parameter.
+        moments: optimizer state over the bytes of trained parameters; with gradients that are
+            larger than their parameters, what these have more.
         published_memory: whether NetSplit's model counts memory as it was published, every tensor
             twice; otherwise it counts the minimum of training, `least_bytes`.
         shared: links on which transfers between several pairs of devices delay each other.
@@ -154,13 +157,17 @@ def placement_problem_of(problem: Problem) -> PlacementProblem:
     tensors, made_by, read_by = tensors_by_name(graph), producers(graph), consumers(graph)
     latency, width = pair_widths(topology)
     parameters = [(p, holders(graph)[p.name]) for p in graph.parameters]
+    casts = cast_bytes(profile)
     return PlacementProblem(
         forward_s=_fixed([slow[d] * times[d].forward_s for d in devices]),
         backward_s=_fixed([slow[d] * times[d].backward_s for d in devices]),
         tensors=tuple(_consumed_tensors(profile)),
         latency_s=latency,
         seconds_per_byte=1.0 / width,
-        parameter_bytes=_sums(graph, ((p.bytes, u[0]) for p, u in parameters if len(u) == 1)),
+        parameter_bytes=_sums(
+            graph,
+            ((p.bytes + casts.get(p.name, 0), u[0]) for p, u in parameters if len(u) == 1),
+        ),
         trainable_bytes=_sums(
             graph, ((p.bytes, u[0]) for p, u in parameters if len(u) == 1 and p.trainable)
         ),
@@ -181,7 +188,7 @@ def placement_problem_of(problem: Problem) -> PlacementProblem:
             [limit_bytes(problem, devices, d) - problem.training.reserve for d in devices],
             dtype=np.int64,
         ),
-        moments=problem.training.optimizer.num_moments,
+        moments=update_copies(problem) - 1,
         shared=shared_links(topology),
     )
 

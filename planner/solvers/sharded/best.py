@@ -13,6 +13,7 @@ from planner.artefacts.strategy import Stage, Strategy, asynchronous_violations,
 from planner.costs.evaluate import Evaluation, evaluation_work_s
 from planner.costs.overlap import evaluated_with_overlap, with_overlap
 from planner.costs.stage_memory import limit_bytes
+from planner.costs.update import has_state
 from planner.resharding.checks import all_violations
 from planner.schedules.orders import default_warmups
 from planner.simulator.estimate import ERROR, estimate_s, estimate_work_s
@@ -291,7 +292,7 @@ def _distributed_optimizer(problem: Problem, layout: Layout) -> tuple[int, int] 
     replicas = {len(groups) for groups in layout.groups}
     if asynchronous or layout.sharing is not None or len(replicas) > 1 or replicas == {1}:
         return layout.sharing
-    return (max(replicas), 1) if problem.training.optimizer.num_moments else None
+    return (max(replicas), 1) if has_state(problem) else None
 
 
 def _short(problem: Problem, strategy: Strategy, evaluation: Evaluation) -> set[int]:

@@ -20,6 +20,7 @@ from planner.clusters.routes import host_order
 from planner.costs.operators import operator_times
 from planner.costs.stage_pass import shortest_part_s
 from planner.costs.transfers import crowding, lines, ring_links
+from planner.costs.update import step_s
 from planner.solvers.fit import fastest_first
 from planner.solvers.sharded.along import BEAM, Axis, Policy, Search, along
 from planner.solvers.sharded.rules import Named, rules_of, share_work
@@ -95,12 +96,11 @@ def axis_of(
     links = [ring_links(problem.topology, line) for some in every for line in some]
     crowd = max(crowding(problem.topology, some) for some in every)
     kind = device_type(problem.topology, groups[0][0])
-    passes = 4 + 2 * problem.training.optimizer.num_moments
     return Axis(
         size=mesh[axis],
         latency_s=max(latency for latency, _ in links),
         bytes_per_s=min(rate for _, rate in links) / crowd,
-        step_s_per_byte=passes / kind.memory_bandwidth_bytes_per_s,
+        step_s_per_byte=step_s(problem, 1, kind),
         num_microbatches=max(1.0, rounds),
     )
 

@@ -11,6 +11,7 @@ from planner.artefacts.profile import has_rules
 from planner.costs.operators import operator_times
 from planner.costs.stage_memory import memory_of, own_limit_bytes
 from planner.costs.transfers import transfer_s
+from planner.costs.update import update_copies
 from planner.solvers.segments import Again, recompute_choices
 from planner.solvers.sharded.degrees import grid
 from planner.solvers.sharded.layout import divisors, host_by_host
@@ -54,7 +55,7 @@ def promises(
         rounds = problem.num_microbatches / replicas
         share = t * p * (d // replicas)  # of a microbatch that a device has
         held = trained / (t * p)
-        static = held * (2 + problem.training.optimizer.num_moments)
+        static = held * (1 + update_copies(problem))
         # With one forward after one backward, the first stage keeps up to p microbatches.
         fits = static + min(p, rounds) * kept / share <= room
         recompute = not (fits and Again.NOTHING in choices)

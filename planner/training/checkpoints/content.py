@@ -165,8 +165,14 @@ class Content:
                     f"{start.path}: {name}: expected the shape {held.shape}, got {saved}; take"
                     " another checkpoint"
                 )
+        self._part.forget_casts()
         fill(wanted, start)
-        self._part.shards.refresh()
+        if self._part.masters:
+            self._part.masters.spread()
+            self._part.shards.gather()
+            self._part.shards.settle()
+        else:
+            self._part.shards.refresh()
         _set_generators(states, self.job.device)
 
     def saved_data(self, start: Checkpoint) -> dict[int, Any]:
@@ -208,10 +214,11 @@ class Content:
 
     def _parameters(self) -> dict[str, Held]:
         self._part.shards.settle()
+        copies = self._part.masters.copies
         return {
-            PARAMETERS + name: self._held(name, value)
+            PARAMETERS + name: self._held(name, copies.get(name, value), of_state=name in copies)
             for name, value in self._part.trained.items()
-            if value.numel()  # chunks may be empty
+            if copies.get(name, value).numel()  # chunks may be empty
         }
 
     def _optimizer_states(self) -> dict[str, Held]:

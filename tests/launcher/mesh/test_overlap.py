@@ -43,7 +43,7 @@ def expected(model, stage, recompute):
     second and all else no time.
     """
     local = local_stage(profiled(model), stage)
-    sides = []
+    sides, forward = [], None
     for side, times in enumerate((forward_times, backward_times)):
         steps = {
             row: [one.forward if side == 0 else one.backward]
@@ -56,8 +56,8 @@ def expected(model, stage, recompute):
         moved = [float(any(map(sends, steps.get(row, [])))) for row in range(len(none))]
         order = pass_order(stage, model.graph)
         durations = SideDurations(none, moved, none, none, none)
-        ahead = {} if side == 0 else {"ahead": first}
-        first = durations
+        ahead = {"ahead": forward} if side else {}
+        forward = forward or durations
         found = times(local, order, durations, beside=True, **ahead)
         every = [
             *((ends, steps[row]) for row, ends in found.moved.items()),

@@ -1,21 +1,23 @@
 """What the rows do not say, or the planner cannot express: one list for all rows.
 
 - GPT has learned positions, also where a row had others. Products have no biases, and nothing is
-  dropped out. GPT and BERT have one table for tokens and logits, Llama has two. BERT's loss of the
-  next sentence is left out.
+  dropped out. GPT and BERT have one table for tokens and logits, Llama has two. BERT has logits of
+  15 % of its tokens, and its loss of the next sentence is left out.
 - Float32 parameters; the computation in the row's type, by autocast.
 - Adam, also for LAMB; momentum for ResNet-50.
 - Operators are split along the sequence, too, between the products of a tensor degree, in the runs
   of `SEQUENCE_PARALLEL`.
+- vTrain's and Megatron-LM's runs recompute every layer (`rows`), as their paper has it.
 - Recomputation is none or full: selective recomputation of attention is none, as fused attention
   stashes no scores; selective recomputation by blocks or per operator is full.
 - ZeRO-1 and the distributed optimizer keep optimizer state in parts over all copies, FSDP
   parameters and gradients, too, HSDP those over the copies of a host.
 - The schedule is 1F1B with its usual depths, on stages of about the same time. Each device of a
   tensor degree sends a part of what crosses stages, where that is faster.
-- Hosts: NVLink and its all-reduces as in the shipped topologies (`clusters.HOSTS`). Between hosts
-  each device has the bandwidth of the row, or of `RATES`, and 5 us; an all-reduce over whole
-  hosts uses `WHOLE_HOSTS` of all cards.
+- Hosts: NVLink and its all-reduces as in the shipped topologies (`HOSTS`). Between hosts each
+  device has the bandwidth of the row, or of `RATES` (Jean Zay's A100 50 Gbps, Selene 200 Gbps,
+  H100 and GH200 as the file says), and 5 us; an all-reduce over whole hosts uses `WHOLE_HOSTS` of
+  all cards.
 - Steps are compiled where the rows say so, and else eager.
 - Cards of `CARDS` have the memory of that type, and its bandwidth.
 """
@@ -53,6 +55,19 @@ LEVELS: Mapping[str, int] = {
 
 SHARING: Mapping[str, str] = {"nemo-launcher": "distributed optimizer"}
 """Of rows that do not say it: NeMo's configurations have distributed_fused_adam (from memory)."""
+
+HOSTS: Mapping[tuple[str, int], str] = {
+    ("V100-SXM2-16GB", 4): "p3-8xlarge",
+    ("V100-SXM2-32GB", 4): "p3-8xlarge",
+    ("V100-SXM2-16GB", 8): "p3",
+    ("V100-SXM2-32GB", 8): "p3dn",
+    ("A100-SXM4-40GB", 8): "p4d",
+    ("A100-SXM4-80GB", 8): "dgx-a100",
+    ("H100-SXM", 4): "dgx-h100",
+    ("H100-SXM", 8): "dgx-h100",
+    ("B200", 8): "gb200-nvl72",
+}
+"""By type and number of the devices, a topology whose first devices make a host."""
 
 USUAL_RATE = "200 Gbps per GPU"
 RATES: Mapping[str, str] = {"bigscience-1.3B": "measured 10.6 GB/s over hosts"}

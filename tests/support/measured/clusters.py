@@ -1,7 +1,6 @@
 """The cluster of a row: hosts as in the shipped topologies, and the row's network between them."""
 
 import tempfile
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -11,25 +10,13 @@ from planner.artefacts.topology import Topology
 from planner.clusters.yaml.read import shipped_device_type
 from tests.support.measured.assumptions import (
     CARDS,
+    HOSTS,
     LINK_LATENCY,
     WHOLE_HOSTS,
     Card,
     rate_bytes_per_s,
 )
 from tests.support.measured.rows import Row
-
-HOSTS: Mapping[tuple[str, int], str] = {
-    ("V100-SXM2-16GB", 4): "p3-8xlarge",
-    ("V100-SXM2-32GB", 4): "p3-8xlarge",
-    ("V100-SXM2-16GB", 8): "p3",
-    ("V100-SXM2-32GB", 8): "p3dn",
-    ("A100-SXM4-40GB", 8): "p4d",
-    ("A100-SXM4-80GB", 8): "dgx-a100",
-    ("H100-SXM", 4): "dgx-h100",
-    ("H100-SXM", 8): "dgx-h100",
-    ("B200", 8): "gb200-nvl72",
-}
-"""By type and number of the devices, a topology whose first devices make a host."""
 
 
 def cluster(row: Row) -> Topology:

@@ -9,16 +9,15 @@ from planner.artefacts.problem import Problem
 from planner.artefacts.strategy import Strategy
 from planner.artefacts.topology import device_type
 from planner.costs.overlap import with_overlap
+from planner.planning.measured import LIMITS_S, UNLIMITED, with_usual_warmup
 from planner.solvers.sharded.edges import with_local_all_gathers
 from planner.solvers.sharded.options import Megatron
 from planner.support.errors import PlannerError
 from tests.support.measured import assumptions
+from tests.support.measured.bounds import least_s
 from tests.support.measured.clusters import cluster
 from tests.support.measured.profiles import FOLDER, profile
 from tests.support.measured.rows import Row
-
-UNLIMITED = 2**42
-"""Bytes of memory for the search: a run that is predicted not to fit has a time, too."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,8 @@ class Predicted:
     Attributes:
         row: that was measured.
         iteration_s: predicted.
-        bound_s: the lower bound over all plans on these devices.
+        bound_s: the lower bound over all plans on these devices, with the profile's kernels.
+        peak_bound_s: the same over all kernels; None where the device table has no such peak.
         tensor_bytes: peak of what tensors take on the fullest device.
         total_bytes: the same with the reserve for runtime and libraries.
         fits: whether the total fits all devices.
@@ -37,6 +37,7 @@ class Predicted:
     row: Row
     iteration_s: float
     bound_s: float
+    peak_bound_s: float | None
     tensor_bytes: int
     total_bytes: int
     fits: bool
@@ -57,10 +58,17 @@ class Predicted:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A row without a prediction, and the reason."""
+    """A row without a prediction.
+
+    Attributes:
+        row: that was measured.
+        reason: why the planner does not predict it.
+        peak_bound_s: as of a row with a prediction; None also without a network.
+    """
 
     row: Row
     reason: str
+    peak_bound_s: float | None = None
 
 
 def predict(row: Row, folder: Path = FOLDER) -> Predicted | LeftOut:
@@ -69,20 +77,22 @@ def predict(row: Row, folder: Path = FOLDER) -> Predicted | LeftOut:
     Args:
         folder: of computed profiles.
     """
+    least = least_s(row, folder)
     if row.lacks:
-        return LeftOut(row, row.lacks)
+        return LeftOut(row, row.lacks, least)
     if row.network is None:
-        return LeftOut(row, "adapters of a rank that is not published")
+        return LeftOut(row, "adapters of a rank that is not published", least)
     try:
         plan, capacities = _plan(row, folder)
     except PlannerError as error:
-        return LeftOut(row, str(error))
+        return LeftOut(row, str(error), least)
     memories = [one.memory for one in plan.prediction.devices]
     fullest = max(memories, key=lambda memory: memory.total_bytes)
     return Predicted(
         row=row,
         iteration_s=plan.prediction.iteration_s,
         bound_s=plan.certificate.lower_bound_s,
+        peak_bound_s=least,
         tensor_bytes=fullest.total_bytes - fullest.reserve_bytes,
         total_bytes=fullest.total_bytes,
         fits=fullest.total_bytes <= min(capacities),
@@ -111,16 +121,18 @@ def _plan(row: Row, folder: Path) -> tuple[Plan, list[int]]:
         recompute=assumptions.RECOMPUTE[row.recompute],
         device_memory=UNLIMITED,
     )
-    # Without work for variants the judge simulates the usual depths of 1F1B, which ran.
-    plans = planner.solve(
-        own,
-        topology=topology,
-        training=training,
-        search=planner.Search(switches=(degrees,)),
-        solvers=("megatron",),
-        calibration=False,
-        time_limit_s=0.0,
-    )
+    for limit_s in LIMITS_S:
+        plans = planner.solve(
+            own,
+            topology=topology,
+            training=training,
+            search=planner.Search(switches=(degrees,)),
+            solvers=("megatron",),
+            calibration=False,
+            time_limit_s=limit_s,
+        )
+        if plans.plan is not None:
+            break
     capacities = [device_type(topology, d).memory_bytes for d in range(row.num_devices)]
     if plans.plan is None:
         raise PlannerError(plans.comparison.rows[0].reason or "there is no plan")
@@ -139,7 +151,10 @@ def _plan(row: Row, folder: Path) -> tuple[Plan, list[int]]:
 
 
 def _as_it_ran(row: Row, problem: Problem, strategy: Strategy) -> Strategy:
-    """A strategy with what no option says: HSDP, and parts of tensors that cross stages."""
+    """A strategy with what no option says: usual depths of 1F1B, HSDP, and parts of tensors that
+    cross stages.
+    """
+    strategy = with_usual_warmup(strategy)
     if row.sharing == "HSDP":
         stages = tuple(replace(one, over=row.per_host, prefetch=None) for one in strategy.stages)
         strategy = with_overlap(problem, replace(strategy, stages=stages))

@@ -9,6 +9,9 @@ from tests.support.measured.networks import Kind, Network
 from tests.support.reference import REFERENCE
 
 FOLDER = REFERENCE / "measured"
+TABLES = ("llm-foundry", "vtrain-multi", "vtrain-single", "megatron-lm")
+"""Sources with tables of their own; all others are in published.csv."""
+PUBLISHED = "published.csv"
 SEQUENCE = 2048
 """Of the tables that do not say it: llm-foundry's, by its file, and that of Megatron-LM's paper."""
 
@@ -78,7 +81,7 @@ def rows(folder: Path = FOLDER) -> list[Row]:
         *_vtrain(folder / "vtrain_multi.csv", "vtrain-multi", 51_200),
         *_vtrain(folder / "vtrain_single.csv", "vtrain-single", 50_304),
         *_megatron(folder / "README.md"),
-        *_published(folder / "published.csv"),
+        *_published(folder / PUBLISHED),
     ]
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import combinations, groupby
 from statistics import fmean, median
 
-from tests.support.measured.predict import Predicted
+from tests.support.measured.predict import LeftOut, Predicted
 
 CLEAR = 0.05
 """Plans whose measured times differ by less than this share of the shorter one have no order."""
@@ -21,11 +21,14 @@ class Score:
         bias: mean of the errors of the time.
         pairs: of plans for one question whose order was measured clearly.
         in_order: pairs that are predicted in that order.
+        questions: with several plans.
         regret: by question with several plans, the mean of the relative loss of time of the plan
             that is predicted to be the fastest; None without such questions.
+        largest_regret: of these questions.
         memory: median of predicted over measured memory; None where none was measured.
         unfit: predictions of runs that ran, by which they do not fit.
-        below_bound: runs that were faster than the lower bound.
+        below_bound: runs that were faster than the lower bound over the profile's kernels.
+        below_peak: runs that were faster than the bound over all kernels.
     """
 
     rows: int
@@ -33,10 +36,13 @@ class Score:
     bias: float
     pairs: int
     in_order: int
+    questions: int
     regret: float | None
+    largest_regret: float | None
     memory: float | None
     unfit: int
     below_bound: int
+    below_peak: int
 
 
 def score(some: Sequence[Predicted]) -> Score:
@@ -54,11 +60,19 @@ def score(some: Sequence[Predicted]) -> Score:
         bias=fmean(one.error for one in some),
         pairs=len(pairs),
         in_order=sum(fast.iteration_s < slow.iteration_s for fast, slow in pairs),
+        questions=len(regrets),
         regret=fmean(regrets) if regrets else None,
+        largest_regret=max(regrets, default=None),
         memory=median(ratios) if ratios else None,
         unfit=sum(not one.fits for one in some),
         below_bound=sum(one.row.iteration_s < one.bound_s for one in some),
+        below_peak=sum(below_peak(one) for one in some),
     )
+
+
+def below_peak(one: Predicted | LeftOut) -> bool:
+    """Whether a run was faster than the bound over all kernels says that any can be."""
+    return one.peak_bound_s is not None and one.row.iteration_s < one.peak_bound_s
 
 
 def _questions(some: Sequence[Predicted]) -> Iterator[list[Predicted]]:

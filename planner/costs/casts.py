@@ -1,0 +1,66 @@
+"""Copies of float32 weights in the type of autocast, which products read. The launcher keeps one of
+each weight (`operators/casting.py`) that lies on the device as it is read; copies of gathered
+weights belong to a microbatch, as what was gathered does.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from planner.artefacts.graph import ITEM_BYTES, parameters_by_name
+from planner.artefacts.profile import Profile
+from planner.artefacts.strategy import Stage, indices_of
+from planner.costs.mesh_memory import local_bytes
+from planner.resharding.over_replicas import over_replicas
+from planner.resharding.overlap import PRODUCTS
+from planner.resharding.reshardings import reshardings
+from planner.resharding.sums import parameter_specs
+from planner.support.memo import remembered
+
+
+@remembered
+def cast_weights(profile: Profile) -> frozenset[str]:
+    """The weights of which products read copies; none where the profile has these in the stash."""
+    if not profile.casts_once:
+        return frozenset()
+    known = parameters_by_name(profile.graph)
+    return frozenset(
+        name
+        for operator in profile.graph.operators
+        if operator.type in PRODUCTS
+        for name in operator.parameters
+        if known[name].dtype == "float32"
+    )
+
+
+def cast_bytes(profile: Profile) -> Mapping[str, int]:
+    """Bytes of the copies of whole weights, by weight."""
+    known, share = parameters_by_name(profile.graph), _share(profile)
+    return {name: round(share * known[name].bytes) for name in cast_weights(profile)}
+
+
+def _share(profile: Profile) -> float:
+    return ITEM_BYTES[profile.dtype] / ITEM_BYTES["float32"]
+
+
+def kept_casts(stage: Stage, profile: Profile) -> Mapping[str, int]:
+    """Bytes of the copies that each device of a stage keeps, by weight."""
+    own, graph = cast_weights(profile), profile.graph
+    if not own:
+        return {}
+    shared = over_replicas(stage, graph)
+    known, lies = parameters_by_name(graph), parameter_specs(shared, graph)
+    return {
+        name: round(_share(profile) * local_bytes(known[name], lies[name].parameter, shared.mesh))
+        for name in dict.fromkeys(_read_at_home(shared, profile))
+        if name in own
+    }
+
+
+def _read_at_home(stage: Stage, profile: Profile) -> Iterator[str]:
+    """The weights that a product of a stage reads as they lie."""
+    graph = profile.graph
+    copies = () if stage.sharding is None else reshardings(stage, graph)
+    converted = {(one.tensor, reader) for one in copies for reader in one.readers}
+    for v in indices_of(stage, graph):
+        operator = graph.operators[v]
+        if operator.type in PRODUCTS:
+            yield from (n for n in operator.parameters if (n, operator.name) not in converted)
