@@ -117,17 +117,6 @@ def test_a_pass_of_whole_operators_takes_the_longer_of_both_clocks(all_s, data):
         assert max(sums) - 1e-9 <= found.total <= alone_s + 1e-9
 
 
-def test_parts_of_operators_are_launched_as_the_whole_is():
-    """Half of each operator takes 1 s on the device, and the host starts its kernels in 3 s."""
-    problem = problem_of([40] * COUNT, 2, times=[2.0] * COUNT)
-    operators = tuple(replace(one, host_forward_s=3.0) for one in problem.profile.operators)
-    started = replace(problem, profile=replace(problem.profile, operators=operators))
-    whole = replicas_of(problem.profile.graph, 2).stages[0]
-    assert stage_pass(problem, whole, 0).forward_s == pytest.approx(2.0 * COUNT)
-    assert stage_pass(started, whole, 0).forward_s == pytest.approx(3.0 * COUNT)
-    assert stage_pass(started, whole, 0).backward_s == pytest.approx(4.0 * COUNT)
-
-
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_a_pass_is_the_longest_path_through_what_waits_for_what(tmp_path, name):
     random = Random(7)
@@ -160,8 +149,8 @@ def _random(local, order, random, side):
 
 
 class Waits(networkx.DiGraph):
-    """Tasks with durations and what they wait for; tasks of a device, of the queue, and of the host,
-    each for the one before.
+    """Tasks with durations and what they wait for; tasks of the device, of the queue and of the
+    host, each for the one before.
     """
 
     def __init__(self):
