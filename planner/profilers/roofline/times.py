@@ -87,7 +87,7 @@ class Passes:
     def seconds(self, rates: Rates) -> Floats:
         """(number of passes,) time of each pass, in s, at these speeds."""
         each = np.maximum(*self.bounds_s(rates))
-        return np.bincount(self.owner, rates.launch_s + each, self.num_passes)
+        return np.bincount(self.owner, rates.launch_s + each, self.num_passes).astype(float)
 
 
 def _by_index(speeds: Mapping[Work, float]) -> Floats:
