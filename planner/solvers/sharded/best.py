@@ -10,7 +10,7 @@ from typing import NamedTuple
 from planner.artefacts.options import Recompute
 from planner.artefacts.problem import Problem, Result, Status
 from planner.artefacts.strategy import Stage, Strategy, asynchronous_violations, used_devices
-from planner.costs.evaluate import Evaluation, evaluation_work_s
+from planner.costs.evaluate import Evaluation, evaluate, evaluation_work_s
 from planner.costs.overlap import evaluated_with_overlap, with_overlap
 from planner.costs.stage_memory import limit_bytes
 from planner.costs.update import has_state
@@ -217,7 +217,7 @@ def _that_fits(
     """
     choices = recompute_choices(problem)
     recompute = [choices[0]] * len(layout.operators)
-    shortage, work_s = None, 0.0
+    shortage, work_s, lacking = None, 0.0, 0
     sharing = _distributed_optimizer(problem, layout)
     for attempt in range(-(sharing != layout.sharing), _ROUNDS + 1):
         strategy = first if shortage is None else _overlapped(problem, layout, recompute)
@@ -225,13 +225,15 @@ def _that_fits(
         work_s += evaluation_work_s(strategy, evaluation)
         if evaluation.shortage is None:
             if problem.training.recompute is Recompute.AUTO:
-                strategy, more_s = _with_fewer_segments(problem, strategy)
+                room = _room(problem, strategy, evaluation)
+                strategy, more_s = _with_fewer_segments(problem, strategy, room, lacking)
                 work_s += more_s
             return strategy, None, work_s
         shortage = shortage or evaluation.shortage
         if attempt < 0:
             layout = replace(layout, sharing=sharing)
             continue
+        lacking = lacking or -_room(problem, strategy, evaluation)
         short = _short(problem, strategy, evaluation)
         if attempt == _ROUNDS - 1:
             short = set(range(len(recompute)))
@@ -253,9 +255,16 @@ def _more(choices: Sequence[Again], now: Again, strategy: Strategy) -> Again:
     return left[0] if left else now
 
 
-def _with_fewer_segments(problem: Problem, strategy: Strategy) -> tuple[Strategy, float]:
+def _with_fewer_segments(
+    problem: Problem, strategy: Strategy, room: int, lacking: int
+) -> tuple[Strategy, float]:
     """A strategy whose stages run as few layers again as they fit with, those first that free the
-    most bytes per second, and the work. All stages leave out the same part of theirs.
+    most bytes per second, and the work. All stages leave out the same part of theirs, and hold as
+    much ahead as before.
+
+    Args:
+        room: bytes that its fullest device has left.
+        lacking: by how many it is short without recomputation, about.
     """
     every = [
         segments_by_worth(problem.profile, one) if one.recomputed else () for one in strategy.stages
@@ -263,18 +272,27 @@ def _with_fewer_segments(problem: Problem, strategy: Strategy) -> tuple[Strategy
     all_of = most = max(map(len, every))
     best, least, work_s = strategy, 0, 0.0
     while most - least > 1:
-        count = (least + most) // 2
+        # Memory is nearly linear in their number.
+        count = least + round((most - least) * lacking / max(lacking + room, 1))
+        count = min(max(count, least + 1), most - 1)
         stages = tuple(
             replace(one, recomputed=in_order(one, some[: -(-count * len(some) // all_of)]))
             for one, some in zip(strategy.stages, every, strict=True)
         )
-        fewer, evaluation = evaluated_with_overlap(problem, replace(strategy, stages=stages))
+        fewer = replace(strategy, stages=stages)
+        evaluation = evaluate(problem, fewer)
         work_s += evaluation_work_s(fewer, evaluation)
         if evaluation.shortage is None:
-            best, most = fewer, count
+            best, most, room = fewer, count, _room(problem, fewer, evaluation)
         else:
-            least = count
+            least, lacking = count, -_room(problem, fewer, evaluation)
     return best, work_s
+
+
+def _room(problem: Problem, strategy: Strategy, evaluation: Evaluation) -> int:
+    """Bytes that the fullest device has left; less than 0 where it is short of them."""
+    used = used_devices(strategy)
+    return min(limit_bytes(problem, used, d) - evaluation.memory[d].total_bytes for d in used)
 
 
 def _needs_whole_stash(strategy: Strategy) -> bool:
