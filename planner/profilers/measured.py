@@ -260,6 +260,8 @@ def _timed_operator(graph: Graph, v: int, measured: MeasuredClass) -> TimedOpera
         workspace_bytes=measured.workspace_bytes,
         interval=measured.interval,
         backward_weight_s=measured.backward_weight_s,
+        host_forward_s=measured.host_forward_s,
+        host_backward_s=measured.host_backward_s,
     )
 
 
@@ -294,7 +296,12 @@ def _scaled_to_step(profile: Profile, known: _TimesInStep) -> Profile:
     return replace(
         profile,
         operators=tuple(
-            with_times(cost, f, b)
+            # A measured time contains that of the host.
+            replace(
+                with_times(cost, f, b),
+                host_forward_s=min(f, cost.host_forward_s),
+                host_backward_s=min(b, cost.host_backward_s),
+            )
             for cost, f, b in zip(profile.operators, forwards_s, backwards_s, strict=True)
         ),
         whole_step=replace(profile.whole_step, alone_s=round(sum(map(sum, alone_s)), 9)),
@@ -609,6 +616,8 @@ class ModelTimer:
                 layout(made[name]) for name in self.model.graph.operators[operator].outputs
             ),
             backward_weight_s=round(median(of_weight_s), 9) if of_weight_s else None,
+            host_forward_s=round(median(sample.host_forward_s for sample in samples), 9),
+            host_backward_s=round(median(sample.host_backward_s for sample in samples), 9),
         )
         return measured, outputs
 

@@ -72,12 +72,15 @@ class Stopwatch:
         device: "cpu", "cuda" or "cuda:N".
         wall_s: sum of all times that it took on a CPU.
         cpu_s: CPU time of the process meanwhile; less than `wall_s` where others had the core.
+        host_s: of the last time on a GPU, the part in which the host started its kernels; 0 on a
+            CPU.
         scratch: the buffer that is written to clear the caches.
     """
 
     device: str
     wall_s: float = field(default=0.0, init=False)
     cpu_s: float = field(default=0.0, init=False)
+    host_s: float = field(default=0.0, init=False)
     scratch: Tensor = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -104,7 +107,9 @@ class Stopwatch:
             end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()
             begin.record()
+            before_s = perf_counter()
             result = run()
+            self.host_s = perf_counter() - before_s
             end.record()
             end.synchronize()
         return begin.elapsed_time(end) / 1e3, result
@@ -232,11 +237,14 @@ class PassTimes:
         forward_s, backward_s: of the passes.
         weight_s: of the backward pass, the time that is not for the gradients of inputs; None where
             these were not timed apart.
+        host_forward_s, host_backward_s: as of `OperatorCost`.
     """
 
     forward_s: float
     backward_s: float
     weight_s: float | None
+    host_forward_s: float = 0.0
+    host_backward_s: float = 0.0
 
     @property
     def total_s(self) -> float:
@@ -298,6 +306,7 @@ class OperatorTimer:
     def sample(self, calls: Calls) -> PassTimes:
         """Times of one forward and of one backward pass."""
         forward_s, outputs = self._forward(calls.forward)
+        host_forward_s = self.watch.host_s / calls.forward
 
         def backward(*, weights: bool) -> float:
             if calls.backward == 1:
@@ -307,7 +316,8 @@ class OperatorTimer:
         inputs_s = backward(weights=False) if self.halves else None
         backward_s = backward(weights=True)
         weight_s = None if inputs_s is None else max(0.0, backward_s - inputs_s)
-        return PassTimes(forward_s, backward_s, weight_s)
+        host_backward_s = self.watch.host_s / calls.backward if backward_s else 0.0
+        return PassTimes(forward_s, backward_s, weight_s, host_forward_s, host_backward_s)
 
     def workspace_bytes(self) -> int:
         """The most memory that a pass takes besides the tensors from before and those it leaves.

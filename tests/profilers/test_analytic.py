@@ -58,10 +58,15 @@ def test_a_small_operator_takes_the_time_in_which_the_host_starts_its_kernels(tm
     text = "agraph (float[1,40] x) => (float[1,50] y) { y = MatMul (x, w) }"
     small = read(tmp_path, text, {"w": (40, 50)})
     (cost,) = of(small).operators
-    assert cost.forward_s == pytest.approx(SINGLE.host_forward_s)
-    assert cost.backward_s == pytest.approx(2 * SINGLE.host_backward_s)  # a product and a sum
+    assert SINGLE.launch_s < cost.forward_s < SINGLE.host_forward_s
+    assert cost.host_forward_s == pytest.approx(SINGLE.host_forward_s)
+    assert cost.host_backward_s == pytest.approx(2 * SINGLE.host_backward_s)  # a product and a sum
+    times = rescaled_times(replace(of(small), loss_costs=()), GPU, None)
+    assert times.forward_s.tolist() == [cost.host_forward_s]
+    assert times.device_s[0].tolist() == [cost.forward_s]
     (on_cpu,) = of(small, shipped_device_type("cpu")).operators
-    assert CPU.launch_s < on_cpu.forward_s < SINGLE.host_forward_s  # the host computes
+    assert CPU.launch_s < on_cpu.forward_s < SINGLE.host_forward_s
+    assert (on_cpu.host_forward_s, on_cpu.host_backward_s) == (0.0, 0.0)  # the host computes
 
 
 def test_types_of_devices_have_shares_of_their_own(tmp_path):
@@ -158,8 +163,12 @@ def test_a_rescaled_profile_has_the_times_that_solve_takes(tmp_path):
     profile = measured(attention(tmp_path))
     found = rescale(profile, OTHER, GPU)
     expected = rescaled_times(profile, OTHER, GPU)
-    assert [cost.forward_s for cost in found.operators] == expected.forward_s.tolist()
-    assert [cost.backward_s for cost in found.operators] == expected.backward_s.tolist()
+    assert [cost.forward_s for cost in found.operators] == expected.device_s[0].tolist()
+    assert [cost.backward_s for cost in found.operators] == expected.device_s[1].tolist()
+    assert [cost.host_forward_s for cost in found.operators] == expected.host_s[0].tolist()
+    assert expected.host_s[0].any()
+    on_cpu = rescaled_times(profile, shipped_device_type("cpu"), GPU)
+    assert not on_cpu.host_s.any()
     assert (found.source, found.engine, found.device_type) == (Source.RESCALED, "torch", "other")
     assert "rescaled from made-up (measured) by the ratio of the rooflines" in found.warnings
     assert (found.whole_step, found.threads) == (None, None)
@@ -214,7 +223,7 @@ def test_views_of_an_analytic_profile_scale_with_the_bandwidth(tmp_path):
     times = rescaled_times(profile, OTHER, GPU)
     split = [o.type for o in profile.graph.operators].index("Split")
     assert times.forward_s[split] == 0
-    assert times.backward_s[split] == pytest.approx(profile.operators[split].backward_s / 2)
+    assert times.device_s[1, split] == pytest.approx(profile.operators[split].backward_s / 2)
 
 
 def test_rescaling_loads_no_torch():

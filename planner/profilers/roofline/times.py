@@ -4,20 +4,17 @@ Each kernel takes
 
     launch + max(flops / (compute share x peak), bytes / (memory share x memory bandwidth))
 
-with the shares of its kind of work (profilers/efficiencies.py). A view takes no time. A host starts
-kernels while the device runs those before, so the pass of an operator takes
-
-    max(sum over its kernels, number of its kernels x time in which the host starts one)
-
-This holds for a step whose operators are all bound by the device, or all by the host. In a step of
-both kinds the device works off, during small kernels, what the host started ahead; that is left
-out, so such a step is predicted to be too long.
+with the shares of its kind of work (profilers/efficiencies.py). A view takes no time. The pass of
+an operator is the sum over its kernels. A host starts kernels while the device runs those before,
+each in the same time; that is a time of its own, since operators in a row share both clocks
+(costs/pass_times.py).
 
 Source: the roofline of Williams, Waterman and Patterson, CACM 2009.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -35,17 +32,30 @@ class PassKernels:
     backward: tuple[Kernel, ...]
 
 
-def both_passes_s(
-    kernels: Sequence[PassKernels], rates: Rates
-) -> tuple[list[float], list[float]]:  # fmt: skip
-    """The forward and the backward time of each, in s, rounded to nanoseconds."""
-    forward = Passes([one.forward for one in kernels]).seconds(rates, rates.host_forward_s)
-    backward = Passes([one.backward for one in kernels]).seconds(rates, rates.host_backward_s)
-    return _rounded(forward), _rounded(backward)
+class PassSeconds(NamedTuple):
+    """The times of an operator or a loss, as of `OperatorCost`."""
+
+    forward_s: float
+    backward_s: float
+    host_forward_s: float
+    host_backward_s: float
 
 
-def _rounded(times_s: Floats) -> list[float]:
-    return [round(time_s, 9) for time_s in times_s.tolist()]
+def both_passes_s(kernels: Sequence[PassKernels], rates: Rates) -> list[PassSeconds]:
+    """The times of each, rounded to nanoseconds."""
+    forward, backward = (
+        Passes([getattr(one, side) for one in kernels]).seconds(rates).tolist()
+        for side in ("forward", "backward")
+    )
+    return [
+        PassSeconds(
+            round(forward_s, 9),
+            round(backward_s, 9),
+            round(len(one.forward) * rates.host_forward_s, 9),
+            round(len(one.backward) * rates.host_backward_s, 9),
+        )
+        for one, forward_s, backward_s in zip(kernels, forward, backward, strict=True)
+    ]
 
 
 class Passes:
@@ -74,17 +84,10 @@ class Passes:
             self.bytes / _by_index(rates.bytes_per_s)[self.work],
         )
 
-    def seconds(self, rates: Rates, host_s: float = 0.0) -> Floats:
-        """(number of passes,) time of each pass, in s, at these speeds.
-
-        Args:
-            host_s: time in which the host starts a kernel.
-        """
+    def seconds(self, rates: Rates) -> Floats:
+        """(number of passes,) time of each pass, in s, at these speeds."""
         each = np.maximum(*self.bounds_s(rates))
-        total = np.bincount(self.owner, rates.launch_s + each, self.num_passes)
-        started = host_s * np.bincount(self.owner, minlength=self.num_passes)
-        longer: Floats = np.maximum(total, started)
-        return longer
+        return np.bincount(self.owner, rates.launch_s + each, self.num_passes).astype(float)
 
 
 def _by_index(speeds: Mapping[Work, float]) -> Floats:

@@ -117,9 +117,10 @@ def chosen(
     """The rules of all operators along one axis, by the times on a device."""
     times = operator_times(problem, device)
     total = (times.forward_s + times.backward_s).tolist()
-    floor = sum(shortest_part_s(problem, device))
+    # Each kernel is launched, however small its part.
+    floors = np.maximum(sum(shortest_part_s(problem, device)), times.host_s.sum(axis=0)).tolist()
     measured = _measured_s(problem, device, axis.size)
-    search = Search(problem.profile.graph, about, axis, policy, total, floor, measured)
+    search = Search(problem.profile.graph, about, axis, policy, total, floors, measured)
     return along(search, rules_of(problem.profile), beam)
 
 
