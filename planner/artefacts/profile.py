@@ -172,8 +172,7 @@ class OperatorCost:
 
     Attributes:
         name: the operator's.
-        forward_s: time of its forward pass, in s: measured, of all that it waits for; computed, of
-            its kernels alone, which a host may start too late.
+        forward_s: time of its forward pass on the device, in s; a host may start it too late.
         backward_s: time of its backward pass, gradient accumulation included, in s.
         output_bytes: size of the tensors that it makes.
         parameter_bytes: size of the weights, buffers and constants that it reads.
@@ -252,16 +251,24 @@ class OperatorCost:
             )
 
 
-def with_times(cost: OperatorCost, forward_s: float, backward_s: float) -> OperatorCost:
+def with_times(
+    cost: OperatorCost, forward_s: float, backward_s: float,
+    host_s: tuple[float, float] | None = None,
+) -> OperatorCost:  # fmt: skip
     """The costs of an operator with other times; the gradients of its parameters take the same
     share of its backward pass.
+
+    Args:
+        host_s: forward and backward of the host; None keeps them.
     """
     of_weight_s = cost.backward_weight_s
     if of_weight_s:
         share = of_weight_s / cost.backward_s
         of_weight_s = min(backward_s, round(share * backward_s, 9))
+    host_forward_s, host_backward_s = host_s or (cost.host_forward_s, cost.host_backward_s)
     return replace(
-        cost, forward_s=forward_s, backward_s=backward_s, backward_weight_s=of_weight_s
+        cost, forward_s=forward_s, backward_s=backward_s, backward_weight_s=of_weight_s,
+        host_forward_s=host_forward_s, host_backward_s=host_backward_s,
     )  # fmt: skip
 
 
@@ -297,9 +304,9 @@ class WholeStep:
     Attributes:
         before_s: median time before the operators were timed one by one.
         after_s: the same, afterwards; a drift says that the machine was busy.
-        alone_s: sum of the times that the operators took one by one. Their times in the profile
-            are those in the whole step, where they find the memory that they write to in no cache:
-            they sum up to it, forward and backward apart. Files leave out None, with which the
+        alone_s: time of a step of the operators by their times one by one. Their times in the
+            profile are those in the whole step, where they find the memory that they write to in no
+            cache: they make it up, forward and backward apart. Files leave out None, with which the
             times are those of the operators alone.
     """
 

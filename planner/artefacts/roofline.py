@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from planner.artefacts.clocks import clocks_s
 from planner.artefacts.graph import producers
 from planner.artefacts.profile import OperatorCost, Profile, Source
 from planner.artefacts.topology import DeviceType, Topology
@@ -90,9 +91,8 @@ def loss_times_s(profile: Profile) -> Floats:
 
 def host_times_s(profile: Profile) -> Floats:
     """(2, N) times in which the host starts each operator's kernels and those of its losses."""
-    own = [(one.host_forward_s, one.host_backward_s) for one in profile.operators]
     lost = [(one.host_forward_s, one.host_backward_s) for one in profile.loss_costs]
-    host_s: Floats = np.array(own).T + _of_losses(profile, lost)
+    host_s: Floats = clocks_s(profile)[1] + _of_losses(profile, lost)
     return host_s
 
 
@@ -123,7 +123,7 @@ def rescaled_times(
     Raises:
         OptionError: if the times must be rescaled and the profile's device is not known.
     """
-    own = np.array([(o.forward_s, o.backward_s) for o in profile.operators]).T
+    own, _ = clocks_s(profile)
     lost, host = loss_times_s(profile), host_times_s(profile)
     if kind.name == profile.device_type or device_is_unknown(profile):
         return OperatorTimes(own + lost, host)

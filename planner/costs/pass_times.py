@@ -11,15 +11,9 @@ runs beside them, so that all times add up.
 
 A segment that is run again is a forward of its own, between the backwards of two operators.
 
-The host starts the kernels of one operator after the other, and waits for nothing meanwhile. A
-device cannot have run what the host has not started:
-
-    an operator ends no earlier than the host's clock behind its launches
-
-So a pass takes the longer of both clocks, never their sum. It takes no less than the sum of the
-device's times, nor of the host's, and without collectives no more than the sum of the longer one of
-each operator. Both clocks start with the pass: what the host could start during the pass before is
-left out, and so is the time in which it starts collectives.
+An operator ends no earlier than the host has started its kernels (artefacts/clocks.py). Both clocks
+start with the pass, as those of a launch do, which waits for the device behind each pass. The time
+in which the host starts collectives is left out.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,6 +21,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from planner.artefacts.clocks import ends_s
 from planner.artefacts.segments import Segment
 from planner.costs.local_stage import LocalStage
 from planner.resharding.overlap import PassOrder, Rerun
@@ -163,20 +158,9 @@ def alone_times(
 
 
 def _ends(device_s: Floats, host_s: Floats, run: Sequence[tuple[int, int]]) -> list[float]:
-    """When each of some passes of operators ends that run in a row, on the longer of both clocks.
-
-    Args:
-        device_s: as of `alone_times`.
-        host_s: as of `alone_times`.
-        run: the passes, by side and operator.
-    """
-    if not run:
-        return []
-    at = tuple(np.array(run).T)
-    done, started = device_s[at].cumsum(), host_s[at].cumsum()
-    # With end = max(end before + device, started), what end exceeds the device's clock by never
-    # shrinks.
-    ends: list[float] = (done + np.maximum.accumulate(np.maximum(started - done, 0.0))).tolist()
+    """When each of some passes of operators ends, by side and operator, that run in this order."""
+    sides, operators = np.array(run, dtype=int).reshape(-1, 2).T
+    ends: list[float] = ends_s(device_s[sides, operators], host_s[sides, operators]).tolist()
     return ends
 
 

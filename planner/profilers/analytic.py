@@ -184,12 +184,7 @@ def rescale(profile: Profile, kind: DeviceType, measured_on: DeviceType | None) 
     return replace(
         profile,
         operators=tuple(
-            replace(
-                with_times(cost, *device_s),
-                parts=(),
-                host_forward_s=host_s[0],
-                host_backward_s=host_s[1],
-            )
+            replace(with_times(cost, *device_s, tuple(host_s)), parts=())
             for cost, device_s, host_s in costs
         ),
         device_type=kind.name,

@@ -18,7 +18,7 @@ from planner.artefacts.strict import reader
 from planner.profilers.classes import TensorLayout
 from planner.support.caches import CacheFolder, cache_root
 
-METHOD = 4
+METHOD = 5
 """Number of the way to measure, and of the fields of an entry; a new one makes all entries unused.
 """
 

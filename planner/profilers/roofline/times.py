@@ -5,9 +5,12 @@ Each kernel takes
     launch + max(flops / (compute share x peak), bytes / (memory share x memory bandwidth))
 
 with the shares of its kind of work (profilers/efficiencies.py). A view takes no time. The pass of
-an operator is the sum over its kernels. A host starts kernels while the device runs those before,
-each in the same time; that is a time of its own, since operators in a row share both clocks
-(costs/pass_times.py).
+an operator is the sum over its kernels. A host starts kernels while the device runs those before.
+That is a time of its own, since operators in a row share both clocks (artefacts/clocks.py):
+
+    time of an elementwise kernel x `STARTS`, summed over the kernels
+
+Not counted are views, which take the host of the H100 below 3 us each.
 
 Source: the roofline of Williams, Waterman and Patterson, CACM 2009.
 """
@@ -20,6 +23,22 @@ import numpy as np
 
 from planner.artefacts.growth import Kernel, Rates, Work
 from planner.support.arrays import Floats
+
+_CONVOLUTION, _ATTENTION = (2.1, 2.7), (3.0, 4.0)
+STARTS: Mapping[Work, tuple[float, float]] = {
+    Work.PRODUCT: (2.4, 1.8),
+    Work.CONVOLUTION: _CONVOLUTION,
+    Work.SMALL_WINDOW: _CONVOLUTION,
+    Work.FEW_CHANNELS: _CONVOLUTION,
+    Work.NORMALIZATION: (1.6, 2.1),
+    Work.ATTENTION: _ATTENTION,
+    Work.CAUSAL_ATTENTION: _ATTENTION,
+    Work.CAUSAL_ATTENTION_BACKWARD: _ATTENTION,
+}
+"""Time in which a host starts a kernel, forward and backward, over that of an elementwise one; 1 of
+other kinds. Measured where the latter was (`efficiencies._HOST`), in us: products of matrices 19
+and, with a bias, 33 forward, 30 and 38 a product backward; convolutions 23 and 49; softmax, layer
+and batch normalization 12, 19 and 22 forward, 18, 46 and 51 backward; flash attention 33 and 72."""
 
 _INDEX = {work: i for i, work in enumerate(Work)}
 
@@ -43,19 +62,15 @@ class PassSeconds(NamedTuple):
 
 def both_passes_s(kernels: Sequence[PassKernels], rates: Rates) -> list[PassSeconds]:
     """The times of each, rounded to nanoseconds."""
-    forward, backward = (
-        Passes([getattr(one, side) for one in kernels]).seconds(rates).tolist()
-        for side in ("forward", "backward")
+    forward, backward = Passes([k.forward for k in kernels]), Passes([k.backward for k in kernels])
+    sides_s = (
+        forward.seconds(rates),
+        backward.seconds(rates),
+        rates.host_forward_s * forward.starts(0),
+        rates.host_backward_s * backward.starts(1),
     )
-    return [
-        PassSeconds(
-            round(forward_s, 9),
-            round(backward_s, 9),
-            round(len(one.forward) * rates.host_forward_s, 9),
-            round(len(one.backward) * rates.host_backward_s, 9),
-        )
-        for one, forward_s, backward_s in zip(kernels, forward, backward, strict=True)
-    ]
+    rounded_s = ([round(time_s, 9) for time_s in one.tolist()] for one in sides_s)
+    return [PassSeconds(*each_s) for each_s in zip(*rounded_s, strict=True)]
 
 
 class Passes:
@@ -88,6 +103,16 @@ class Passes:
         """(number of passes,) time of each pass, in s, at these speeds."""
         each = np.maximum(*self.bounds_s(rates))
         return np.bincount(self.owner, rates.launch_s + each, self.num_passes).astype(float)
+
+    def starts(self, side: int) -> Floats:
+        """(number of passes,) time in which the host starts the kernels of each pass, over that of
+        an elementwise kernel.
+
+        Args:
+            side: 0 of forward passes, 1 of backward passes.
+        """
+        factors = np.array([STARTS.get(work, (1.0, 1.0))[side] for work in Work])
+        return np.bincount(self.owner, factors[self.work], self.num_passes).astype(float)
 
 
 def _by_index(speeds: Mapping[Work, float]) -> Floats:
