@@ -10,7 +10,7 @@ That is a time of its own, since operators in a row share both clocks (artefacts
 
     time of an elementwise kernel x `STARTS`, summed over the kernels
 
-Not counted are views, which take the host of the H100 below 3 us each.
+Not counted are views, which take the host of the H100 below 4 us each forward.
 
 Source: the roofline of Williams, Waterman and Patterson, CACM 2009.
 """
