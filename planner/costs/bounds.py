@@ -38,6 +38,7 @@ from planner.costs.operators import (
     operator_times,
     slowdown,
 )
+from planner.costs.process_memory import least_reserve_bytes
 from planner.costs.stage_memory import own_limit_bytes, static_bytes
 from planner.costs.stage_pass import shortest_part_s
 from planner.support.arrays import Bools, Floats
@@ -275,7 +276,8 @@ def memory_shortage(problem: Problem) -> str | None:
     """Why the model cannot fit however it is split, or None: its parameters, gradients and
     optimizer state alone, each held once, against all memory that there is.
     """
-    reserve = problem.training.reserve
+    devices = range(len(problem.topology.devices))
+    reserve = max(least_reserve_bytes(problem, device) for device in devices)
     room = sum(_room_bytes(problem, host) for host in problem.topology.hosts)
     parameters = problem.profile.graph.parameters
     need = static_bytes(
@@ -296,14 +298,13 @@ def _room_bytes(problem: Problem, host: Host) -> int:
     """The most memory beside the reserves that any choice of a host's devices has: where they
     share the host's memory, fewer of them pay fewer reserves.
     """
-    own = sorted(
-        (own_limit_bytes(problem, i) for i, d in enumerate(problem.topology.devices)
-         if d.host == host.name), reverse=True,
-    )  # fmt: skip
-    reserve = problem.training.reserve
+    devices = [i for i, one in enumerate(problem.topology.devices) if one.host == host.name]
+    limits = [own_limit_bytes(problem, i) for i in devices]
+    reserves = [least_reserve_bytes(problem, i) for i in devices]
     if host.memory_bytes is None:
-        return sum(max(0, limit - reserve) for limit in own)
+        return sum(max(0, limit - one) for limit, one in zip(limits, reserves, strict=True))
+    own, least = sorted(limits, reverse=True), min(reserves, default=0)
     return max(
-        (min(sum(own[:n]), host.memory_bytes) - n * reserve for n in range(len(own) + 1)),
+        (min(sum(own[:n]), host.memory_bytes) - n * least for n in range(len(own) + 1)),
         default=0,
     )

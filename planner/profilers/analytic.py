@@ -184,7 +184,7 @@ def rescale(profile: Profile, kind: DeviceType, measured_on: DeviceType | None) 
     return replace(
         profile,
         operators=tuple(
-            replace(with_times(cost, *device_s, tuple(host_s)), parts=())
+            replace(with_times(cost, device_s[0], device_s[1], (host_s[0], host_s[1])), parts=())
             for cost, device_s, host_s in costs
         ),
         device_type=kind.name,

@@ -303,7 +303,7 @@ def _scaled_to_step(profile: Profile, known: _TimesInStep) -> Profile:
     return replace(
         profile,
         operators=tuple(
-            with_times(cost, *own_s, tuple(started_s))
+            with_times(cost, own_s[0], own_s[1], (started_s[0], started_s[1]))
             for cost, own_s, started_s in zip(profile.operators, *in_step_s, strict=True)
         ),
         whole_step=replace(profile.whole_step, alone_s=round(alone_s, 9)),

@@ -133,7 +133,7 @@ class Stopwatch:
             torch.cuda.synchronize()
             if host_s:
                 held_s = min(HELD * host_s, MOST_HELD_S)
-                torch.cuda._sleep(round(held_s * SLEEP_CYCLES_PER_S))
+                torch.cuda._sleep(round(held_s * SLEEP_CYCLES_PER_S))  # type: ignore[no-untyped-call]
             begin.record()
             result = run()
             end.record()
@@ -223,16 +223,16 @@ def timed_loss_s(
         leaf: the output that the loss is computed from.
         watch: the stopwatch of the device.
     """
-    if watch.is_host:
-        forward_s, value = watch.seconds(compute)
-        backward_s, (gradient,) = watch.seconds(partial(torch.autograd.grad, value, leaf))
-        return (forward_s, backward_s, 0.0, 0.0), gradient
-    host_forward_s, value = watch.host_seconds(compute)
-    host_backward_s, _ = watch.host_seconds(partial(torch.autograd.grad, value, leaf))
+
+    def gradient_of(value: Tensor) -> Callable[[], Tensor]:
+        return lambda: torch.autograd.grad(value, leaf)[0]
+
+    host_forward_s = host_backward_s = 0.0
+    if not watch.is_host:
+        host_forward_s, value = watch.host_seconds(compute)
+        host_backward_s, _ = watch.host_seconds(gradient_of(value))
     forward_s, value = watch.seconds(compute, host_forward_s)
-    backward_s, (gradient,) = watch.seconds(
-        partial(torch.autograd.grad, value, leaf), host_backward_s
-    )
+    backward_s, gradient = watch.seconds(gradient_of(value), host_backward_s)
     return (forward_s, backward_s, host_forward_s, host_backward_s), gradient
 
 
