@@ -17,6 +17,7 @@ from planner.profilers.analytic import analytic, fit_constants, rank_correlation
 from planner.profilers.efficiencies import CPU, HALF, SINGLE, device_family
 from planner.profilers.facts import Facts, facts
 from planner.profilers.runnable import Stash
+from planner.reports.profile import profile_lines
 from planner.solvers import SOLVERS
 from planner.support.errors import OptionError
 from tests.bench.profile_analytic import rows
@@ -68,6 +69,27 @@ def test_a_small_operator_takes_the_time_in_which_the_host_starts_its_kernels(tm
     (on_cpu,) = of(small, shipped_device_type("cpu")).operators
     assert CPU.launch_s < on_cpu.forward_s < SINGLE.host_forward_s
     assert (on_cpu.host_forward_s, on_cpu.host_backward_s) == (0.0, 0.0)  # the host computes
+
+
+def test_a_cast_is_a_kernel_that_the_host_starts(tmp_path):
+    kind = shipped_device_type("H100-SXM")
+    bare, cast = (of(product(tmp_path), kind, dtype=d).operators[0] for d in (None, "bfloat16"))
+    more = HALF.host_forward_s, HALF.host_backward_s
+    # Of x there and of the weight's gradient back; the weight's own is there once per step.
+    assert cast.host_forward_s - bare.host_forward_s == pytest.approx(more[0])
+    assert cast.host_backward_s - bare.host_backward_s == pytest.approx(more[1])
+
+
+def test_a_compiled_step_has_no_times_of_a_host(tmp_path):
+    for cost in of(residual(tmp_path), compiled=True).operators:
+        assert (cost.host_forward_s, cost.host_backward_s) == (0.0, 0.0)
+
+
+def test_reports_say_how_long_the_host_starts_kernels(tmp_path):
+    (line,) = (one for one in profile_lines(of(product(tmp_path))) if "host" in one)
+    assert line.startswith("the host starts kernels in 26.4 us forward for ")
+    on_cpu = profile_lines(of(product(tmp_path), shipped_device_type("cpu")))
+    assert not any("host" in one for one in on_cpu)
 
 
 def test_types_of_devices_have_shares_of_their_own(tmp_path):

@@ -125,6 +125,17 @@ def test_the_time_of_a_weight_is_linear_where_both_neighbours_have_it():
     assert unknown.backward_weight_s is None
 
 
+def started(profile, host_s):
+    own = [replace(one, host_forward_s=host_s) for one in profile.operators]
+    return replace(profile, operators=tuple(own))
+
+
+@pytest.mark.parametrize("size", [3, 8])
+def test_a_host_starts_as_many_kernels_for_any_number_of_samples(size):
+    found = interpolated([started(profile_at(2), 5e-6), started(profile_at(4), 6e-6)], size)
+    assert [one.host_forward_s for one in found.operators] == [6e-6, 6e-6]
+
+
 def test_only_the_two_neighbours_count():
     profiles = [profile_at(1, 1.0), profile_at(4, 2.0), profile_at(8, 4.0), profile_at(16, 0.0)]
     found = interpolated(profiles, 6)
