@@ -240,7 +240,7 @@ def alone(model, case, count):
     return {n: (v - before[n]).detach() for n, v in values.items() if v.requires_grad}, told
 
 
-def run_case(case, folder, rank):
+def run_case(case, folder, rank, device="cpu"):
     """Relative errors of the changes of parameters on this rank in some steps, and what its queue
     was given, by the devices of its meshes; {} if it has no part.
     """
@@ -252,7 +252,7 @@ def run_case(case, folder, rank):
     assert violations(chosen, model.graph, max(plan.ranks) + 1) == ()
     lists = program(chosen, model.graph, plan.prediction.stages)
     assert dry_run(lists, meetings_of(chosen)) is None
-    job = TrainingJob(plan, model, lists, losses(model.graph), "cpu")
+    job = TrainingJob(plan, model, lists, losses(model.graph), device)
     loop = Loop(steps=STEPS, learning_rate=RATE, clip=case.clip)
     trainer = Trainer(job, loop, rank)
     before = {name: value.detach().clone() for name, value in trainer.part.trained.items()}
@@ -264,7 +264,7 @@ def run_case(case, folder, rank):
     for name, value in trainer.part.trained.items():
         place = next(iter(trainer.part.places.values()))
         whole = place.part(expected[name], place.spec("parameters", name))
-        errors[name] = error(value.detach() - before[name], whole)
+        errors[name] = error((value.detach() - before[name]).cpu(), whole)
     errors["loss"] = max(abs(a - b) / abs(b) for a, b in zip(told, wanted, strict=True))
     trainer.groups.close()
     posted = {
