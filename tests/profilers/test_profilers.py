@@ -4,6 +4,7 @@ import random
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -636,6 +637,40 @@ def test_a_gpu_is_timed_with_all_kernels_in_its_queue_and_its_host_apart(tmp_pat
     assert {cost.host_forward_s for cost in made.in_step.losses} == {7e-6}
     assert 0.0 in held  # the whole step, which waits for its host as a launch does
     assert max(held) == pytest.approx(MAX_CALLS * 7e-6)
+
+
+@pytest.mark.parametrize(("host_s", "cycles"), [(0.0, None), (1e-4, 400_000), (1.0, 40_000_000)])
+def test_a_gpu_is_held_until_its_host_has_started_all_kernels(monkeypatch, host_s, cycles):
+    """In the order of calls, for there is no GPU here."""
+    steps = []
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            steps.append("record")
+
+        def synchronize(self):
+            steps.append("wait")
+
+        def elapsed_time(self, end):
+            return 3.0
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "device", nullcontext)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: steps.append("wait"))
+    monkeypatch.setattr(torch.cuda, "_sleep", steps.append)
+    watch = Stopwatch("cpu")
+    watch.device = "cuda"
+    time_s, _ = watch.seconds(lambda: steps.append("run"), host_s)
+    assert time_s == pytest.approx(3e-3)
+    held = [] if cycles is None else [cycles]
+    assert steps == ["wait", *held, "record", "run", "record", "wait"]
+    steps.clear()
+    host_s, _ = watch.host_seconds(lambda: steps.append("run"))
+    assert steps == ["wait", "run"]
+    assert host_s > 0
 
 
 def test_operators_of_a_pass_find_what_those_before_have_made(tmp_path):
