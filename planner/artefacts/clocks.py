@@ -44,6 +44,27 @@ def ends_s(device_s: Floats, host_s: Floats) -> Floats:
     return ends
 
 
+def added_s(device_s: Floats, host_s: Floats) -> Floats:
+    """(2, n) the time by which each operator makes the passes of all operators longer, in s.
+
+    Operators in a row take at least the sum of theirs, for a pass that begins with them waits for
+    nothing more than one that has come to them.
+
+    Args:
+        device_s: as of `pass_times_s`.
+        host_s: as of `pass_times_s`.
+
+    >>> added_s(np.array([[1.0, 5.0], [1.0, 2.0]]), np.array([[2.0, 2.0], [3.0, 3.0]])).tolist()
+    [[2.0, 5.0], [3.0, 3.0]]
+    """
+    if not host_s.any():
+        return device_s
+    forward = np.diff(ends_s(device_s[0], host_s[0]), prepend=0.0)
+    backward = np.diff(ends_s(device_s[1, ::-1], host_s[1, ::-1]), prepend=0.0)[::-1]
+    added: Floats = np.maximum([forward, backward], 0.0)
+    return added
+
+
 def pass_times_s(device_s: Floats, host_s: Floats) -> tuple[float, float]:
     """The times of the forward and of the backward of operators, which runs in the reverse order.
 

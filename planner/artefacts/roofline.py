@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from planner.artefacts.clocks import clocks_s
+from planner.artefacts.clocks import added_s, clocks_s
 from planner.artefacts.graph import producers
 from planner.artefacts.profile import OperatorCost, Profile, Source
 from planner.artefacts.topology import DeviceType, Topology
@@ -26,14 +26,13 @@ NO_SPEED = "no speed of"
 @dataclass(frozen=True, slots=True)
 class OperatorTimes:
     """Times of all operators on one type of device for one microbatch, each with the losses of its
-    outputs, in s. The host starts kernels while the device runs those before. So operators in a row
-    take less together than one by one (`costs/pass_times.py`), but neither less than on the device
-    alone nor less than the host alone.
+    outputs, in s. The host starts kernels while the device runs those before, so what operators
+    take in a row is no sum of times of single ones (`artefacts/clocks.py`).
 
     Attributes:
         device_s: (2, N) of the device, forward and backward.
         host_s: (2, N) of the host.
-        forward_s: (N,) forward of an operator that runs alone: the longer of both.
+        forward_s: (N,) the time that the forward of operator v adds to that of the whole model.
         backward_s: (N,) the same for the backward.
     """
 
@@ -43,7 +42,7 @@ class OperatorTimes:
     backward_s: Floats = field(init=False)
 
     def __post_init__(self) -> None:
-        forward_s, backward_s = np.maximum(self.device_s, self.host_s)
+        forward_s, backward_s = added_s(self.device_s, self.host_s)
         object.__setattr__(self, "forward_s", forward_s)
         object.__setattr__(self, "backward_s", backward_s)
 

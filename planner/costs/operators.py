@@ -41,9 +41,10 @@ def operator_times(problem: Problem, device: int) -> OperatorTimes:
     return OperatorTimes(device_s, times.host_s)
 
 
-def counts_alone(problem: Problem) -> bool:
-    """Whether operators take longer one by one, as searches add up their times, than in the pass of
-    a stage: on some device the host bounds some of a direction, and the device others.
+def sums_are_bounds(problem: Problem) -> bool:
+    """Whether a stage may take longer than its operators add to the passes of the whole model,
+    which searches sum up: on some device the host bounds some of a direction, and the device
+    others.
     """
     for device in first_of_each_type(problem.topology).values():
         times = operator_times(problem, device)
