@@ -23,6 +23,7 @@ from planner.artefacts.strategy import Stage, Strategy, indices_of
 from planner.artefacts.topology import device_type
 from planner.resharding.over_replicas import with_axes
 from planner.schedules.actions import ActionKind, Code, Program
+from planner.support.memo import remembered
 
 _MULTIPLYING = frozenset({"Gemm", "MatMul", "Einsum"})
 """Operators that call such a library themselves; convolutions have workspaces of their own."""
@@ -50,8 +51,8 @@ def process_bytes(problem: Problem, strategy: Strategy, lists: Program) -> Mappi
 def num_groups(strategy: Strategy, graph: Graph, lists: Program) -> Counter[int]:
     """By device, the number of groups with communicators that it is in."""
     groups = Counter[int]()
-    for source, target in _pairs(lists.code):
-        groups.update((source, target))
+    for pair in _pairs(lists.code):
+        groups.update(pair)
     summed = {some for one in lists.sums for some in one.shards or (one.devices,)}
     for some in summed:
         if len(some) > 1:
@@ -67,7 +68,7 @@ def _pairs(code: Code) -> Iterable[tuple[int, int]]:
     sends = code.kind == ActionKind.SEND
     source, target = code.devices[code.owner()[sends]], code.peer[sends]
     size = int(code.devices.max(initial=0)) + 1
-    for pair in np.flatnonzero(np.bincount(source * size + target, minlength=1)).tolist():
+    for pair in np.unique(source.astype(np.int64) * size + target).tolist():
         yield divmod(pair, size)
 
 
@@ -77,7 +78,13 @@ def library_bytes(problem: Problem, stages: Iterable[Stage], device: int) -> int
     Args:
         stages: that the device runs.
     """
-    operators = problem.profile.graph.operators
-    types = {operators[v].type for one in stages for v in indices_of(one, problem.profile.graph)}
-    own = device_type(problem.topology, device).process.workspace_bytes
-    return own if types & _MULTIPLYING else 0
+    own, graph = (
+        device_type(problem.topology, device).process.workspace_bytes,
+        problem.profile.graph,
+    )
+    return own if own and any(_multiplies(one, graph) for one in stages) else 0
+
+
+@remembered
+def _multiplies(stage: Stage, graph: Graph) -> bool:
+    return any(graph.operators[v].type in _MULTIPLYING for v in indices_of(stage, graph))
