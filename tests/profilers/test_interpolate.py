@@ -16,6 +16,7 @@ from planner.artefacts.formats.any import read_any_profiles
 from planner.artefacts.graph import Graph, Operator, Parameter, Tensor, View
 from planner.artefacts.options import Objective
 from planner.artefacts.profile import BatchNorm, OperatorCost, Profile, Source, WholeStep
+from planner.clusters.yaml.read import shipped_device_type
 from planner.planning.portfolio import compare
 from planner.planning.sizes import MAX_BETWEEN, best_over_sizes
 from planner.profilers.interpolate import interpolated, span
@@ -407,7 +408,9 @@ def folder(tmp_path, monkeypatch):
 
 
 GIVEN = ("--topology", "p3", "--gpus", "2", "--global-batch", "64", "--reserve", "0 B")
-SCARCE = ("--device-memory", "1500 B")
+OWN = shipped_device_type(KIND).process
+SCARCE = ("--device-memory", f"{OWN.context_bytes + OWN.workspace_bytes + 1500} B")
+"""What one process takes, and 1500 bytes for tensors."""
 
 
 def solve(*arguments, code=0):
