@@ -10,15 +10,22 @@ collectives are work for the cores that compute, too (`stage_pass.sums_overlap_c
 runs beside them, so that all times add up.
 
 A segment that is run again is a forward of its own, between the backwards of two operators.
+
+An operator ends no earlier than the host has started its kernels (artefacts/clocks.py). Both clocks
+start with the pass, as those of a launch do, which waits for the device behind each pass. The time
+in which the host starts collectives is left out.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 
+import numpy as np
+
+from planner.artefacts.clocks import ends_s
 from planner.artefacts.segments import Segment
 from planner.costs.local_stage import LocalStage
 from planner.resharding.overlap import PassOrder, Rerun
+from planner.support.arrays import Floats
 
 _Span = tuple[float, float]
 
@@ -34,12 +41,14 @@ class SideDurations:
         asked: per row, of the collectives that an operator waits for on the spot.
         weights: per row, the part of `compute` in which an operator makes the gradients of its
             parameters.
+        host: per row, in which the host starts the kernels of an operator.
     """
 
     compute: Sequence[float]
     moved: Sequence[float]
     asked: Sequence[float]
     weights: Sequence[float]
+    host: Sequence[float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +77,7 @@ class PassTimes:
 
 
 class _Streams:
-    """The clocks of both streams.
+    """The clocks of both streams, and of the host.
 
     Args:
         beside: whether collectives run beside computations.
@@ -76,7 +85,7 @@ class _Streams:
     """
 
     def __init__(self, rows: int, *, beside: bool) -> None:
-        self.main = self.queue = 0.0
+        self.main = self.queue = self.host = 0.0
         self.moved, self.asked = dict[int, _Span](), dict[int, _Span]()
         self.again = dict[int, _Span](), dict[int, _Span]()  # moved and asked in segments
         self.ready, self.end, self.gradient = ([0.0] * rows for _ in range(3))
@@ -97,6 +106,11 @@ class _Streams:
         """Goes on when the collectives of a row have ended."""
         self.main = max(self.main, self.ready[row])
 
+    def compute(self, duration: float, host: float) -> None:
+        """Runs an operator that the host starts."""
+        self.host += host
+        self.main = max(self.main + duration, self.host)
+
     def ask(self, row: int, duration: float) -> None:
         """Runs collectives on the spot."""
         if duration:
@@ -111,25 +125,43 @@ class _Streams:
 
 
 def alone_times(
-    forward_s: Sequence[float], backward_s: Sequence[float], segments: Sequence[Segment] = ()
+    device_s: Floats, host_s: Floats, segments: Sequence[Segment] = ()
 ) -> tuple[PassTimes, PassTimes]:
     """The times of the forward and the backward of operators without collectives.
 
     Args:
+        device_s: (2, n) forward and backward of each on the device.
+        host_s: (2, n) in which the host starts their kernels.
         segments: that the backward runs again.
 
-    >>> [one.end for one in alone_times([1.0, 2.0], [3.0, 4.0])]
+    >>> device_s, host_s = np.array([[1.0, 2.0], [3.0, 4.0]]), np.zeros((2, 2))
+    >>> [one.end for one in alone_times(device_s, host_s)]
     [[1.0, 3.0], [7.0, 4.0]]
-    >>> alone_times([1.0, 2.0], [3.0, 4.0], [Segment(first=0, end=1, last=0)])[1].end
+    >>> alone_times(device_s, host_s, [Segment(first=0, end=1, last=0)])[1].end
     [8.0, 4.0]
+    >>> [one.end for one in alone_times(device_s, np.array([[0.0, 4.0], [3.0, 3.0]]))]
+    [[1.0, 4.0], [7.0, 4.0]]
     """
-    there, with_again = [*accumulate(forward_s)], [*backward_s]
-    for one in segments:
-        with_again[one.last] += sum(forward_s[one.first : one.end])
-    back = [*accumulate(reversed(with_again))][::-1]
-    return PassTimes({}, {}, there, there, sum(forward_s)), PassTimes(
-        {}, {}, back, back, sum(with_again)
+    last = {one.last: one for one in segments}
+    forward = [(0, v) for v in range(device_s.shape[1])]
+    backward = [
+        each
+        for v in reversed(range(device_s.shape[1]))
+        for each in (*(forward[last[v].first : last[v].end] if v in last else ()), (1, v))
+    ]
+    there, back = _ends(device_s, host_s, forward), _ends(device_s, host_s, backward)
+    own = [end for (side, _), end in zip(backward, back, strict=True) if side][::-1]
+    return (
+        PassTimes({}, {}, there, there, there[-1] if there else 0.0),
+        PassTimes({}, {}, own, own, back[-1] if back else 0.0),
     )
+
+
+def _ends(device_s: Floats, host_s: Floats, run: Sequence[tuple[int, int]]) -> list[float]:
+    """When each of some passes of operators ends, by side and operator, that run in this order."""
+    sides, operators = np.array(run, dtype=int).reshape(-1, 2).T
+    ends: list[float] = ends_s(device_s[sides, operators], host_s[sides, operators]).tolist()
+    return ends
 
 
 def forward_times(
@@ -195,7 +227,7 @@ class _Ahead:
         asks_behind = row in self._local.losses
         if not asks_behind:
             self._streams.ask(row, self._durations.asked[row])
-        self._streams.main += self._durations.compute[row]
+        self._streams.compute(self._durations.compute[row], self._durations.host[row])
         if asks_behind:
             self._streams.ask(row, self._durations.asked[row])
 
@@ -267,7 +299,7 @@ def _operator(
     if row in local.regathered:
         streams.wait(row)
     streams.ask(row, durations.asked[row])
-    streams.main += durations.compute[row] - durations.weights[row] * is_late
+    streams.compute(durations.compute[row] - durations.weights[row] * is_late, durations.host[row])
     streams.end[row] = streams.gradient[row] = streams.main
 
 

@@ -163,6 +163,7 @@ def _stage_columns(plan: Plan) -> tuple[Column[int], ...]:
     """
     stages, times = plan.strategy.stages, plan.prediction.stages
     peaks = {device.device: device.memory.total_bytes for device in plan.prediction.devices}
+    process = {device.device: device.memory.process_bytes for device in plan.prediction.devices}
     several = plan.strategy.schedule.is_asynchronous
     return (
         Column("", lambda s: s, "stage"),
@@ -179,6 +180,8 @@ def _stage_columns(plan: Plan) -> tuple[Column[int], ...]:
         Column("", lambda s: _again_text(stages[s]), "recompute", left=True,
                gives_way=2),
         Column("", lambda s: max(peaks[d] for d in stages[s].devices), "peak memory", format_bytes),
+        Column("process_bytes", lambda s: max(process[d] for d in stages[s].devices) or None,
+               "of the process", format_bytes, sparse=True, gives_way=3),
         *([Column("modules", lambda s: list(plan.modules[s]))] if plan.modules else []),
         Column("", lambda s: _span(plan, s), "from .. to", left=True, gives_way=1),
     )  # fmt: skip

@@ -55,7 +55,7 @@ def expected(model, stage, recompute):
         none = [0.0] * len(local.graph_index)
         moved = [float(any(map(sends, steps.get(row, [])))) for row in range(len(none))]
         order = pass_order(stage, model.graph)
-        durations = SideDurations(none, moved, none, none)
+        durations = SideDurations(none, moved, none, none, none)
         ahead = {"ahead": forward} if side else {}
         forward = forward or durations
         found = times(local, order, durations, beside=True, **ahead)
