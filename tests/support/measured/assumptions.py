@@ -1,9 +1,16 @@
 """What the rows do not say, or the planner cannot express: one list for all rows.
 
-- GPT has learned positions, also where a row had others. Products have no biases, and nothing is
-  dropped out. GPT and BERT have one table for tokens and logits, Llama has two. BERT has logits of
-  15 % of its tokens, and its loss of the next sentence is left out.
-- Float32 parameters; the computation in the row's type, by autocast.
+- GPT has learned positions, also where a row had others. Products have no biases. GPT and BERT
+  have one table for tokens and logits, Llama has two. BERT has logits of 15 % of its tokens, and
+  its loss of the next sentence is left out.
+- Attention is one kernel that makes no scores, but in the runs of `UNFUSED`, which are older than
+  such kernels in their systems: there two products and a softmax read and write the scores of all
+  pairs of tokens, with scale and mask inside of other kernels.
+- Elements are dropped out, of hidden states and of attention, in the runs of `DROPPED`.
+- GPT and Llama have parameters, activations and gradients in the row's type, and float32 copies of
+  the parameters in the optimizer, as Megatron-LM, DeepSpeed and FSDP's mixed precision have them;
+  gradients are added up in float32 in the runs of `FLOAT32_GRADIENTS`. BERT and ResNet-50 have
+  float32 parameters and autocast.
 - Adam, also for LAMB; momentum for ResNet-50.
 - Operators are split along the sequence, too, between the products of a tensor degree, in the runs
   of `SEQUENCE_PARALLEL`.
@@ -24,11 +31,25 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.artefacts.options import Optimizer, Recompute
-from tests.support.measured.networks import Kind
+from tests.support.measured.networks import Kind, Network
 from tests.support.measured.rows import Row
+
+UNFUSED = frozenset({
+    "vtrain-single", "vtrain-multi", "megatron-lm", "bloom", "bigscience-1.3B", "bigscience-V100",
+    "mt-nlg", "korthikanti", "nemo-launcher", "gpt-neox",
+})  # fmt: skip
+"""Sources that ran Megatron-LM, or a system made from it, of before 2023: flash attention is an
+option there since January 2023, and part of its kernels for training (Transformer Engine's) since
+later that year. NeMo's row with selective recomputation of attention had none, either.
+"""
+DROPPED = UNFUSED - {"gpt-neox"}
+"""Megatron-LM's default; GPT-NeoX's configuration has none (arXiv 2204.06745)."""
+
+FLOAT32_GRADIENTS = frozenset({"mt-nlg", "nemo-launcher", "megatron-core-h100", "simumax-b200"})
+"""Megatron-LM trains in bfloat16 so (megatron/arguments.py)."""
 
 OPTIMIZERS: Mapping[Kind, Optimizer] = {Kind.RESNET50: Optimizer.MOMENTUM}
 """All others are trained by Adam."""
@@ -93,6 +114,19 @@ CARDS: Mapping[str, Card] = {
     "torchtitan": Card(96 * 10**9, 2.4e12),
     "sailor-gh200": Card(96 * 10**9),
 }
+
+
+def network(row: Row) -> Network:
+    """The network of a row, as its system ran it."""
+    assert row.network is not None
+    if row.network.kind not in (Kind.GPT, Kind.LLAMA):
+        return row.network
+    return replace(
+        row.network,
+        dtype=row.dtype,
+        fused=row.source not in UNFUSED,
+        dropped=row.source in DROPPED,
+    )
 
 
 def level(row: Row) -> int:
