@@ -6,11 +6,12 @@
 - Attention is one kernel that makes no scores, but in the runs of `UNFUSED`, which are older than
   such kernels in their systems: there two products and a softmax read and write the scores of all
   pairs of tokens, with scale and mask inside of other kernels.
-- Elements are dropped out, of hidden states and of attention, in the runs of `DROPPED`.
+- Elements of hidden states and of attention are dropped out in the runs of `DROPPED`. A LeakyRelu,
+  which moves about as many bytes, stands for each Dropout, because that cannot be split.
 - GPT and Llama have parameters, activations and gradients in the row's type, and float32 copies of
   the parameters in the optimizer, as Megatron-LM, DeepSpeed and FSDP's mixed precision have them;
-  gradients are added up in float32 in the runs of `FLOAT32_GRADIENTS`. BERT and ResNet-50 have
-  float32 parameters and autocast.
+  gradients are added up in float32 in the runs of `FLOAT32_GRADIENTS`. BERT, ResNet-50 and the runs
+  of `AUTOCAST` have float32 parameters and autocast.
 - Adam, also for LAMB; momentum for ResNet-50.
 - Operators are split along the sequence, too, between the products of a tensor degree, in the runs
   of `SEQUENCE_PARALLEL`.
@@ -50,6 +51,11 @@ DROPPED = UNFUSED - {"gpt-neox"}
 
 FLOAT32_GRADIENTS = frozenset({"mt-nlg", "nemo-launcher", "megatron-core-h100", "simumax-b200"})
 """Megatron-LM trains in bfloat16 so (megatron/arguments.py)."""
+
+AUTOCAST = frozenset({"llm-foundry"})
+"""Its table says so: precision amp_bf16, and Composer's mixed precision DEFAULT, which gathers
+float32 parameters (llm-foundry's scripts/train/benchmarking/README.md).
+"""
 
 OPTIMIZERS: Mapping[Kind, Optimizer] = {Kind.RESNET50: Optimizer.MOMENTUM}
 """All others are trained by Adam."""
@@ -119,7 +125,7 @@ CARDS: Mapping[str, Card] = {
 def network(row: Row) -> Network:
     """The network of a row, as its system ran it."""
     assert row.network is not None
-    if row.network.kind not in (Kind.GPT, Kind.LLAMA):
+    if row.network.kind not in (Kind.GPT, Kind.LLAMA) or row.source in AUTOCAST:
         return row.network
     return replace(
         row.network,

@@ -16,9 +16,6 @@ from tests.support.thesis_models import widened_resnet
 PREDICTED_SHARE = 0.15
 """Tokens of a sequence that BERT predicts, by its paper: only for these are there logits."""
 
-DROPOUT = 0.1
-"""Megatron-LM's default, of hidden states and of attention."""
-
 
 class Kind(StrEnum):
     """The families of networks."""
@@ -49,7 +46,7 @@ class Network:
         frozen: whether its batch normalizations keep their statistics, as in inference.
         dtype: of its weights and activations.
         fused: whether attention is one kernel; otherwise a GPT makes, keeps and reads its scores.
-        dropped: whether a GPT drops out elements behind each branch, and of unfused attention.
+        dropped: whether a GPT pays for dropout behind each branch, and in unfused attention.
     """
 
     kind: Kind
@@ -181,7 +178,7 @@ def _attention(flow: Flow, hidden: str, network: Network, is_causal: int = 1) ->
 
 def _unfused_attention(flow: Flow, hidden: str, network: Network) -> str:
     """Products and a softmax, as Megatron-LM runs them without flash attention: scale and mask are
-    part of other kernels, and shares are dropped out (megatron/model/transformer.py, v2.5).
+    part of other kernels (megatron/model/transformer.py, v2.5).
     """
     width, heads = network.width, network.heads
     apart = flow.constant("apart", np.array([0, 0, heads, width // heads]))
@@ -198,11 +195,13 @@ def _unfused_attention(flow: Flow, hidden: str, network: Network) -> str:
 
 
 def _dropped(flow: Flow, hidden: str, network: Network) -> str:
-    """The tensor, in training with some elements dropped out if the network does that."""
-    if not network.dropped:
-        return hidden
-    ratio = flow.constant("ratio", np.float32(DROPOUT))
-    return flow.add("Dropout", hidden, ratio, flow.constant("trains", np.bool_(True)))
+    """The tensor, after an operator that costs what dropping out elements does.
+
+    A Dropout cannot be split over devices. With n elements of two bytes it moves 5 n bytes each
+    way, with its mask; a LeakyRelu 4 n and 6 n, and it is there where a Dropout is, so layers that
+    run again move 14 n bytes in place of 15 n.
+    """
+    return flow.add("LeakyRelu", hidden) if network.dropped else hidden
 
 
 def _feed_forward(flow: Flow, hidden: str, network: Network) -> str:

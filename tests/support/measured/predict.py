@@ -17,6 +17,7 @@ from tests.support.measured import assumptions
 from tests.support.measured.bounds import least_s
 from tests.support.measured.clusters import cluster
 from tests.support.measured.profiles import FOLDER, profile
+from tests.support.measured.recomputed import running_again
 from tests.support.measured.rows import Row
 
 
@@ -151,11 +152,14 @@ def _plan(row: Row, folder: Path) -> tuple[Plan, list[int]]:
 
 
 def _as_it_ran(row: Row, problem: Problem, strategy: Strategy) -> Strategy:
-    """A strategy with what no option says: usual depths of 1F1B, HSDP, and parts of tensors that
-    cross stages.
+    """A strategy with what no option says: usual depths of 1F1B, the segments that run again,
+    HSDP, and parts of tensors that cross stages.
     """
-    strategy = with_usual_warmup(strategy)
+    usual = with_usual_warmup(strategy)
+    stages = [running_again(one, row.recompute) for one in usual.stages]
     if row.sharing == "HSDP":
-        stages = tuple(replace(one, over=row.per_host, prefetch=None) for one in strategy.stages)
-        strategy = with_overlap(problem, replace(strategy, stages=stages))
+        stages = [replace(one, over=row.per_host) for one in stages]
+    if tuple(stages) != usual.stages:
+        stages = [replace(one, prefetch=None) for one in stages]
+    strategy = with_overlap(problem, replace(usual, stages=tuple(stages)))
     return with_local_all_gathers(problem, strategy)
