@@ -12,6 +12,8 @@ along another dimension than the first, and norms run on parts (Korthikanti et a
     t   devices of a mesh, inside a host       d   replicas, or an axis of the mesh along the first
     p   stages of about the same time              dimension where there are too few microbatches
 
+Stages may be given the same number of layers, too, as Megatron-LM's are (`--even-layers`).
+
 All t d p that make up the number of devices are tried (Narayanan et al. 2021, section 3), as far as
 the limit of work allows, the most promising first (`promise.py`); each in
 two ways: with the weights cut for which that is fastest, and with those for which it would be if an
@@ -38,7 +40,7 @@ from planner.resharding.checks import all_violations
 from planner.solvers.sharded.along import Policy, cut_by
 from planner.solvers.sharded.best import best_of
 from planner.solvers.sharded.complete import may_leave, shardings
-from planner.solvers.sharded.cuts import balanced_cuts
+from planner.solvers.sharded.cuts import balanced_cuts, even_cuts
 from planner.solvers.sharded.degrees import grid
 from planner.solvers.sharded.layout import (
     NO_RULES,
@@ -58,6 +60,7 @@ from planner.solvers.sharded.promise import promises
 from planner.solvers.sharded.rules import named, share_work, weight_parts
 from planner.solvers.sharded.zero import data_policy
 from planner.support.arrays import Floats
+from planner.support.errors import OptionError
 from planner.support.memo import remembered
 
 # Work per second of an ordinary core: operators whose rules are searched for along the axes of a
@@ -89,11 +92,23 @@ def solve(problem: Problem, time_limit_s: float) -> Result:
     points = grid(problem, switches_of(problem.search, Megatron))
     if not has_rules(problem.profile):
         return Result(Status.UNKNOWN, None, space=space, reason=NO_RULES)
+    _check_layers(problem, points)
     layouts = _layouts(problem, points)
     first = next(layouts, None)
     if first is None:
         return Result(Status.INFEASIBLE, None, space=space, reason=NOTHING_TO_SPLIT)
     return best_of(problem, chain([first], layouts), space, time_limit_s)
+
+
+def _check_layers(problem: Problem, points: Sequence[tuple[int, int, int]]) -> None:
+    """Refuses even layers where a point has more stages than the network has layers."""
+    stages = max(p for _, _, p in points)
+    modules = problem.profile.modules
+    if switches_of(problem.search, Megatron).even_layers and even_cuts(modules, stages) is None:
+        raise OptionError(
+            f"--even-layers: expected a layer, that is a numbered module such as h.0, for each of"
+            f" {stages} stages; give --pipeline-degree, or export the model from PyTorch"
+        )
 
 
 def _layouts(problem: Problem, points: Sequence[tuple[int, int, int]]) -> Iterator[Layout]:
@@ -182,9 +197,13 @@ class _Cut:
 
     def layout(self, recompute: Sequence[bool]) -> Layout:
         """The layout for stages of which some recompute."""
-        stages = balanced_cuts(
-            self.forward_s, self.backward_s, self._crossing_s(), recompute, self.rounds
-        )
+        stages = None
+        if switches_of(self.problem.search, Megatron).even_layers:
+            stages = even_cuts(self.problem.profile.modules, len(recompute))
+        if stages is None:
+            stages = balanced_cuts(
+                self.forward_s, self.backward_s, self._crossing_s(), recompute, self.rounds
+            )
         made: Sequence[Sharding | None] = [None] * len(stages)
         if self.mesh:
             made = shardings(self.problem.profile.graph, stages, self.mesh, self.lines)

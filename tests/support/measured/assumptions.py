@@ -16,12 +16,17 @@
 - Operators are split along the sequence, too, between the products of a tensor degree, in the runs
   of `SEQUENCE_PARALLEL`.
 - vTrain's and Megatron-LM's runs recompute every layer (`rows`), as their paper has it.
-- Recomputation is none or full: selective recomputation of attention is none, as fused attention
-  stashes no scores; selective recomputation by blocks or per operator is full.
+- Full recomputation is of every layer, and so is that of selected blocks, for which share of them
+  was not published. Selective recomputation is of the scores of attention; per operator (torchtitan)
+  of all but attention and the product of the gate (`recomputed`).
 - ZeRO-1 and the distributed optimizer keep optimizer state in parts over all copies, FSDP
   parameters and gradients, too, HSDP those over the copies of a host.
-- The schedule is 1F1B with its usual depths, on stages of about the same time. Each device of a
-  tensor degree sends a part of what crosses stages, where that is faster.
+- The schedule is 1F1B with its usual depths. Stages have the same number of layers, as Megatron-LM
+  and DeepSpeed deal them, the embedding and the logits at the ends; these count as a layer each
+  where layers alone cannot be dealt evenly. Each device of a tensor degree sends a part of what
+  crosses stages, where that is faster.
+- All-reduces of a tensor degree run beside products, but not in the runs of `IN_LINE`, whose
+  Megatron-LM is of before 2022.
 - Hosts: NVLink and its all-reduces as in the shipped topologies (`HOSTS`). Between hosts each
   device has the bandwidth of the row, or of `RATES` (Jean Zay's A100 50 Gbps, Selene 200 Gbps,
   H100 and GH200 as the file says), and 5 us; an all-reduce over whole hosts uses `WHOLE_HOSTS` of
@@ -52,6 +57,10 @@ DROPPED = UNFUSED - {"gpt-neox"}
 FLOAT32_GRADIENTS = frozenset({"mt-nlg", "nemo-launcher", "megatron-core-h100", "simumax-b200"})
 """Megatron-LM trains in bfloat16 so (megatron/arguments.py)."""
 
+IN_LINE = frozenset({"megatron-lm", "bloom", "bigscience-1.3B", "bigscience-V100", "mt-nlg",
+                     "gpt-neox"})  # fmt: skip
+"""Asynchronous all-reduces of the gradients of inputs came into Megatron-LM in January 2022."""
+
 AUTOCAST = frozenset({"llm-foundry"})
 """Its table says so: precision amp_bf16, and Composer's mixed precision DEFAULT, which gathers
 float32 parameters (llm-foundry's scripts/train/benchmarking/README.md).
@@ -67,7 +76,7 @@ RECOMPUTE: Mapping[str, Recompute] = {
     "none": Recompute.NONE,
     "full": Recompute.FULL,
     "selective": Recompute.NONE,
-    "selective per operator": Recompute.FULL,
+    "selective per operator": Recompute.NONE,
     "selective blocks": Recompute.FULL,
 }
 

@@ -77,8 +77,15 @@ class Network:
 
 
 def model(network: Network) -> ModelProto:
-    """The network in training form; its batch is symbolic, its logits are its output."""
-    return _BUILDERS[network.kind](network)
+    """The network in training form; its batch is symbolic, its logits are its output. Operators
+    say which layer they are in, as torch's exporter writes it.
+    """
+    proto = _BUILDERS[network.kind](network)
+    for node in proto.graph.node:
+        if scope := node.name.rpartition(".")[0]:
+            path = [scope.rpartition(".")[0], scope, node.op_type]
+            node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=str(["", *path]))
+    return proto
 
 
 def _llama(network: Network) -> ModelProto:

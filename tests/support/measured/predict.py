@@ -113,6 +113,7 @@ def _plan(row: Row, folder: Path) -> tuple[Plan, list[int]]:
         data_degree=data,
         pipeline_degree=pipeline,
         sequence_parallel=row.source in assumptions.SEQUENCE_PARALLEL,
+        even_layers=True,
         over_replicas=assumptions.level(row),
     )
     training = planner.api.Training(
@@ -120,6 +121,7 @@ def _plan(row: Row, folder: Path) -> tuple[Plan, list[int]]:
         microbatch_size=row.microbatch,
         optimizer=assumptions.optimizer(row),
         recompute=assumptions.RECOMPUTE[row.recompute],
+        overlap=row.source not in assumptions.IN_LINE,
         device_memory=UNLIMITED,
     )
     for limit_s in LIMITS_S:

@@ -1,10 +1,8 @@
-"""Which operators a run computed again in its backward, as segments of a stage
-(`Stage.recomputed`).
+"""Which operators a run computed again in its backward, where no option says it, as segments of a
+stage (`Stage.recomputed`).
 
-    full                     every layer
     selective                what makes and reads the scores of attention (Korthikanti et al. 2022,
                              arXiv:2205.05198, section 5); nothing where no scores are made
-    selective blocks         every layer, for which share was not published; it is fms-fsdp's default
     selective per operator   all but attention and the product of the gate: what is kept then is
                              what torchtitan keeps, every second product and attention, within a
                              twentieth of the bytes, but three more products run again
@@ -20,15 +18,15 @@ from planner.artefacts.strategy import Stage
 
 Names = tuple[str, ...]
 
+
 def running_again(stage: Stage, words: str) -> Stage:
-    """The stage with the segments that a row names.
+    """The stage with the segments that a row names; the same stage where an option says it all.
 
     Args:
         words: `Row.recompute`.
-
-    Raises:
-        KeyError: if the words are not known.
     """
+    if words not in _SEGMENTS:
+        return stage
     segments = tuple(_SEGMENTS[words](_layers(stage.operators)))
     return replace(stage, recompute=bool(segments), recomputed=segments)
 
@@ -60,9 +58,6 @@ def _between(layers: Sequence[Names]) -> Iterator[Names]:
 
 
 _SEGMENTS: Mapping[str, Callable[[Sequence[Names]], Iterator[Names]]] = {
-    "none": lambda layers: iter(()),
-    "full": iter,
     "selective": _scores,
     "selective per operator": _between,
-    "selective blocks": iter,
 }
