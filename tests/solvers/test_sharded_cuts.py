@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from planner.artefacts.options import Optimizer, Recompute
 from planner.artefacts.strategy import indices_of
 from planner.solvers.registry import SOLVERS
-from planner.solvers.sharded.cuts import balanced_cuts
+from planner.solvers.sharded.cuts import balanced_cuts, even_cuts
 from planner.solvers.sharded.options import Megatron
 from tests.support.split_profiles import problem, profiled
 
@@ -121,3 +121,32 @@ def test_only_stages_that_are_short_of_memory_recompute(block):
     assert {(True, False), (False, False)} <= seen
     none = planned(block, 2, switches=(degrees,), recompute=Recompute.NONE)
     assert not any(stage.recompute for stage in none.stages)
+
+
+MODULES = ["embed", *(f"h.{layer}.{part}" for layer in range(12) for part in ("a", "b")), "head"]
+
+
+@pytest.mark.parametrize(
+    ("layers", "stages", "expected"),
+    [
+        (12, 4, [3, 3, 3, 3]),  # dealt evenly, with the embedding and the head at the ends
+        (10, 4, [2, 3, 3, 2]),  # not without the ends: 12 in all
+        (9, 4, [2, 2, 2, 3]),  # not at all
+        (4, 4, [1, 1, 1, 1]),
+        (5, 5, [1, 1, 1, 1, 1]),
+        (6, 4, [1, 2, 2, 1]),
+        (5, 4, [1, 1, 1, 2]),
+    ],
+)
+def test_stages_have_as_many_layers_as_each_other(layers, stages, expected):
+    modules = ["embed", *MODULES[1 : 1 + 2 * layers], "head"]
+    cuts = even_cuts(modules, stages)
+    assert [v for some in cuts for v in some] == [*range(len(modules))]
+    dealt = [{modules[v].rpartition(".")[0] for v in some} - {""} for some in cuts]
+    assert [len(some) for some in dealt] == expected
+    assert sum(expected) == layers == len(set.union(*dealt))
+
+
+def test_there_are_no_even_stages_without_a_layer_for_each():
+    assert even_cuts(MODULES, 13) is None
+    assert even_cuts(["", ""], 1) is None

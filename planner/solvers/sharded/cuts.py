@@ -82,8 +82,8 @@ def balanced_cuts(
 def even_cuts(modules: Sequence[str], num_stages: int) -> tuple[tuple[int, ...], ...] | None:
     """The operators of each stage, where all have the same number of layers, which are numbered
     modules. What comes before the first layer is in the first stage, and what comes after the last
-    one in the last. Where layers cannot be dealt evenly, each of these counts as one more; where
-    that does not help, stages differ by a layer.
+    one in the last. Each of these counts as a layer where layers can be dealt evenly with them
+    only. Where they cannot be at all, stages differ by a layer.
 
     Args:
         modules: (N,) path of the module that each operator came from.
@@ -103,10 +103,8 @@ def even_cuts(modules: Sequence[str], num_stages: int) -> tuple[tuple[int, ...],
     count = len(firsts)
     if count < num_stages:
         return None
-    ends = int(count % num_stages > 0)
+    ends = int(count % num_stages > 0 and (count + 2) % num_stages == 0)
     inner = [s * (count + 2 * ends) // num_stages - ends for s in range(1, num_stages)]
-    if any(a >= b for a, b in pairwise([0, *inner, count])):  # a stage of the embedding alone
-        inner = [s * count // num_stages for s in range(1, num_stages)]
     cuts = [0, *(firsts[layer] for layer in inner), len(modules)]
     return tuple(tuple(range(a, b)) for a, b in pairwise(cuts))
 
