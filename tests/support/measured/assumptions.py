@@ -17,8 +17,8 @@
   of `SEQUENCE_PARALLEL`.
 - vTrain's and Megatron-LM's runs recompute every layer (`rows`), as their paper has it.
 - Full recomputation is of every layer, and so is that of selected blocks, for which share of them
-  was not published. Selective recomputation is of the scores of attention; per operator (torchtitan)
-  of all but attention and the product of the gate (`recomputed`).
+  was not published. Selective recomputation is of the scores of attention; per operator, as in
+  torchtitan, of all but attention and the product of the gate (`recomputed`).
 - ZeRO-1 and the distributed optimizer keep optimizer state in parts over all copies, FSDP
   parameters and gradients, too, HSDP those over the copies of a host.
 - The schedule is 1F1B with its usual depths. Stages have the same number of layers, as Megatron-LM

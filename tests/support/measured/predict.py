@@ -84,7 +84,7 @@ def predict(row: Row, folder: Path = FOLDER) -> Predicted | LeftOut:
     if row.network is None:
         return LeftOut(row, "adapters of a rank that is not published", least)
     try:
-        plan, capacities = _plan(row, folder)
+        plan, capacities = planned(row, folder)
     except PlannerError as error:
         return LeftOut(row, str(error), least)
     memories = [one.memory for one in plan.prediction.devices]
@@ -100,7 +100,7 @@ def predict(row: Row, folder: Path = FOLDER) -> Predicted | LeftOut:
     )
 
 
-def _plan(row: Row, folder: Path) -> tuple[Plan, list[int]]:
+def planned(row: Row, folder: Path = FOLDER) -> tuple[Plan, list[int]]:
     """The row's plan, and the memory of each device in bytes.
 
     Raises:
