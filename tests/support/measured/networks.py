@@ -82,9 +82,9 @@ def model(network: Network) -> ModelProto:
     """
     proto = _BUILDERS[network.kind](network)
     for node in proto.graph.node:
-        if scope := node.name.rpartition(".")[0]:
-            path = [scope.rpartition(".")[0], scope, node.op_type]
-            node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=str(["", *path]))
+        scope = node.name.rpartition(".")[0]
+        path = ["", *filter(None, (scope.rpartition(".")[0], scope)), node.op_type]
+        node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=str(path))
     return proto
 
 
