@@ -32,7 +32,7 @@
   H100 and GH200 as the file says), and 5 us; an all-reduce over whole hosts uses `WHOLE_HOSTS` of
   all cards.
 - Steps are compiled where the rows say so, and else eager.
-- Cards of `CARDS` have the memory of that type, and its bandwidth.
+- Cards of `CARDS` have memory, bandwidth and power of their own.
 """
 
 import re
@@ -119,16 +119,21 @@ class Card:
     Attributes:
         memory_bytes: of a device.
         bandwidth_bytes_per_s: of its memory; None as in the table.
+        speed: its FLOP/s, over the table's, with less power than that type has.
     """
 
     memory_bytes: int
     bandwidth_bytes_per_s: float | None = None
+    speed: float = 1.0
 
 
 CARDS: Mapping[str, Card] = {
-    "torchtitan": Card(96 * 10**9, 2.4e12),
+    "torchtitan": Card(96 * 10**9, 2.4e12, speed=0.8),
     "sailor-gh200": Card(96 * 10**9),
 }
+"""Torchtitan's cards have 500 of 700 W; the public mean of products there is 0.56 of the peak, and
+0.70 with all power (`profilers/efficiencies.py`).
+"""
 
 
 def network(row: Row) -> Network:

@@ -79,6 +79,7 @@ def _with_card(topology: Topology, card: Card) -> Topology:
         name=f"{kind.name} of {card.memory_bytes / 1e9:.0f} GB",
         memory_bytes=card.memory_bytes,
         memory_bandwidth_bytes_per_s=bandwidth,
+        flops={dtype: card.speed * peak for dtype, peak in kind.flops.items()},
     )
     devices = tuple(replace(one, type=own.name) for one in topology.devices)
     return replace(topology, devices=devices, device_types=(own,))

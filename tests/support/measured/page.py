@@ -182,10 +182,10 @@ def _pairs(some: Mapping[str, str]) -> str:
 
 
 def _card(one: assumptions.Card) -> str:
-    memory = f"{one.memory_bytes / 1e9:g} GB"
-    if one.bandwidth_bytes_per_s is None:
-        return memory
-    return f"{memory} at {one.bandwidth_bytes_per_s / 1e12:g} TB/s"
+    words = f"{one.memory_bytes / 1e9:g} GB"
+    if one.bandwidth_bytes_per_s is not None:
+        words += f" at {one.bandwidth_bytes_per_s / 1e12:g} TB/s"
+    return words if one.speed == 1 else f"{words}, {one.speed:g} of the FLOP/s"
 
 
 # ----------------------------------------------------------------------------- picture
