@@ -1,5 +1,6 @@
 """Where stages are cut, beside all cuts that there are."""
 
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -12,6 +13,7 @@ from planner.artefacts.strategy import indices_of
 from planner.solvers.registry import SOLVERS
 from planner.solvers.sharded.cuts import balanced_cuts, even_cuts
 from planner.solvers.sharded.options import Megatron
+from planner.support.errors import OptionError
 from tests.support.split_profiles import problem, profiled
 
 TIMES = st.integers(0, 20).map(float)
@@ -150,3 +152,23 @@ def test_stages_have_as_many_layers_as_each_other(layers, stages, expected):
 def test_there_are_no_even_stages_without_a_layer_for_each():
     assert even_cuts(MODULES, 13) is None
     assert even_cuts(["", ""], 1) is None
+
+
+def test_even_layers_are_refused_where_no_module_is_numbered(block):
+    degrees = Megatron(data_degree=1, pipeline_degree=2, even_layers=True)
+    with pytest.raises(OptionError, match=r"--even-layers: expected a layer.* for each of 2"):
+        planned(block, 2, switches=(degrees,))
+
+
+def test_degrees_with_more_stages_than_layers_are_left_out(block):
+    names = [operator.name for operator in block.graph.operators]
+    modules = tuple("h.0" if i < len(names) // 3 else "h.1" for i in range(len(names)))
+    layered = replace(block, modules=modules)
+    pipelines = Megatron(tensor_degree=1, data_degree=1, even_layers=True)
+    first, second = planned(layered, 2, switches=(pipelines,)).stages
+    assert [len(first.operators), len(second.operators)] == [
+        modules.count("h.0"), modules.count("h.1"),
+    ]  # fmt: skip
+    single = replace(block, modules=("h.0",) * len(names))
+    whole = planned(single, 2, switches=(Megatron(even_layers=True),))
+    assert len(whole.stages) == 1

@@ -89,10 +89,9 @@ def solve(problem: Problem, time_limit_s: float) -> Result:
         OptionError: if the degrees that are given do not fit the devices.
     """
     space = "Megatron-LM's grid of tensor, data and pipeline degrees"
-    points = grid(problem, switches_of(problem.search, Megatron))
+    points = _points(problem)
     if not has_rules(problem.profile):
         return Result(Status.UNKNOWN, None, space=space, reason=NO_RULES)
-    _check_layers(problem, points)
     layouts = _layouts(problem, points)
     first = next(layouts, None)
     if first is None:
@@ -100,15 +99,25 @@ def solve(problem: Problem, time_limit_s: float) -> Result:
     return best_of(problem, chain([first], layouts), space, time_limit_s)
 
 
-def _check_layers(problem: Problem, points: Sequence[tuple[int, int, int]]) -> None:
-    """Refuses even layers where a point has more stages than the network has layers."""
-    stages = max(p for _, _, p in points)
+def _points(problem: Problem) -> Sequence[tuple[int, int, int]]:
+    """The points of the grid; with even layers, those that have no more stages than layers.
+
+    Raises:
+        OptionError: if there is none.
+    """
+    given = switches_of(problem.search, Megatron)
+    points = grid(problem, given)
+    if not given.even_layers:
+        return points
     modules = problem.profile.modules
-    if switches_of(problem.search, Megatron).even_layers and even_cuts(modules, stages) is None:
+    able = [point for point in points if even_cuts(modules, point[2]) is not None]
+    if not able:
         raise OptionError(
             f"--even-layers: expected a layer, that is a numbered module such as h.0, for each of"
-            f" {stages} stages; give --pipeline-degree, or export the model from PyTorch"
+            f" {min(p for _, _, p in points)} stages; export the model from PyTorch, or give a"
+            " smaller --pipeline-degree"
         )
+    return able
 
 
 def _layouts(problem: Problem, points: Sequence[tuple[int, int, int]]) -> Iterator[Layout]:
@@ -197,10 +206,10 @@ class _Cut:
 
     def layout(self, recompute: Sequence[bool]) -> Layout:
         """The layout for stages of which some recompute."""
-        stages = None
         if switches_of(self.problem.search, Megatron).even_layers:
             stages = even_cuts(self.problem.profile.modules, len(recompute))
-        if stages is None:
+            assert stages is not None, "there are as many layers as stages"
+        else:
             stages = balanced_cuts(
                 self.forward_s, self.backward_s, self._crossing_s(), recompute, self.rounds
             )
