@@ -1,7 +1,5 @@
 """Operators that draw random numbers; `randomness.py` says which."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -41,25 +39,9 @@ def dropout(
         mask = torch.ones_like(data, dtype=kind) if keeping else None
         return (data, mask) if num_outputs > 1 else data
     kept = randomness.dropout_mask(node, data.shape, ratio, data.device, seed)
-    y = _Masked.apply(data, kept, 0.0 if ratio == 1 else 1 / (1 - ratio))
+    # Autograd keeps the mask alone, a byte per element: a product with a number keeps nothing.
+    y = data * (0.0 if ratio == 1 else 1 / (1 - ratio)) * kept
     return (y, kept.to(kind)) if num_outputs > 1 else y
-
-
-class _Masked(torch.autograd.Function):
-    """data x mask x scale, in one kernel each way. Autograd keeps the mask alone, a byte per
-    element.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, data: Tensor, kept: Tensor, scale: float) -> Tensor:
-        ctx.save_for_backward(kept)
-        ctx.scale = scale
-        return torch.ops.aten.native_dropout_backward(data, kept, scale)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
-        (kept,) = ctx.saved_tensors
-        return torch.ops.aten.native_dropout_backward(gradient, kept, ctx.scale), None, None
 
 
 def random_normal(

@@ -64,7 +64,7 @@ KINDS: Mapping[Work, frozenset[str]] = {
 _WORK = {name: work for work, names in KINDS.items() for name in names}
 _READ_BY_INDEX = frozenset({"embedding", "gather", "index", "index_select"})
 """These read only as much of their first input as they return."""
-_OVERWRITING = frozenset({"bernoulli_", "copy_", "fill_", "normal_", "uniform_", "zero_"})
+_OVERWRITING = frozenset({"copy_", "fill_", "zero_"})
 """These do not read the tensor that they write to."""
 _ALLOCATING = frozenset({
     "empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided",

@@ -55,7 +55,7 @@ DROPPED = UNFUSED - {"gpt-neox"}
 """Megatron-LM's default; GPT-NeoX's configuration has none (arXiv 2204.06745)."""
 
 FLOAT32_GRADIENTS = frozenset({"mt-nlg", "nemo-launcher", "megatron-core-h100", "simumax-b200"})
-"""Megatron-LM trains in bfloat16 so (megatron/arguments.py)."""
+"""Megatron-LM trains in bfloat16 so, and its arguments say it."""
 
 IN_LINE = frozenset({"megatron-lm", "bloom", "bigscience-1.3B", "bigscience-V100", "mt-nlg",
                      "gpt-neox"})  # fmt: skip
@@ -63,7 +63,7 @@ IN_LINE = frozenset({"megatron-lm", "bloom", "bigscience-1.3B", "bigscience-V100
 
 AUTOCAST = frozenset({"llm-foundry"})
 """Its table says so: precision amp_bf16, and Composer's mixed precision DEFAULT, which gathers
-float32 parameters (llm-foundry's scripts/train/benchmarking/README.md).
+float32 parameters (github.com/mosaicml/llm-foundry, training benchmarks).
 """
 
 OPTIMIZERS: Mapping[Kind, Optimizer] = {Kind.RESNET50: Optimizer.MOMENTUM}

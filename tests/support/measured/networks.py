@@ -185,7 +185,7 @@ def _attention(flow: Flow, hidden: str, network: Network, is_causal: int = 1) ->
 
 def _unfused_attention(flow: Flow, hidden: str, network: Network) -> str:
     """Products and a softmax, as Megatron-LM runs them without flash attention: scale and mask are
-    part of other kernels (megatron/model/transformer.py, v2.5).
+    part of other kernels (class ParallelAttention of its version 2.5).
     """
     width, heads = network.width, network.heads
     apart = flow.constant("apart", np.array([0, 0, heads, width // heads]))
