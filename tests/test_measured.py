@@ -90,6 +90,16 @@ def test_cards_of_a_source_have_their_own_memory():
     assert own.flops == {dtype: pytest.approx(0.8 * peak) for dtype, peak in usual.flops.items()}
 
 
+def test_hosts_with_a_third_of_the_links_take_three_times_as_long():
+    usual, fewer = cluster(ROW), cluster(replace(ROW, source="bloom"))
+    for devices in ((0, 1), tuple(range(8))):
+        whole_s, third_s = (allreduce_s(one, devices, 10**9) for one in (usual, fewer))
+        assert third_s == pytest.approx(3 * whole_s)
+    assert transfer_s(fewer, [0], [1], 10**9) == pytest.approx(
+        3 * transfer_s(usual, [0], [1], 10**9), rel=1e-3
+    )
+
+
 @pytest.mark.parametrize(
     ("words", "rate"),
     [

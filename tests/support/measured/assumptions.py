@@ -27,7 +27,8 @@
   crosses stages, where that is faster.
 - All-reduces of a tensor degree run beside products, but not in the runs of `IN_LINE`, whose
   Megatron-LM is of before 2022.
-- Hosts: NVLink and its all-reduces as in the shipped topologies (`HOSTS`). Between hosts each
+- Hosts: NVLink and its all-reduces as in the shipped topologies (`HOSTS`), but for sources with a
+  part of the links (`NVLINKS`), that part of the bandwidth. Between hosts each
   device has the bandwidth of the row, or of `RATES` (Jean Zay's A100 50 Gbps, Selene 200 Gbps,
   H100 and GH200 as the file says), and 5 us; an all-reduce over whole hosts uses `WHOLE_HOSTS` of
   all cards.
@@ -104,6 +105,11 @@ HOSTS: Mapping[tuple[str, int], str] = {
     ("B200", 8): "gb200-nvl72",
 }
 """By type and number of the devices, a topology whose first devices make a host."""
+
+NVLINKS: Mapping[str, float] = {"bloom": 4 / 12}
+"""Of the links that the preset's GPUs have, those of a source: BLOOM's model card has 8 GPUs per
+node "using NVLink 4 inter-gpu connects", and an A100 may have 12.
+"""
 
 USUAL_RATE = "200 Gbps per GPU"
 RATES: Mapping[str, str] = {"bigscience-1.3B": "measured 10.6 GB/s over hosts"}

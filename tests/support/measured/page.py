@@ -172,6 +172,9 @@ def _assumptions() -> str:
         "RATES": f"{_pairs(assumptions.RATES)}; all others: {assumptions.USUAL_RATE}",
         "WHOLE_HOSTS": str(assumptions.WHOLE_HOSTS),
         "HOSTS": _pairs({f"{n} {kind}": name for (kind, n), name in assumptions.HOSTS.items()}),
+        "NVLINKS": _pairs(
+            {source: f"{share:.2f}" for source, share in assumptions.NVLINKS.items()}
+        ),
         "CARDS": _pairs({source: _card(one) for source, one in assumptions.CARDS.items()}),
     }
     return "\n".join([written, *(f"- `{name}`: {text}." for name, text in tables.items())])
