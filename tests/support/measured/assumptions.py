@@ -27,11 +27,10 @@
   crosses stages, where that is faster.
 - All-reduces of a tensor degree run beside products, but not in the runs of `IN_LINE`, whose
   Megatron-LM is of before 2022.
-- Hosts: NVLink and its all-reduces as in the shipped topologies (`HOSTS`), but for sources with a
-  part of the links (`NVLINKS`), that part of the bandwidth. Between hosts each
-  device has the bandwidth of the row, or of `RATES` (Jean Zay's A100 50 Gbps, Selene 200 Gbps,
-  H100 and GH200 as the file says), and 5 us; an all-reduce over whole hosts uses `WHOLE_HOSTS` of
-  all cards.
+- Hosts: NVLink and its all-reduces as in the shipped topologies (`HOSTS`), at a part of their
+  bandwidth where hosts have that part of the links (`NVLINKS`). Between hosts each device has the
+  bandwidth of the row, or of `RATES` (Jean Zay's A100 50 Gbps, Selene 200 Gbps, H100 and GH200 as
+  the file says), and 5 us; an all-reduce over whole hosts uses `WHOLE_HOSTS` of all cards.
 - Steps are compiled where the rows say so, and else eager.
 - Cards of `CARDS` have memory, bandwidth and power of their own.
 """
