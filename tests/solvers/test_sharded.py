@@ -33,6 +33,7 @@ from planner.simulator.events import run
 from planner.simulator.timeline import timeline_of
 from planner.simulator.traces.write import chrome_trace
 from planner.solvers.registry import SOLVERS, portfolio
+from planner.solvers.sharded import best as sharded_best
 from planner.solvers.sharded import megatron
 from planner.solvers.sharded.best import OTHERS, UNSURE, _LayoutSearch
 from planner.solvers.sharded.complete import may_leave, shardings
@@ -111,6 +112,11 @@ def test_megatron_has_a_plan_without_work_and_the_best_with_enough(block, monkey
         lambda *given: [Promise(False, -one.iteration_s) for one in promises(*given)],
     )
     assert SOLVERS["megatron"](given, math.inf).strategy == best.strategy
+
+
+def test_megatron_has_a_plan_however_much_work_prices_take(block, monkeypatch):
+    monkeypatch.setattr(sharded_best, "estimate_work_s", lambda strategy: 1e6)
+    assert SOLVERS["megatron"](problem(block, 4), 0.0).strategy is not None
 
 
 def test_points_without_room_promise_recomputation_or_come_last(block):

@@ -92,6 +92,7 @@ class _LayoutSearch:
         reason: why the first layout that is none did not do.
         short: whether one did not fit.
         cut: whether the limit left out layouts that were priced, though none fits.
+        tried: whether one was made to fit.
         work_s: in seconds of an ordinary core.
     """
 
@@ -99,7 +100,7 @@ class _LayoutSearch:
         self.problem = problem
         self.fitting: list[tuple[float, Strategy]] = []
         self.reason: str | None = None
-        self.short, self.cut, self.work_s = False, False, 0.0
+        self.short, self.cut, self.tried, self.work_s = False, False, False, 0.0
 
     @property
     def best(self) -> tuple[Strategy, ...]:
@@ -142,17 +143,19 @@ class _LayoutSearch:
 
         Args:
             found: see `priced`.
-            limit_s: the work after which the first one that fits is the last, and `FIRST_S` beyond
-                it the last one at all.
+            limit_s: the work after which the first one that fits is the last; where none does,
+                `FIRST_S` if that is more. The best one is tried whatever was done before.
         """
         fitting = self.fitting
         for least_s, _, layout, first in found:
             # A layout that recomputes takes longer than it does here.
             if len(fitting) > OTHERS and least_s >= self._enough_s:
                 break
-            if self.work_s > (limit_s if fitting else max(limit_s, FIRST_S)):
+            # Prices alone may take more than the limit where there are many devices.
+            if self.tried and self.work_s > (limit_s if fitting else max(limit_s, FIRST_S)):
                 self.cut = not fitting
                 break
+            self.tried = True
             strategy, shortage, work_s = _that_fits(self.problem, layout, first)
             self.work_s += work_s
             if shortage is None:
