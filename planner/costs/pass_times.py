@@ -9,7 +9,8 @@ Collectives that operators wait for on the spot (statistics, losses) are in the 
 collectives are work for the cores that compute, too (`stage_pass.sums_overlap_compute`), nothing
 runs beside them, so that all times add up.
 
-A segment that is run again is a forward of its own, between the backwards of two operators.
+A segment that is run again is a forward of its own, between the backwards of two operators, in which
+operators whose results are held take no time.
 """
 
 from collections.abc import Mapping, Sequence
@@ -122,10 +123,12 @@ def alone_times(
     [[1.0, 3.0], [7.0, 4.0]]
     >>> alone_times([1.0, 2.0], [3.0, 4.0], [Segment(first=0, end=1, last=0)])[1].end
     [8.0, 4.0]
+    >>> alone_times([1.0, 2.0], [3.0, 4.0], [Segment(first=0, end=2, last=1, kept=(1,))])[1].end
+    [8.0, 5.0]
     """
     there, with_again = [*accumulate(forward_s)], [*backward_s]
     for one in segments:
-        with_again[one.last] += sum(forward_s[one.first : one.end])
+        with_again[one.last] += sum(forward_s[i] for i in one.computed)
     back = [*accumulate(reversed(with_again))][::-1]
     return PassTimes({}, {}, there, there, sum(forward_s)), PassTimes(
         {}, {}, back, back, sum(with_again)
@@ -190,12 +193,17 @@ class _Ahead:
         for c in self._waited.get(place, ()):
             self._streams.wait(self._local.copy_rows[c])
 
-    def run(self, row: int) -> None:
-        """Runs an operator."""
+    def run(self, row: int, *, computes: bool = True) -> None:
+        """Runs an operator.
+
+        Args:
+            computes: whether it is computed, and not only the collectives that it asks for.
+        """
         asks_behind = row in self._local.losses
         if not asks_behind:
             self._streams.ask(row, self._durations.asked[row])
-        self._streams.main += self._durations.compute[row]
+        if computes:
+            self._streams.main += self._durations.compute[row]
         if asks_behind:
             self._streams.ask(row, self._durations.asked[row])
 
@@ -255,7 +263,7 @@ def _run_again(
     ahead = _Ahead(streams, local, durations, again.starts, order.first)
     for place in again.places:
         ahead.up_to(place)
-        ahead.run(local.operator_rows[place])
+        ahead.run(local.operator_rows[place], computes=place not in again.kept)
     streams.moved, streams.asked = mine
 
 
