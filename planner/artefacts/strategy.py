@@ -24,7 +24,6 @@ from planner.artefacts.operator_types import ATTENTION, PRODUCTS
 from planner.artefacts.sharding import Sharding
 from planner.support.memo import remembered
 
-
 KEEPABLE = PRODUCTS | ATTENTION
 """Types of operators that a segment may leave out."""
 

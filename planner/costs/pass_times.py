@@ -9,7 +9,7 @@ Collectives that operators wait for on the spot (statistics, losses) are in the 
 collectives are work for the cores that compute, too (`stage_pass.sums_overlap_compute`), nothing
 runs beside them, so that all times add up.
 
-A segment that is run again is a forward of its own, between the backwards of two operators, in which
+A segment that is run again is a forward of its own, between the backwards of two operators. In it
 operators whose results are held take no time.
 """
 

@@ -25,7 +25,6 @@ from planner.operators.running import autocast
 from tests.support.split_models import MODELS, Net, loaded
 from tests.support.split_plans import data, random_segments
 
-
 _FLOAT = TensorProto.FLOAT
 
 
