@@ -6,7 +6,14 @@ weights belong to a microbatch, as what was gathered does.
 from collections.abc import Iterator, Mapping
 from math import prod
 
-from planner.artefacts.graph import ITEM_BYTES, parameters_by_name, tensors_by_name
+from planner.artefacts.graph import (
+    ITEM_BYTES,
+    Graph,
+    Parameter,
+    Tensor,
+    parameters_by_name,
+    tensors_by_name,
+)
 from planner.artefacts.operator_types import PRODUCTS
 from planner.artefacts.profile import Profile
 from planner.artefacts.strategy import Stage, indices_of
@@ -40,7 +47,7 @@ def short_copies(profile: Profile, v: int) -> Mapping[str, float]:
     float32, if they are within what it keeps besides.
     """
     operator, cost = profile.graph.operators[v], profile.operators[v]
-    known = {**tensors_by_name(profile.graph), **parameters_by_name(profile.graph)}
+    known = _known(profile.graph)
     made, others = known[operator.outputs[0]].dtype, {*cost.stash_tensors, *cast_weights(profile)}
     long = [
         known[name]
@@ -52,13 +59,18 @@ def short_copies(profile: Profile, v: int) -> Mapping[str, float]:
     return {one.name: item_bytes for one in long} if size <= cost.stash_private_bytes else {}
 
 
+def _known(graph: Graph) -> dict[str, Tensor | Parameter]:
+    """Tensors and parameters by name."""
+    return {**tensors_by_name(graph), **parameters_by_name(graph)}
+
+
 def held_private_bytes(profile: Profile, v: int) -> int:
     """Of the bytes that an operator keeps for itself, those that are held where a segment is run
     again without it: copies of what it reads are made again.
     """
     if profile.graph.operators[v].type in PRODUCTS:
         return 0
-    known = {**tensors_by_name(profile.graph), **parameters_by_name(profile.graph)}
+    known = _known(profile.graph)
     copied = sum(prod(known[n].shape) * item for n, item in short_copies(profile, v).items())
     return profile.operators[v].stash_private_bytes - round(copied)
 

@@ -149,7 +149,7 @@ _HELD = frozenset(
 """What products and attention take their time in."""
 
 
-class _HoldingProducts(TorchDispatchMode):
+class _HoldingProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Holds the results of products in the first run of a segment, and gives them back in the same
     order in the second one.
 
@@ -158,7 +158,7 @@ class _HoldingProducts(TorchDispatchMode):
     """
 
     def __init__(self, held: deque[Any]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._held = held
 
     def __torch_dispatch__(
@@ -385,7 +385,7 @@ class _Parting:
 
 def _keep(root: dict[str, Any], node: fx.Node) -> None:
     """Lets the operator that a node calls hold its products."""
-    function = root[str(node.target)] if node.op == "call_module" else node.target
+    function: Any = root[str(node.target)] if node.op == "call_module" else node.target
     node.op, node.target = "call_module", f"kept_{node.name}"
     root[node.target] = KeptOperator(function)
 

@@ -14,7 +14,13 @@ from enum import IntEnum
 from itertools import groupby, pairwise
 from typing import NamedTuple
 
-from planner.artefacts.graph import consumers, loss_outputs, producers, tensors_by_name
+from planner.artefacts.graph import (
+    consumers,
+    loss_outputs,
+    parameters_by_name,
+    producers,
+    tensors_by_name,
+)
 from planner.artefacts.modules import block_of
 from planner.artefacts.operator_types import ATTENTION, PRODUCTS
 from planner.artefacts.options import Recompute
@@ -63,7 +69,8 @@ def segments_by_worth(profile: Profile, stage: Stage, what: Again = Again.LAYERS
     output with a loss is not among them: its backward comes at once.
 
     Args:
-        what: whole layers or `Again.SELECTED` operators of them; of others there are none.
+        what: whole layers, or `Again.SELECTED` operators of those that these free something of; of
+            others there are none.
     """
     return tuple(one.operators for one in _by_worth(profile, stage.operators, what))
 
@@ -135,13 +142,15 @@ def _by_worth(profile: Profile, operators: tuple[str, ...], what: Again) -> tupl
     lost, worth = set(loss_outputs(profile.graph)), []
     for a, layer in _layers(profile, operators):
         if lost.isdisjoint(n for v in layer for n in profile.graph.operators[v].outputs):
-            kept = _kept(profile, layer) if what is Again.SELECTED else frozenset()
-            freed = _freed_bytes(profile, RerunOperators(frozenset(layer), kept))
-            again = [v for v in layer if v not in kept]
-            if freed > 0:
-                freed_per_s = freed / max(_forward_s(profile, again), 1e-12)
-                names = tuple(profile.graph.operators[v].name for v in again)
-                worth.append((-freed_per_s, a, _Worth(names, freed)))
+            segment = RerunOperators(frozenset(layer))
+            selected = segment._replace(kept=_kept(profile, layer))
+            if what is Again.SELECTED and _freed_bytes(profile, selected) > 0:
+                segment = selected
+            freed = _freed_bytes(profile, segment)
+            again = [v for v in layer if v not in segment.kept]
+            freed_per_s = freed / max(_forward_s(profile, again), 1e-12)
+            names = tuple(profile.graph.operators[v].name for v in again)
+            worth.append((-freed_per_s, a, _Worth(names, freed)))
     return tuple(one for _, _, one in sorted(worth))
 
 
@@ -149,8 +158,14 @@ def _kept(profile: Profile, layer: Sequence[int]) -> frozenset[int]:
     """The operators inside a layer that are not run again with it: attention, and the first, third,
     fifth, .. product with weights.
     """
-    operators = profile.graph.operators
-    products = [v for v in layer if operators[v].type in PRODUCTS and operators[v].parameters]
+    operators, inside = profile.graph.operators, frozenset(layer)
+    weights = parameters_by_name(profile.graph)
+
+    def has_weights(v: int) -> bool:
+        names = (*operators[v].parameters, *operators[v].inputs)
+        return any(storage_owner(profile, name, inside) in weights for name in names)
+
+    products = [v for v in layer if operators[v].type in PRODUCTS and has_weights(v)]
     attention = [v for v in layer if operators[v].type in ATTENTION]
     return frozenset((*products[::2], *attention)) - {layer[0], layer[-1]}
 
