@@ -161,6 +161,11 @@ class _HoldingProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._held = held
 
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """Whether it is no one's that watches what runs, such as memory (`mesh/queue.py`)."""
+        return True
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
