@@ -9,7 +9,8 @@ Collectives that operators wait for on the spot (statistics, losses) are in the 
 collectives are work for the cores that compute, too (`stage_pass.sums_overlap_compute`), nothing
 runs beside them, so that all times add up.
 
-A segment that is run again is a forward of its own, between the backwards of two operators.
+A segment that is run again is a forward of its own, between the backwards of two operators. In it
+operators whose results are held take no time.
 
 An operator ends no earlier than the host has started its kernels (artefacts/clocks.py). Both clocks
 start with the pass, as those of a launch do, which waits for the device behind each pass. The time
@@ -139,6 +140,8 @@ def alone_times(
     [[1.0, 3.0], [7.0, 4.0]]
     >>> alone_times(device_s, host_s, [Segment(first=0, end=1, last=0)])[1].end
     [8.0, 4.0]
+    >>> alone_times(device_s, host_s, [Segment(first=0, end=2, last=1, kept=(1,))])[1].end
+    [8.0, 5.0]
     >>> [one.end for one in alone_times(device_s, np.array([[0.0, 4.0], [3.0, 3.0]]))]
     [[1.0, 4.0], [7.0, 4.0]]
     """
@@ -147,7 +150,7 @@ def alone_times(
     backward = [
         each
         for v in reversed(range(device_s.shape[1]))
-        for each in (*(forward[last[v].first : last[v].end] if v in last else ()), (1, v))
+        for each in (*((forward[i] for i in last[v].computed) if v in last else ()), (1, v))
     ]
     there, back = _ends(device_s, host_s, forward), _ends(device_s, host_s, backward)
     own = [end for (side, _), end in zip(backward, back, strict=True) if side][::-1]
@@ -222,12 +225,17 @@ class _Ahead:
         for c in self._waited.get(place, ()):
             self._streams.wait(self._local.copy_rows[c])
 
-    def run(self, row: int) -> None:
-        """Runs an operator."""
+    def run(self, row: int, *, computes: bool = True) -> None:
+        """Runs an operator.
+
+        Args:
+            computes: whether it is computed, and not only the collectives that it asks for.
+        """
         asks_behind = row in self._local.losses
         if not asks_behind:
             self._streams.ask(row, self._durations.asked[row])
-        self._streams.compute(self._durations.compute[row], self._durations.host[row])
+        if computes:
+            self._streams.compute(self._durations.compute[row], self._durations.host[row])
         if asks_behind:
             self._streams.ask(row, self._durations.asked[row])
 
@@ -287,7 +295,7 @@ def _run_again(
     ahead = _Ahead(streams, local, durations, again.starts, order.first)
     for place in again.places:
         ahead.up_to(place)
-        ahead.run(local.operator_rows[place])
+        ahead.run(local.operator_rows[place], computes=place not in again.kept)
     streams.moved, streams.asked = mine
 
 

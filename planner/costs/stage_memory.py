@@ -21,7 +21,7 @@ from planner.artefacts.segments import segments_of
 from planner.artefacts.sharding import dim_of, local_shape
 from planner.artefacts.strategy import Stage, indices_of
 from planner.artefacts.topology import device_type, hosts_by_name
-from planner.costs.casts import kept_casts
+from planner.costs.casts import held_private_bytes, kept_casts
 from planner.costs.local_stage import local_stage
 from planner.costs.mesh_memory import (
     gather_bytes,
@@ -30,11 +30,13 @@ from planner.costs.mesh_memory import (
     scatter_bytes,
 )
 from planner.costs.passes import (
+    RerunOperators,
     backward_workspace_bytes,
     forward_workspace_bytes,
     is_short,
     loss_copy_bytes,
     read_from_outside,
+    there_before,
     used_outside,
 )
 from planner.costs.update import stepped_bytes, update_copies
@@ -117,7 +119,10 @@ def stage_memory(profile: Profile, stage: Stage, before: Iterable[Stage] = ()) -
     if over_replicas(stage, profile.graph).sharding is None:
         indices = indices_of(stage, profile.graph)
         segments = [
-            frozenset(indices[one.first : one.end]) for one in segments_of(stage, profile.graph)
+            RerunOperators(
+                frozenset(indices[one.first : one.end]), frozenset(indices[i] for i in one.kept)
+            )
+            for one in segments_of(stage, profile.graph)
         ]
         return _memory(profile, indices, shared, static, segments)
     local = local_stage(profile, stage)
@@ -185,7 +190,7 @@ def _stage_static_bytes(
 
 def _memory(
     profile: Profile, operators: Iterable[int], there: Set[str], static: StaticBytes,
-    segments: Sequence[frozenset[int]] = (),
+    segments: Sequence[RerunOperators] = (),
 ) -> StageMemory:  # fmt: skip
     """The memory of a stage.
 
@@ -199,15 +204,16 @@ def _memory(
     inputs, made = read_from_outside(graph, inside), used_outside(graph, inside)
     # Sets of storages, not of tensors: several views may be kept, for several reasons, of a storage
     # that is there once.
-    stashing = inside.difference(*segments)
+    stashing = inside.difference(*(some.operators for some in segments))
     stashed = [name for v in stashing for name in profile.operators[v].stash_tensors]
-    read = [name for some in segments for name in read_from_outside(graph, some)]
-    kept = {storage_owner(profile, name, inside) for name in (*stashed, *read)}
+    held = [name for some in segments for name in there_before(graph, some)]
+    kept = {storage_owner(profile, name, inside) for name in (*stashed, *held)}
     through = {storage_owner(profile, n, inside) for n in (*inputs, *made)}
     kept |= through
     coming = [name for name in inputs if name not in there]
     sent, copied = _storages_sent(profile, inside, made)
     private = sum(profile.operators[v].stash_private_bytes for v in stashing)
+    private += sum(held_private_bytes(profile, v) for some in segments for v in some.kept)
     loss, target = _loss_bytes(graph, inside), _target_bytes(profile, inside)
     freed = kept - there - through
     return StageMemory(
@@ -217,7 +223,7 @@ def _memory(
         output_bytes=sum(tensors[n].bytes for n in sent.difference(inputs)),
         returned_bytes=sum(tensors[name].bytes for name in coming if tensors[name].gradient),
         forward_workspace_bytes=forward_workspace_bytes(
-            profile, inside, kept - there, loss, again=inside - stashing
+            profile, inside, kept - there, loss, segments
         ),
         backward_workspace_bytes=backward_workspace_bytes(
             profile, inside, freed, (loss, target), segments

@@ -328,7 +328,7 @@ def collective_steps(profile: Profile, stage: Stage) -> tuple[Sequence[Step], Se
          for row, steps in rows.items() for step in steps]
         for side in range(2)
     )  # fmt: skip
-    again = frozenset().union(*local.segments)
+    again = frozenset().union(*(one.operators for one in local.segments))
     return [step for _, step in forward], [
         *(step for row, step in forward if row in again), *(step for _, step in backward)
     ]  # fmt: skip

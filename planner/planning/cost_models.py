@@ -33,6 +33,7 @@ TAKEN_BY: Mapping[str, tuple[str, ...]] = {
     "vertical_sync": _OWN,
     "objective": (PLANNER,),
     "recompute": (PLANNER, PIPEDREAM, PIPER),
+    "--recompute selective": _OWN,
     "max_downsets": (PLANNER, DNN_PARTITIONING, PIPER),
     "exact": (PLANNER, DNN_PARTITIONING, PIPER),
     "seed": (PLANNER, DNN_PARTITIONING, IOPDDL),

@@ -190,7 +190,8 @@ def _stage_columns(plan: Plan) -> tuple[Column[int], ...]:
 def _again_text(stage: Stage) -> str:
     """What a stage runs again in its backward."""
     if stage.recomputed:
-        return count(len(stage.recomputed), "segment")
+        keeps = len(stage.segment_by_operator) > sum(map(len, stage.recomputed))
+        return count(len(stage.recomputed), "segment") + ", selective" * keeps
     return "yes" if stage.recompute else ""
 
 

@@ -408,7 +408,7 @@ def _training(problem: Problem, count: int) -> kernels.SearchOptions:
         back=back,
         exposed=exposed,
         even=even,
-        may_keep=problem.training.recompute is not Recompute.FULL,
+        may_keep=not problem.training.recompute.is_everywhere,
         may_recompute=problem.training.recompute is not Recompute.NONE,
         phases=problem.training.schedule.has_phases and objective is Objective.ITERATION,
         steady=asynchronous and objective is not Objective.LATENCY,

@@ -19,10 +19,12 @@ from planner.schedules.orders import default_warmups
 from planner.simulator.estimate import ERROR, estimate_s, estimate_work_s
 from planner.solvers.segments import (
     Again,
-    in_order,
+    best_running_again,
+    freed_share,
     recompute_choices,
     running_again,
     segments_by_worth,
+    share_of_others,
 )
 from planner.solvers.sharded.layout import WHOLE, Layout
 
@@ -34,7 +36,7 @@ FEW, FIRST_S, PRICED_SHARE = 2, 1.0, 0.7
 """Layouts that are looked at whatever they take; the work for which more are looked at where none
 fits, in seconds of an ordinary core; and the share of the limit after which no more are.
 """
-_ROUNDS = 4
+_ROUNDS = 5
 """Times that stages which do not fit are made to recompute more; in the last all are."""
 
 
@@ -219,8 +221,7 @@ def _that_fits(
     Args:
         first: the layout's strategy as it was priced.
     """
-    choices = recompute_choices(problem)
-    recompute = [choices[0]] * len(layout.operators)
+    recompute = [recompute_choices(problem)[0]] * len(layout.operators)
     shortage, work_s, lacking = None, 0.0, 0
     sharing = _distributed_optimizer(problem, layout)
     for attempt in range(-(sharing != layout.sharing), _ROUNDS + 1):
@@ -230,7 +231,9 @@ def _that_fits(
         if evaluation.shortage is None:
             if problem.training.recompute is Recompute.AUTO:
                 room = _room(problem, strategy, evaluation)
-                strategy, more_s = _with_fewer_segments(problem, strategy, room, lacking)
+                strategy, more_s = _with_fewer_segments(
+                    problem, (strategy, recompute), room, lacking
+                )
                 work_s += more_s
             return strategy, None, work_s
         shortage = shortage or evaluation.shortage
@@ -241,7 +244,7 @@ def _that_fits(
         short = _short(problem, strategy, evaluation)
         if attempt == _ROUNDS - 1:
             short = set(range(len(recompute)))
-        more = [_more(choices, one, strategy) if s in short else one
+        more = [_more(problem, strategy, evaluation, s, one) if s in short else one
                 for s, one in enumerate(recompute)]  # fmt: skip
         if more == recompute:
             break
@@ -251,37 +254,57 @@ def _that_fits(
     return strategy, shortage, work_s
 
 
-def _more(choices: Sequence[Again], now: Again, strategy: Strategy) -> Again:
-    """What a stage runs again that does not fit as it is: the next choice that saves something."""
-    left = [one for one in choices if one > now]
+def _more(
+    problem: Problem, strategy: Strategy, evaluation: Evaluation, s: int, now: Again
+) -> Again:  # fmt: skip
+    """What a stage runs again that does not fit as it is: the next choice that saves something,
+    about enough if that is a part of its layers.
+    """
+    left = [one for one in recompute_choices(problem) if one > now]
     if _needs_whole_stash(strategy):
         left = [one for one in left if one is not Again.STAGE]
+    if Again.LAYERS in left and left[0] is Again.SELECTED:
+        stage, used = strategy.stages[s], used_devices(strategy)
+        share = freed_share(problem.profile, stage, Again.SELECTED)
+        for d in stage.devices:
+            memory = evaluation.memory[d]
+            lacking = memory.total_bytes - limit_bytes(problem, used, d)
+            if share * memory.stash_bytes < lacking:
+                return left[1]
     return left[0] if left else now
 
 
 def _with_fewer_segments(
-    problem: Problem, strategy: Strategy, room: int, lacking: int
+    problem: Problem, found: tuple[Strategy, Sequence[Again]], room: int, lacking: int
 ) -> tuple[Strategy, float]:
     """A strategy whose stages run as few layers again as they fit with, those first that free the
     most bytes per second, and the work. All stages leave out the same part of theirs, and hold as
     much ahead as before.
 
     Args:
+        found: a strategy, and what each of its stages runs again.
         room: bytes that its fullest device has left.
         lacking: by how many it is short without recomputation, about.
     """
+    (strategy, recompute), profile = found, problem.profile
     every = [
-        segments_by_worth(problem.profile, one) if one.recomputed else () for one in strategy.stages
+        len(segments_by_worth(profile, one, what))
+        for one, what in zip(strategy.stages, recompute, strict=True)
     ]
-    all_of = most = max(map(len, every))
+    all_of = most = max(every)
     best, least, work_s = strategy, 0, 0.0
+    # Without any of them.
+    others = max(
+        share_of_others(problem, *one) for one in zip(strategy.stages, recompute, strict=True)
+    )
+    lacking = max(1, round(lacking - others * (lacking + room)))
     while most - least > 1:
         # Memory is nearly linear in their number.
         count = least + round((most - least) * lacking / max(lacking + room, 1))
         count = min(max(count, least + 1), most - 1)
         stages = tuple(
-            replace(one, recomputed=in_order(one, some[: -(-count * len(some) // all_of)]))
-            for one, some in zip(strategy.stages, every, strict=True)
+            replace(one, recomputed=best_running_again(problem, one, what, -(-count * n // all_of)))
+            for one, what, n in zip(strategy.stages, recompute, every, strict=True)
         )
         fewer = replace(strategy, stages=stages)
         evaluation = evaluate(problem, fewer)

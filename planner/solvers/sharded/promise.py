@@ -61,7 +61,7 @@ def promises(
         fits = static + min(p, rounds) * kept / share <= room
         recompute = not (fits and Again.NOTHING in choices)
         # Of layers that are run again only what they read is kept, which is little.
-        least = {Again.NOTHING: min(p, rounds), Again.LAYERS: 0, Again.STAGE: 1}
+        least = dict.fromkeys(Again, 0) | {Again.NOTHING: min(p, rounds), Again.STAGE: 1}
         short = all(static + least[one] * kept / share > room for one in choices)
         busy_s = ((1 + recompute) * forward_s + backward_s) / share
         # Forward and backward, each summand is sent and fetched. Latencies are left out: the number

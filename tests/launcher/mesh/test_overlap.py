@@ -84,7 +84,7 @@ def check_order(model, mesh, zero, num_plans, seed):
         prefetch, recompute = BUDGETS[i % len(BUDGETS)], i % 4 == 1
         stage = replace(stage_of(model, sharding), prefetch=prefetch)
         if i % 3 == 2:
-            segments = random_segments(stage.operators, chance)
+            segments = random_segments(model.graph, chance)
             stage = replace(stage, recompute=True, recomputed=segments)
 
         def on_one(mesh, stage=stage, recompute=recompute):
