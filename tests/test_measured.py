@@ -6,15 +6,19 @@ from math import prod
 
 import pytest
 
+from planner.artefacts.options import Optimizer
+from planner.artefacts.profile import stash_bytes
 from planner.costs.transfers import allreduce_s, transfer_s
+from planner.costs.update import state_copies
 from tests.bench import truth
 from tests.support.measured import page
-from tests.support.measured.assumptions import LEVELS, RECOMPUTE, rate_bytes_per_s
+from tests.support.measured.assumptions import DROPPED, LEVELS, RECOMPUTE, UNFUSED, rate_bytes_per_s
 from tests.support.measured.bounds import least_s
 from tests.support.measured.clusters import cluster
 from tests.support.measured.marks import mark, read_marks, worse, write_marks
 from tests.support.measured.networks import Kind, Network, model
-from tests.support.measured.predict import LeftOut, Predicted, predict
+from tests.support.measured.predict import LeftOut, Predicted, planned, predict
+from tests.support.measured.profiles import computed, profile
 from tests.support.measured.rows import FOLDER, PUBLISHED, Row, rows
 from tests.support.measured.sample import sampled
 from tests.support.measured.scores import score
@@ -83,7 +87,17 @@ def test_cards_of_a_source_have_their_own_memory():
     (usual,) = cluster(replace(ROW, device="H100-SXM")).device_types
     assert own.memory_bytes == 96 * 10**9 > usual.memory_bytes
     assert own.memory_bandwidth_bytes_per_s < usual.memory_bandwidth_bytes_per_s
-    assert own.flops == usual.flops
+    assert own.flops == {dtype: pytest.approx(0.8 * peak) for dtype, peak in usual.flops.items()}
+
+
+def test_hosts_with_a_third_of_the_links_take_three_times_as_long():
+    usual, fewer = cluster(ROW), cluster(replace(ROW, source="bloom"))
+    for devices in ((0, 1), tuple(range(8))):
+        whole_s, third_s = (allreduce_s(one, devices, 10**9) for one in (usual, fewer))
+        assert third_s == pytest.approx(3 * whole_s)
+    assert transfer_s(fewer, [0], [1], 10**9) == pytest.approx(
+        3 * transfer_s(usual, [0], [1], 10**9), rel=1e-3
+    )
 
 
 @pytest.mark.parametrize(
@@ -110,6 +124,92 @@ def test_a_row_is_predicted_with_its_plan(tmp_path):
     assert all(isinstance(one, Predicted) and one.fits for one in (whole, parts, again))
     assert parts.total_bytes < whole.total_bytes
     assert again.iteration_s > whole.iteration_s > whole.bound_s
+
+
+def test_layers_without_fused_attention_keep_what_korthikanti_s_formula_says(tmp_path):
+    """s b h (34 + 5 a s / h) bytes a layer, if nothing runs again (arXiv:2205.05198, equation 1);
+    here 36 and 4, for what stands for a Dropout keeps its input and no mask.
+    """
+    s, b, h, a = 64, 2, 256, 4
+    kept = {}
+    for layers in (2, 3):
+        network = replace(GPT, layers=layers, dtype="float16", fused=False, dropped=True)
+        own = computed(network, b, "float16", ROW.device, folder=tmp_path)
+        kept[layers] = stash_bytes(own, range(len(own.graph.operators)))
+    assert kept[3] - kept[2] == pytest.approx(s * b * h * (34 + 5 * a * s / h), rel=0.05)
+
+
+def test_scores_are_read_and_written_where_attention_is_not_fused(tmp_path):
+    """The first product writes two bytes a score, softmax and dropout read and write two each, and
+    the second product reads two: 12 in the forward.
+    """
+    wide = replace(GPT, sequence=2048, heads=16, kv_heads=16, dtype="float16")
+    moved = {}
+    for fused in (True, False):
+        own = computed(
+            replace(wide, fused=fused, dropped=not fused), 2, "float16", ROW.device, folder=tmp_path
+        )
+        moved[fused] = sum(one.bytes_moved for one in own.operators)
+    scores = GPT.layers * 2 * 16 * 2048**2
+    assert moved[False] - moved[True] == pytest.approx(12 * scores, rel=0.05)
+
+
+def test_parameters_have_the_row_s_type_and_float32_copies(tmp_path):
+    own = profile(ROW, tmp_path)
+    assert {one.dtype for one in own.graph.parameters if one.trainable} == {"float16"}
+    assert state_copies(own.parameter_dtype, Optimizer.ADAM) * 2 == 4 + 4 + 4
+    assert not own.casts_once
+    megatron = profile(replace(ROW, source="mt-nlg", dtype="bfloat16"), tmp_path)
+    trained = [one for one in megatron.graph.parameters if one.trainable]
+    assert all(one.gradient_bytes == 2 * one.bytes for one in trained)
+    autocast = profile(replace(ROW, source="llm-foundry"), tmp_path)
+    assert {one.dtype for one in autocast.graph.parameters if one.trainable} == {"float32"}
+    assert autocast.casts_once and autocast.parameter_dtype is None
+
+
+def test_systems_without_fused_attention_are_named_once(table):
+    sources = {row.source for row in table}
+    assert DROPPED < UNFUSED < sources
+
+
+def test_selective_recomputation_is_of_the_scores(tmp_path):
+    network = replace(GPT, layers=8, sequence=512)
+    row = replace(ROW, source="nemo-launcher", network=network, microbatch=4, batch=64)
+    none, selective, full = (
+        predict(replace(row, recompute=words), tmp_path) for words in ("none", "selective", "full")
+    )
+    assert none.total_bytes > selective.total_bytes > full.total_bytes
+    assert none.iteration_s < selective.iteration_s < full.iteration_s
+    (stage, _) = planned(replace(row, recompute="selective"), tmp_path)[0].strategy.stages
+    assert len(stage.recomputed) == 4
+    assert [name.split("_")[0] for name in stage.recomputed[0]] == [
+        "h.0.MatMul", "h.0.Softmax", "h.0.LeakyRelu", "h.0.MatMul",
+    ]  # fmt: skip
+
+
+def test_nothing_is_selected_where_attention_is_fused(tmp_path):
+    none, selective = (predict(replace(ROW, recompute=words), tmp_path)
+                       for words in ("none", "selective"))  # fmt: skip
+    assert (none.iteration_s, none.total_bytes) == (selective.iteration_s, selective.total_bytes)
+
+
+def test_selective_recomputation_per_operator_keeps_attention_and_the_gate(tmp_path):
+    llama = Network(Kind.LLAMA, 2, 256, 4, 2, 704, 1000, 64)
+    row = replace(ROW, network=llama, degrees=(1, 1, 8), sharing="FSDP", dtype="bfloat16",
+                  recompute="selective per operator")  # fmt: skip
+    (stage,) = planned(row, tmp_path)[0].strategy.stages
+    again = {name for some in stage.recomputed for name in some}
+    kept = [name for name in stage.operators if name.startswith("layers.1.") and name not in again]
+    assert [name.split("_")[0] for name in kept] == ["layers.1.Attention", "layers.1.MatMul"]
+    assert len(stage.recomputed) == 3 * llama.layers
+
+
+def test_stages_have_the_same_number_of_layers_however_long_the_logits_take(tmp_path):
+    row = replace(ROW, network=replace(GPT, layers=6, vocabulary=50_000), degrees=(2, 2, 2))
+    plan, _ = planned(row, tmp_path)
+    layers = [{name.split(".")[1] for name in stage.operators if name.startswith("h.")}
+              for stage in plan.strategy.stages]  # fmt: skip
+    assert layers == [{"0", "1", "2"}, {"3", "4", "5"}]
 
 
 def test_a_row_that_does_not_fit_has_a_time(tmp_path):
@@ -220,7 +320,8 @@ def test_left_out_rows_are_all_named_by_their_reasons():
     assert text["skipped"] == "made 2 to 4"
     assert text["refused"] == "None."
     assert "made one" not in text["bound"]
-    assert "Float32 parameters" in text["assumptions"]
+    assert "float32 copies of" in text["assumptions"]
+    assert "- `UNFUSED`: bigscience-1.3B, bigscience-V100, bloom," in text["assumptions"]
 
 
 def test_models_have_their_regret():

@@ -31,8 +31,8 @@ PROFILE_FORMAT = "planner-profile/2"
 PROFILE_SET_FORMAT = "planner-profile-set/2"
 # Profiles of format 2 are of one size of the microbatch and know backward passes as a whole only,
 # and those of format 1 have no rules by which operators are split either; a file with neither
-# growth, times of weights, another type of parameters nor weights that are converted once is of
-# format 2.
+# growth, times of weights or hosts, another type of parameters nor weights that are converted
+# once is of format 2.
 NEWEST_PROFILE_FORMAT = "planner-profile/3"
 NEWEST_PROFILE_SET_FORMAT = "planner-profile-set/3"
 PROFILE_FORMATS = (PROFILE_FORMAT, NEWEST_PROFILE_FORMAT, "planner-profile/1")
@@ -289,8 +289,10 @@ def write_profile(profile: Profile, path: Path) -> None:
 def _is_new(profile: Profile) -> bool:
     """Whether a profile has fields that files have since format 3."""
     timed = any(one.backward_weight_s is not None for one in profile.operators)
+    started = any(one.host_forward_s or one.host_backward_s for one in profile.operators)
+    started |= any(one.host_forward_s or one.host_backward_s for one in profile.loss_costs)
     typed = profile.parameter_dtype is not None or profile.casts_once
-    return timed or typed or profile.growth is not None
+    return timed or started or typed or profile.growth is not None
 
 
 def write_profiles(profiles: Sequence[Profile], path: Path) -> None:

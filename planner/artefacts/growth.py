@@ -88,8 +88,8 @@ class Rates:
         launch_s: time of a kernel that does nothing, in s.
         flops_per_s: by kind of kernel.
         bytes_per_s: by kind of kernel.
-        host_forward_s: time in which the host starts a kernel of a forward pass, while the device
-            runs those before, in s; 0 where the host is the device.
+        host_forward_s: time in which the host starts an elementwise kernel of a forward pass, while
+            the device runs those before, in s; 0 where the host is the device.
         host_backward_s: the same for a backward pass.
 
     Raises:

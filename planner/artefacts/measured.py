@@ -91,8 +91,8 @@ def _flag(text: str) -> bool:
 
 
 def _recompute(text: str) -> Recompute:
-    if text not in (Recompute.NONE, Recompute.FULL):
-        raise ValueError("none or full")
+    if text not in (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL):
+        raise ValueError("none, selective or full")
     return Recompute(text)
 
 

@@ -46,6 +46,13 @@ class Indices(NamedTuple):
     axis: int | None = None
 
 
+PRODUCTS = frozenset({"Gemm", "MatMul", "Conv", "ConvTranspose"})
+"""Operators whose gradients of inputs and of parameters are products of their own."""
+ATTENTION = frozenset(
+    {"Attention", "com.microsoft.GroupQueryAttention", "com.microsoft.MultiHeadAttention"}
+)
+"""Operators that are attention without projections."""
+
 VIEW, COPY, PICK = Moves
 DATA, WEIGHTS, CHANNELS = GroupedDims
 

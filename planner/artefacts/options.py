@@ -46,11 +46,19 @@ class Optimizer(StrEnum):
 
 
 class Recompute(StrEnum):
-    """Whether stages may or must run their forward pass twice instead of stashing it."""
+    """Whether stages may or must run their forward pass twice instead of stashing it; selective
+    keeps attention and every second product.
+    """
 
     AUTO = "auto"
     NONE = "none"
+    SELECTIVE = "selective"
     FULL = "full"
+
+    @property
+    def is_everywhere(self) -> bool:
+        """Whether every stage must."""
+        return self in (Recompute.SELECTIVE, Recompute.FULL)
 
 
 class Offload(StrEnum):
@@ -137,8 +145,8 @@ class Training(Options):
     )
     objective: Objective = option("Figure to minimise.", Objective.ITERATION)
     recompute: Recompute = option(
-        "Run forward passes twice instead of stashing activations: where memory needs it, nowhere"
-        " or everywhere.",
+        "Run forward passes twice instead of stashing activations: where memory needs it, nowhere,"
+        " everywhere but for attention and every second product, or everywhere.",
         Recompute.AUTO,
     )
     offload: Offload = option(

@@ -34,9 +34,12 @@ class MemoryParts:
         stash_bytes: activations kept for the backward pass, all microbatches in flight.
         buffer_bytes: tensors received and not yet used, and gradients of tensors that were sent.
         workspace_bytes: activations and their gradients that live only inside a stage's pass.
-        reserve_bytes: memory for runtime and libraries.
+        reserve_bytes: memory that is no tensor's: what the process takes, or what plans leave free
+            (`--reserve`), whichever is more.
         version_bytes: older versions of the trained parameters, which minibatches in flight still
             use under an asynchronous schedule; files leave out 0.
+        process_bytes: the part of `reserve_bytes` that the process takes: its context and the
+            communicators of its groups; files leave out 0.
         host_bytes: activations that wait in the host's memory, at most, and none on the device;
             files leave out 0.
     """
@@ -49,13 +52,19 @@ class MemoryParts:
     workspace_bytes: int = 0
     reserve_bytes: int = 0
     version_bytes: int = field(default=0, metadata=LEFT_OUT_AS_DEFAULT)
+    process_bytes: int = field(default=0, metadata=LEFT_OUT_AS_DEFAULT)
     host_bytes: int = field(default=0, metadata=LEFT_OUT_AS_DEFAULT)
 
     @property
     def total_bytes(self) -> int:
         """The peak of the device."""
-        every: int = sum(getattr(self, one.name) for one in fields(self))
-        return every - self.host_bytes
+        apart = ("process_bytes", "host_bytes")
+        return sum(getattr(self, one.name) for one in fields(self) if one.name not in apart)
+
+    @property
+    def tensor_bytes(self) -> int:
+        """The peak of what the allocator of tensors has."""
+        return self.total_bytes - self.reserve_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,13 +162,17 @@ class PartTime:
         return self.mesh, self.rule
 
 
+_TIMES = ("forward_s", "backward_s", "host_forward_s", "host_backward_s")
+"""The times of operators and losses."""
+
+
 @dataclass(frozen=True, slots=True)
 class OperatorCost:
     """Costs of one operator for one microbatch.
 
     Attributes:
         name: the operator's.
-        forward_s: time of its forward pass, in s.
+        forward_s: time of its forward pass on the device, in s; a host may start it too late.
         backward_s: time of its backward pass, gradient accumulation included, in s.
         output_bytes: size of the tensors that it makes.
         parameter_bytes: size of the weights, buffers and constants that it reads.
@@ -186,6 +190,10 @@ class OperatorCost:
         backward_weight_s: part of `backward_s` in which it computes the gradients of its trained
             parameters, in s; the rest computes those of its inputs. Files leave out None, where
             that was not measured: `backward_weight_share` has it of every operator.
+        host_forward_s: time in which the host starts the kernels of its forward pass, while the
+            device runs those before, in s; files leave out 0, where the host is the device or
+            nothing is known of it.
+        host_backward_s: the same of its backward pass.
 
     Raises:
         ValueError: if a figure is negative or absurdly large, a part is there twice, or the time of
@@ -206,9 +214,11 @@ class OperatorCost:
     rules: tuple[SplitRule, ...] = field(default=(), metadata=LEFT_OUT_AS_DEFAULT)
     parts: tuple[PartTime, ...] = field(default=(), metadata=LEFT_OUT_AS_DEFAULT)
     backward_weight_s: float | None = field(default=None, metadata=LEFT_OUT_AS_DEFAULT)
+    host_forward_s: float = field(default=0.0, metadata=LEFT_OUT_AS_DEFAULT)
+    host_backward_s: float = field(default=0.0, metadata=LEFT_OUT_AS_DEFAULT)
 
     def __post_init__(self) -> None:
-        times = (("forward_s", self.forward_s), ("backward_s", self.backward_s))
+        times = [(name, getattr(self, name)) for name in _TIMES]
         sizes = (
             ("output_bytes", self.output_bytes),
             ("parameter_bytes", self.parameter_bytes),
@@ -241,16 +251,24 @@ class OperatorCost:
             )
 
 
-def with_times(cost: OperatorCost, forward_s: float, backward_s: float) -> OperatorCost:
+def with_times(
+    cost: OperatorCost, forward_s: float, backward_s: float,
+    host_s: tuple[float, float] | None = None,
+) -> OperatorCost:  # fmt: skip
     """The costs of an operator with other times; the gradients of its parameters take the same
     share of its backward pass.
+
+    Args:
+        host_s: forward and backward of the host; None keeps them.
     """
     of_weight_s = cost.backward_weight_s
     if of_weight_s:
         share = of_weight_s / cost.backward_s
         of_weight_s = min(backward_s, round(share * backward_s, 9))
+    host_forward_s, host_backward_s = host_s or (cost.host_forward_s, cost.host_backward_s)
     return replace(
-        cost, forward_s=forward_s, backward_s=backward_s, backward_weight_s=of_weight_s
+        cost, forward_s=forward_s, backward_s=backward_s, backward_weight_s=of_weight_s,
+        host_forward_s=host_forward_s, host_backward_s=host_backward_s,
     )  # fmt: skip
 
 
@@ -262,6 +280,7 @@ class LossCost:
         output: the output that it is computed from.
         forward_s: time of the loss, in s.
         backward_s: time of its gradient, in s.
+        host_forward_s, host_backward_s: as of `OperatorCost`.
 
     Raises:
         ValueError: if a time is negative or absurdly large.
@@ -270,9 +289,11 @@ class LossCost:
     output: str
     forward_s: float
     backward_s: float
+    host_forward_s: float = field(default=0.0, metadata=LEFT_OUT_AS_DEFAULT)
+    host_backward_s: float = field(default=0.0, metadata=LEFT_OUT_AS_DEFAULT)
 
     def __post_init__(self) -> None:
-        times = (("forward_s", self.forward_s), ("backward_s", self.backward_s))
+        times = [(name, getattr(self, name)) for name in _TIMES]
         _raise(_outside(times, 0, MAX_SECONDS))
 
 
@@ -283,9 +304,9 @@ class WholeStep:
     Attributes:
         before_s: median time before the operators were timed one by one.
         after_s: the same, afterwards; a drift says that the machine was busy.
-        alone_s: sum of the times that the operators took one by one. Their times in the profile
-            are those in the whole step, where they find the memory that they write to in no cache:
-            they sum up to it, forward and backward apart. Files leave out None, with which the
+        alone_s: time of a step of the operators by their times one by one. Their times in the
+            profile are those in the whole step, where they find the memory that they write to in no
+            cache: they make it up, forward and backward apart. Files leave out None, with which the
             times are those of the operators alone.
     """
 

@@ -1,10 +1,11 @@
 """A profile's times on another type of device, by the roofline."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from planner.artefacts.clocks import added_s, clocks_s
 from planner.artefacts.graph import producers
 from planner.artefacts.profile import OperatorCost, Profile, Source
 from planner.artefacts.topology import DeviceType, Topology
@@ -15,6 +16,8 @@ EMPTY_KERNEL_S = 5e-6
 """Least time of an operator that computes anything: a host does not start kernels faster (from
 memory; on a CPU `profilers/efficiencies.py` says where it is from)."""
 
+CPU = "cpu"
+"""The type of devices that are their own hosts."""
 
 NO_SPEED = "no speed of"
 """The beginning of notes on types of devices without a speed."""
@@ -22,15 +25,26 @@ NO_SPEED = "no speed of"
 
 @dataclass(frozen=True, slots=True)
 class OperatorTimes:
-    """Times of all operators on one type of device, each with the losses of its outputs.
+    """Times of all operators on one type of device for one microbatch, each with the losses of its
+    outputs, in s. The host starts kernels while the device runs those before, so what operators
+    take in a row is no sum of times of single ones (`artefacts/clocks.py`).
 
     Attributes:
-        forward_s: (N,) forward pass of operator v for one microbatch, in s.
-        backward_s: (N,) the same for the backward pass.
+        device_s: (2, N) of the device, forward and backward.
+        host_s: (2, N) of the host.
+        forward_s: (N,) the time that the forward of operator v adds to that of the whole model.
+        backward_s: (N,) the same for the backward.
     """
 
-    forward_s: Floats
-    backward_s: Floats
+    device_s: Floats
+    host_s: Floats
+    forward_s: Floats = field(init=False)
+    backward_s: Floats = field(init=False)
+
+    def __post_init__(self) -> None:
+        forward_s, backward_s = added_s(self.device_s, self.host_s)
+        object.__setattr__(self, "forward_s", forward_s)
+        object.__setattr__(self, "backward_s", backward_s)
 
 
 def roofline_s(cost: OperatorCost, kind: DeviceType, dtype: str) -> float:
@@ -69,14 +83,29 @@ def rescaled(profile: Profile, topology: Topology) -> tuple[str, ...]:
     return tuple(k.name for k in topology.device_types if k.name != profile.device_type)
 
 
-def loss_times_s(profile: Profile) -> tuple[Floats, Floats]:
-    """(N,) times of the losses of each operator's outputs, forward and backward, in s."""
-    made_by, count = producers(profile.graph), len(profile.operators)
-    known = [one for one in profile.loss_costs if one.output in made_by]
-    at = np.array([made_by[one.output] for one in known], dtype=int)
-    sides = ([one.forward_s for one in known], [one.backward_s for one in known])
-    forward, backward = (np.bincount(at, side, count).astype(float) for side in sides)
-    return forward, backward
+def loss_times_s(profile: Profile) -> Floats:
+    """(2, N) times of the losses of each operator's outputs, forward and backward, in s."""
+    return _of_losses(profile, [(one.forward_s, one.backward_s) for one in profile.loss_costs])
+
+
+def host_times_s(profile: Profile) -> Floats:
+    """(2, N) times in which the host starts each operator's kernels and those of its losses."""
+    lost = [(one.host_forward_s, one.host_backward_s) for one in profile.loss_costs]
+    host_s: Floats = clocks_s(profile)[1] + _of_losses(profile, lost)
+    return host_s
+
+
+def _of_losses(profile: Profile, times_s: Sequence[tuple[float, float]]) -> Floats:
+    """(2, N) times of losses, by the operators that make what these are computed from.
+
+    Args:
+        times_s: forward and backward of every loss cost of the profile.
+    """
+    made_by, made = producers(profile.graph), np.zeros((2, len(profile.operators)))
+    for one, both_s in zip(profile.loss_costs, times_s, strict=True):
+        if one.output in made_by:
+            made[:, made_by[one.output]] += both_s
+    return made
 
 
 def rescaled_times(
@@ -84,6 +113,7 @@ def rescaled_times(
 ) -> OperatorTimes:
     """Times of the operators on a type of device: the profile's own, or, on another type, times
     the ratio of the rooflines. Where the profile's device is unknown for good, its own everywhere.
+    A host starts kernels as fast for every type, except on CPUs, which are their own hosts.
 
     Args:
         kind: the type of device to know the times of.
@@ -92,11 +122,10 @@ def rescaled_times(
     Raises:
         OptionError: if the times must be rescaled and the profile's device is not known.
     """
-    forward = np.array([o.forward_s for o in profile.operators])
-    backward = np.array([o.backward_s for o in profile.operators])
-    lost = loss_times_s(profile)
+    own, _ = clocks_s(profile)
+    lost, host = loss_times_s(profile), host_times_s(profile)
     if kind.name == profile.device_type or device_is_unknown(profile):
-        return OperatorTimes(forward + lost[0], backward + lost[1])
+        return OperatorTimes(own + lost, host)
     if measured_on is None:
         raise OptionError(
             f"the profile was made on {profile.device_type!r}, whose speed is not known, so it"
@@ -104,7 +133,7 @@ def rescaled_times(
         )
     here = np.array([roofline_s(o, measured_on, profile.dtype) for o in profile.operators])
     there = np.array([roofline_s(o, kind, profile.dtype) for o in profile.operators])
-    unknown = (here == 0) & (forward > 0)
+    unknown = (here == 0) & (own[0] > 0)
     if unknown.any():
         name = profile.operators[int(np.flatnonzero(unknown)[0])].name
         raise OptionError(
@@ -116,4 +145,5 @@ def rescaled_times(
     slower = measured_on.memory_bandwidth_bytes_per_s / kind.memory_bandwidth_bytes_per_s
     ratio = np.divide(there, here, out=np.full_like(here, slower), where=here > 0)
     # A loss moves bytes, too.
-    return OperatorTimes(forward * ratio + lost[0] * slower, backward * ratio + lost[1] * slower)
+    host = np.zeros_like(host) if kind.name == CPU else host
+    return OperatorTimes(own * ratio + lost * slower, host)

@@ -23,11 +23,18 @@ class Segment(NamedTuple):
         end: the operator behind its last one.
         last: the last one with a backward, before which the segment is run again, or its
             activations have to be back.
+        kept: those that are not computed again: what they made is held from the forward on.
     """
 
     first: int
     end: int
     last: int
+    kept: tuple[int, ...] = ()
+
+    @property
+    def computed(self) -> tuple[int, ...]:
+        """The operators that are computed again."""
+        return tuple(i for i in range(self.first, self.end) if i not in self.kept)
 
 
 @remembered
@@ -55,5 +62,7 @@ def _placed(stage: Stage, graph: Graph, segments: Iterable[tuple[str, ...]]) -> 
         first, end = place[some[0]], place[some[-1]] + 1
         places = [i for i in range(first, end) if backward[i]]
         if places:
-            found.append(Segment(first, end, places[-1]))
+            again = {place[name] for name in some}
+            kept = tuple(i for i in range(first, end) if i not in again)
+            found.append(Segment(first, end, places[-1], kept))
     return tuple(found)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import pairwise
 from math import inf
 
 from planner.artefacts.graph import (
@@ -19,8 +20,12 @@ from planner.artefacts.graph import (
     producers,
     tensors_by_name,
 )
+from planner.artefacts.operator_types import ATTENTION, PRODUCTS
 from planner.artefacts.sharding import Sharding
 from planner.support.memo import remembered
+
+KEEPABLE = PRODUCTS | ATTENTION
+"""Types of operators that a segment may leave out."""
 
 
 class ScheduleName(StrEnum):
@@ -65,10 +70,13 @@ class Stage:
             computations.
         recomputed: segments of operators, each behind the one before; of each only what it reads
             is kept, and it is run again as a whole where its backward begins (Chen et al. 2016,
-            arXiv:1604.06174). None are listed where the whole stage is one.
+            arXiv:1604.06174). None are listed where the whole stage is one. A product or an
+            attention that a segment leaves out between its first operator and its last one is not
+            computed again: what it makes is kept, too.
         offloaded: segments of operators, in the same way; the large activations that such a segment
             keeps (`costs/offloading.py`) wait in the host's memory from its forward to its backward
-            (Rhu et al. 2016, arXiv:1602.08124). Of one that is run again these are what it reads.
+            (Rhu et al. 2016, arXiv:1602.08124). Of one that is run again, which may leave out
+            operators here, too, these are what it reads.
     """
 
     operators: tuple[str, ...]
@@ -106,6 +114,18 @@ class Stage:
     def mesh(self) -> tuple[int, ...]:
         """Sizes of the axes that its operators are split along; none of an unsplit stage."""
         return () if self.sharding is None else self.sharding.mesh
+
+    @property
+    def segment_by_operator(self) -> Mapping[str, int]:
+        """The index in `recomputed` of the segment that an operator is in, also of one that the
+        segment leaves out.
+        """
+        place = {name: i for i, name in enumerate(self.operators)}
+        return {
+            name: k
+            for k, some in enumerate(self.recomputed)
+            for name in self.operators[place[some[0]] : place[some[-1]] + 1]
+        }
 
     @property
     def reruns_whole(self) -> bool:
@@ -328,7 +348,7 @@ def violations(strategy: Strategy, graph: Graph, num_devices: int) -> tuple[str,
     wrong = (
         *_operator_violations(strategy, graph),
         *_device_violations(strategy, num_devices),
-        *_stage_violations(strategy),
+        *_stage_violations(strategy, graph),
     )
     if wrong:
         return wrong
@@ -371,7 +391,8 @@ def _device_violations(strategy: Strategy, num_devices: int) -> Iterator[str]:
             )
 
 
-def _stage_violations(strategy: Strategy) -> Iterator[str]:
+def _stage_violations(strategy: Strategy, graph: Graph) -> Iterator[str]:
+    types = {operator.name: operator.type for operator in graph.operators}
     if strategy.num_microbatches < 1:
         yield "there is no microbatch"
     for s, stage in enumerate(strategy.stages):
@@ -387,9 +408,9 @@ def _stage_violations(strategy: Strategy) -> Iterator[str]:
             yield f"stage {s} {obstacle}"
         if stage.recomputed and not stage.recompute:
             yield f"stage {s}: recomputed: expected none where `recompute` is false"
-        for obstacle in _segment_violations(stage, stage.recomputed):
+        for obstacle in _segment_violations(stage, stage.recomputed, types):
             yield f"stage {s}: recomputed: {obstacle}"
-        for obstacle in _offload_violations(stage):
+        for obstacle in _offload_violations(stage, types):
             yield f"stage {s}: offloaded: {obstacle}"
         for obstacle in _sharing_violations(stage, strategy.num_microbatches):
             yield f"stage {s}: {obstacle}"
@@ -428,28 +449,45 @@ def _parted_states(strategy: Strategy, graph: Graph) -> Iterator[str]:
             )
 
 
-def _offload_violations(stage: Stage) -> Iterator[str]:
-    yield from _segment_violations(stage, stage.offloaded)
+def _offload_violations(stage: Stage, types: Mapping[str, str]) -> Iterator[str]:
+    yield from _segment_violations(stage, stage.offloaded, types)
     if stage.offloaded and stage.reruns_whole:
         yield "expected none where the whole stage is recomputed"
     again = {name: some for some in stage.recomputed for name in some}
+    place = {name: i for i, name in enumerate(stage.operators)}
     for k, some in enumerate(stage.offloaded):
-        if any(again.get(name, some) != some for name in some):
-            yield f"segment {k}: expected a recomputed segment, or operators of none"
+        if some in stage.recomputed or not place.keys() >= set(some):
+            continue
+        every = stage.operators[place[some[0]] : place[some[-1]] + 1]
+        if some != every or not again.keys().isdisjoint(every):
+            yield f"segment {k}: expected a recomputed segment, or a run of operators of none"
 
 
-def _segment_violations(stage: Stage, segments: Sequence[tuple[str, ...]]) -> Iterator[str]:
+def _segment_violations(
+    stage: Stage, segments: Sequence[tuple[str, ...]], types: Mapping[str, str]
+) -> Iterator[str]:
+    """Of segments.
+
+    Args:
+        types: of operators, by name.
+    """
     place, behind = {name: i for i, name in enumerate(stage.operators)}, 0
     for k, some in enumerate(segments):
         if not some or not place.keys() >= set(some):
             yield f"segment {k}: expected operators of the stage"
             return
-        first = place[some[0]]
-        if some != stage.operators[first : first + len(some)]:
-            yield f"segment {k}: expected operators that follow each other in the stage"
-        elif first < behind:
+        places = [place[name] for name in some]
+        if any(a >= b for a, b in pairwise(places)):
+            yield f"segment {k}: expected operators in the order of the stage"
+        elif places[0] < behind:
             yield f"segment {k}: expected operators behind those of the segment before"
-        behind = first + len(some)
+        for name in stage.operators[places[0] : places[-1]]:
+            if name not in some and types.get(name) not in KEEPABLE:
+                yield (
+                    f"segment {k}: operator {name} ({types.get(name)}) inside it is left out;"
+                    " expected only products and attention to be"
+                )
+        behind = places[-1] + 1
 
 
 def most_in_flight(strategy: Strategy, s: int) -> float:

@@ -5,7 +5,7 @@
 
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import TypeVar
 
@@ -27,6 +27,41 @@ T = TypeVar("T", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
+class ProcessMemory:
+    """Memory that a process takes of its device beside tensors, in bytes; 0 of processes on CPUs.
+
+    Attributes:
+        context_bytes: of the driver's context, with the kernels and handles of libraries.
+        first_group_bytes: of the communicator of its first group of processes.
+        group_bytes: of that of each further one.
+        workspace_bytes: buffers in which libraries multiply matrices, of all threads that do. The
+            allocator of tensors has them, unlike the others.
+
+    Raises:
+        ValueError: if one is negative.
+    """
+
+    context_bytes: int = 0
+    first_group_bytes: int = 0
+    group_bytes: int = 0
+    workspace_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        wrong = [one.name for one in fields(self) if getattr(self, one.name) < 0]
+        if wrong:
+            raise ValueError(f"{', '.join(wrong)}: expected at least 0")
+
+    def with_groups(self, number: int) -> int:
+        """What is no tensor's, with the communicators of some groups.
+
+        >>> ProcessMemory(700, 500, 400, 64).with_groups(3)
+        2000
+        """
+        groups = self.first_group_bytes + (number - 1) * self.group_bytes if number else 0
+        return self.context_bytes + groups
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceType:
     """Speed and memory of one kind of device.
 
@@ -36,6 +71,7 @@ class DeviceType:
         flops: peak FLOP per s by dtype.
         memory_bandwidth_bytes_per_s: of the device's own memory.
         source: where the figures come from.
+        process: memory that a process takes of a device beside tensors.
 
     Raises:
         ValueError: if a figure is not above 0, or float32's speed is missing.
@@ -46,6 +82,7 @@ class DeviceType:
     flops: dict[str, float]
     memory_bandwidth_bytes_per_s: float
     source: str
+    process: ProcessMemory = field(default=ProcessMemory(), metadata=LEFT_OUT_AS_DEFAULT)
 
     def __post_init__(self) -> None:
         speeds = (

@@ -9,6 +9,10 @@ whole. So the bounds hold for every mesh and every rule of the profile on it, fo
 sequence parallelism alike, and for all ways in which parameters, gradients and optimizer state lie:
 these change collectives, steps and memory, which count for nothing here.
 
+A pass of a stage takes no less than the sum of its operators' times on the device, nor than the sum
+of their times on the host, which starts every part of an operator in the time of the whole. So each
+direction counts the one of which the whole model has more.
+
 They speak of the cost model and not of the machine. A part that would take less than its share,
 since it fits into a cache, is known only if it was measured (`OperatorCost.parts`). Ways to split
 an operator for which the profile has no rule are not among the strategies. Those of a problem have
@@ -26,7 +30,7 @@ from planner.artefacts.graph import loss_outputs, predecessors, producers, tenso
 from planner.artefacts.options import Objective
 from planner.artefacts.problem import Problem
 from planner.artefacts.profile import PartTime, Profile, has_rules
-from planner.artefacts.roofline import loss_times_s
+from planner.artefacts.roofline import OperatorTimes, loss_times_s
 from planner.artefacts.topology import Host, hosts_by_name
 from planner.costs.operators import (
     first_of_each_type,
@@ -34,9 +38,10 @@ from planner.costs.operators import (
     operator_times,
     slowdown,
 )
+from planner.costs.process_memory import least_reserve_bytes
 from planner.costs.stage_memory import own_limit_bytes, static_bytes
 from planner.costs.stage_pass import shortest_part_s
-from planner.support.arrays import Floats
+from planner.support.arrays import Bools, Floats
 from planner.support.units import format_bytes, format_bytes_apart
 
 
@@ -119,12 +124,13 @@ def _fastest(problem: Problem, most: int = 1) -> Floats:
     part if it has rules and is split over `most` devices, in s.
     """
     first = first_of_each_type(problem.topology).values()
-    kinds = [operator_times(problem, device) for device in first]
-    times = np.array([(one.forward_s, one.backward_s) for one in kinds])  # (types, 2, N)
+    kinds = [_adding_up(operator_times(problem, device)) for device in first]
+    times = np.array([times for times, _ in kinds])  # (types, 2, N)
     if most > 1:
         # A loss is computed of a part of its output, whoever made that.
         lost = loss_times_s(problem.profile)
         splits = (lost[0] + lost[1] > 0) | [bool(o.rules) for o in problem.profile.operators]
+        splits = splits & ~np.array([of_host for _, of_host in kinds])
         # A part takes at least the floor or, where the whole is shorter, the whole, and at least
         # its even share of the work; a smaller number of devices leaves it more of both. A part
         # that was measured may be below either, so its share comes last.
@@ -134,6 +140,14 @@ def _fastest(problem: Problem, most: int = 1) -> Floats:
         times = np.where(splits, parts, times)
     fastest: Floats = times.min(axis=0)
     return fastest
+
+
+def _adding_up(times: OperatorTimes) -> tuple[Floats, Bools]:
+    """(2, N) times of the operators that add up in every pass, and (2, 1) whether they are the
+    host's, in each direction.
+    """
+    of_host = (times.host_s.sum(axis=1) > times.device_s.sum(axis=1))[:, None]
+    return np.where(of_host, times.host_s, times.device_s), of_host
 
 
 def _least_shares(profile: Profile, most: int) -> Floats:
@@ -193,8 +207,8 @@ def fractional_s(problem: Problem) -> float:
     capacity, share = _capacity(problem), _together(problem.profile)
     # In the order of the names, so that the program's solution does not depend on the devices'.
     first = sorted(first_of_each_type(problem.topology).items())
-    kinds = [operator_times(problem, device) for _, device in first]
-    times = np.array([one.forward_s * share[0] + one.backward_s * share[1] for one in kinds])
+    kinds = [_adding_up(operator_times(problem, device)) for _, device in first]
+    times = np.array([(one * np.where(of_host, 1.0, share)).sum(axis=0) for one, of_host in kinds])
     counts = np.array([capacity[kind] for kind, _ in first], dtype=float)
     if len(kinds) == 1:
         return float(times[0].sum() / counts[0])
@@ -262,7 +276,8 @@ def memory_shortage(problem: Problem) -> str | None:
     """Why the model cannot fit however it is split, or None: its parameters, gradients and
     optimizer state alone, each held once, against all memory that there is.
     """
-    reserve = problem.training.reserve
+    devices = range(len(problem.topology.devices))
+    reserve = max(least_reserve_bytes(problem, device) for device in devices)
     room = sum(_room_bytes(problem, host) for host in problem.topology.hosts)
     parameters = problem.profile.graph.parameters
     need = static_bytes(
@@ -283,14 +298,13 @@ def _room_bytes(problem: Problem, host: Host) -> int:
     """The most memory beside the reserves that any choice of a host's devices has: where they
     share the host's memory, fewer of them pay fewer reserves.
     """
-    own = sorted(
-        (own_limit_bytes(problem, i) for i, d in enumerate(problem.topology.devices)
-         if d.host == host.name), reverse=True,
-    )  # fmt: skip
-    reserve = problem.training.reserve
+    devices = [i for i, one in enumerate(problem.topology.devices) if one.host == host.name]
+    limits = [own_limit_bytes(problem, i) for i in devices]
+    reserves = [least_reserve_bytes(problem, i) for i in devices]
     if host.memory_bytes is None:
-        return sum(max(0, limit - reserve) for limit in own)
+        return sum(max(0, limit - one) for limit, one in zip(limits, reserves, strict=True))
+    own, least = sorted(limits, reverse=True), min(reserves, default=0)
     return max(
-        (min(sum(own[:n]), host.memory_bytes) - n * reserve for n in range(len(own) + 1)),
+        (min(sum(own[:n]), host.memory_bytes) - n * least for n in range(len(own) + 1)),
         default=0,
     )

@@ -4,16 +4,26 @@ weights belong to a microbatch, as what was gathered does.
 """
 
 from collections.abc import Iterator, Mapping
+from math import prod
 
-from planner.artefacts.graph import ITEM_BYTES, parameters_by_name
+from planner.artefacts.graph import (
+    ITEM_BYTES,
+    Graph,
+    Parameter,
+    Tensor,
+    parameters_by_name,
+    tensors_by_name,
+)
+from planner.artefacts.operator_types import PRODUCTS
 from planner.artefacts.profile import Profile
 from planner.artefacts.strategy import Stage, indices_of
 from planner.costs.mesh_memory import local_bytes
 from planner.resharding.over_replicas import over_replicas
-from planner.resharding.overlap import PRODUCTS
 from planner.resharding.reshardings import reshardings
 from planner.resharding.sums import parameter_specs
 from planner.support.memo import remembered
+
+_SHORT_FLOATS = ("float16", "bfloat16")
 
 
 @remembered
@@ -29,6 +39,40 @@ def cast_weights(profile: Profile) -> frozenset[str]:
         for name in operator.parameters
         if known[name].dtype == "float32"
     )
+
+
+def short_copies(profile: Profile, v: int) -> Mapping[str, float]:
+    """The tensors and parameters of which an operator keeps a copy in the type of autocast for its
+    backward, and bytes of an element of that: as short as what it makes of all that it reads as
+    float32, if they are within what it keeps besides.
+    """
+    operator, cost = profile.graph.operators[v], profile.operators[v]
+    known = _known(profile.graph)
+    made, others = known[operator.outputs[0]].dtype, {*cost.stash_tensors, *cast_weights(profile)}
+    long = [
+        known[name]
+        for name in (*operator.inputs, *operator.parameters)
+        if name not in others and known[name].dtype == "float32" and made in _SHORT_FLOATS
+    ]
+    item_bytes = ITEM_BYTES[made]
+    size = sum(prod(one.shape) * item_bytes for one in long)
+    return {one.name: item_bytes for one in long} if size <= cost.stash_private_bytes else {}
+
+
+def _known(graph: Graph) -> dict[str, Tensor | Parameter]:
+    """Tensors and parameters by name."""
+    return {**tensors_by_name(graph), **parameters_by_name(graph)}
+
+
+def held_private_bytes(profile: Profile, v: int) -> int:
+    """Of the bytes that an operator keeps for itself, those that are held where a segment is run
+    again without it: copies of what it reads are made again.
+    """
+    if profile.graph.operators[v].type in PRODUCTS:
+        return 0
+    known = _known(profile.graph)
+    copied = sum(prod(known[n].shape) * item for n, item in short_copies(profile, v).items())
+    return profile.operators[v].stash_private_bytes - round(copied)
 
 
 def cast_bytes(profile: Profile) -> Mapping[str, int]:

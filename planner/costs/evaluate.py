@@ -3,7 +3,7 @@
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +20,7 @@ from planner.artefacts.strategy import (
 from planner.costs.actions import ActionCosts, action_costs
 from planner.costs.closed_form import StageCost, objective_s
 from planner.costs.peak_memory import peak_memory
+from planner.costs.process_memory import library_bytes, process_bytes
 from planner.costs.stage_costs import stage_costs, stage_transfers
 from planner.costs.stage_memory import StageMemory, device_memory, limit_bytes, stage_memory
 from planner.resharding.checks import all_violations
@@ -159,7 +160,25 @@ def _needs(problem: Problem, strategy: Strategy) -> list[StageMemory]:
 def _memory(
     problem: Problem, strategy: Strategy, lists: Program, needs: Sequence[StageMemory]
 ) -> Mapping[int, MemoryParts]:
-    """The peak of every used device; replicas differ by their share of the microbatches."""
+    """The peak of every used device, with what its process takes."""
+    tensors, stages = _tensor_memory(problem, strategy, lists, needs), stages_by_device(strategy)
+    process = process_bytes(problem, strategy, lists)
+    return {
+        device: replace(
+            parts,
+            workspace_bytes=parts.workspace_bytes
+            + library_bytes(problem, [strategy.stages[s] for s in stages[device]], device),
+            reserve_bytes=max(parts.reserve_bytes, process[device]),
+            process_bytes=process[device],
+        )
+        for device, parts in tensors.items()
+    }
+
+
+def _tensor_memory(
+    problem: Problem, strategy: Strategy, lists: Program, needs: Sequence[StageMemory]
+) -> Mapping[int, MemoryParts]:
+    """The same without it; replicas differ by their share of the microbatches."""
     code = lists.code
     position = {device: d for d, device in enumerate(code.devices.tolist())}
     if shares_devices(strategy):
@@ -214,13 +233,14 @@ def _shortage(
     parts, name = memory[device], problem.topology.devices[device].name
     need, room = format_bytes_apart(parts.total_bytes, limit_bytes(problem, used, device))
     versions = f" versions {format_bytes(parts.version_bytes)}," if parts.version_bytes else ""
+    process = f", {format_bytes(parts.process_bytes)} of it the process" * bool(parts.process_bytes)
     return (
         f"{who} {need} on {name}, the limit is {room}"
         f" (parameters {format_bytes(parts.parameter_bytes)},{versions} gradients"
         f" {format_bytes(parts.gradient_bytes)}, optimizer {format_bytes(parts.optimizer_bytes)},"
         f" stash {format_bytes(parts.stash_bytes)}, buffers {format_bytes(parts.buffer_bytes)},"
         f" workspace {format_bytes(parts.workspace_bytes)}, reserve"
-        f" {format_bytes(parts.reserve_bytes)})"
+        f" {format_bytes(parts.reserve_bytes)}{process})"
     )
 
 

@@ -33,21 +33,22 @@ from planner.artefacts.graph import (
     producers,
     tensors_by_name,
 )
+from planner.artefacts.operator_types import PRODUCTS
 from planner.artefacts.profile import LossCost, OperatorCost, Profile, view_bases, with_times
 from planner.artefacts.sharding import Rule, blocks_of, local_shape, rule_by
-from planner.artefacts.strategy import Stage, indices_of
-from planner.costs.casts import cast_weights
+from planner.artefacts.strategy import Stage, indices_of, operator_indices
+from planner.costs.casts import cast_weights, short_copies
 from planner.costs.mesh_memory import bucket_scatters, conversion_bytes
+from planner.costs.passes import RerunOperators
 from planner.resharding import Resharding, reshardings
 from planner.resharding.conversion import Collective, Step
 from planner.resharding.cut_losses import vocabulary_parallel_steps
 from planner.resharding.over_replicas import over_replicas
-from planner.resharding.overlap import PRODUCTS, PassOrder, pass_order
+from planner.resharding.overlap import PassOrder, pass_order
 from planner.resharding.reshardings import has_gradient, homes, leaving, reads_back
 from planner.resharding.statistics import Sides, statistics_steps
 from planner.support.memo import remembered
 
-_SHORT_FLOATS = ("float16", "bfloat16")
 _PERMUTING = frozenset({"Einsum"})
 """Operators that multiply copies of what they read, with its dimensions in another order."""
 
@@ -71,7 +72,7 @@ class LocalStage:
         order: where the reshardings are started.
         operator_rows: the operators of the stage, by their indices there.
         copy_rows: the reshardings, as `order` numbers them, by their indices there.
-        segments: by their indices there, the operators of each segment that is run again, with the
+        segments: the operators of each segment that is run again, by their indices there, with the
             reshardings that they read.
         cast_bytes: per operator, what it reads and writes in a forward, and in a backward, to make
             copies of gathered weights in the type of autocast.
@@ -89,7 +90,7 @@ class LocalStage:
     order: PassOrder
     operator_rows: tuple[int, ...]
     copy_rows: tuple[int, ...]
-    segments: tuple[frozenset[int], ...]
+    segments: tuple[RerunOperators, ...]
     cast_bytes: tuple[tuple[int, int], ...]
 
 
@@ -298,10 +299,13 @@ class _Builder:
             cast_bytes=tuple(row.cast_bytes for row in self.rows),
         )
 
-    def _segments(self) -> Iterator[frozenset[int]]:
+    def _segments(self) -> Iterator[RerunOperators]:
         for one in self.order.reruns.values():
             rows = [self.operator_rows[place] for place in one.places]
-            yield frozenset([*rows, *(self.copy_rows[c] for c, _ in one.starts)])
+            kept = frozenset(self.operator_rows[place] for place in one.kept)
+            yield RerunOperators(
+                frozenset([*rows, *(self.copy_rows[c] for c, _ in one.starts)]), kept
+            )
 
     def _place(self, names: Iterable[str]) -> None:
         """Adds tensors and parameters as they lie at home."""
@@ -453,17 +457,15 @@ class _Builder:
 
     def _saved_copies(self, operator: Operator, cost: OperatorCost) -> dict[str, float]:
         """The tensors and parameters of which an operator keeps a copy for its backward, not
-        themselves, and bytes of an element of that. Under autocast, copies as short as what it
-        makes of all that it reads as float32, if they are within what it keeps besides. Else copies
-        in another order of dimensions: the fewest that are together as large as that.
+        themselves, and bytes of an element of that: those in the type of autocast. Else copies
+        in another order of dimensions: the fewest that are together as large as what it keeps
+        besides.
         """
-        made = self.whole[operator.outputs[0]].dtype
+        short = short_copies(self.profile, operator_indices(self.graph)[operator.name])
+        if short:
+            return dict(short)
         read = [n for n in (*operator.inputs, *operator.parameters) if n not in cost.stash_tensors]
         read = [n for n in read if n not in cast_weights(self.profile)]
-        long = [n for n in read if self.whole[n].dtype == "float32" and made in _SHORT_FLOATS]
-        size = sum(prod(self.whole[n].shape) * ITEM_BYTES[made] for n in long)
-        if long and size <= cost.stash_private_bytes:
-            return dict.fromkeys(long, ITEM_BYTES[made])
         for count in range(1, len(read) + 1) if operator.type in _PERMUTING else ():
             for some in combinations(dict.fromkeys(read), count):
                 if sum(self.whole[n].bytes for n in some) == cost.stash_private_bytes:

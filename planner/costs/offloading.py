@@ -3,7 +3,8 @@
 
 An activation waits there if it has at least `LEAST_OFFLOADED_BYTES`, if all operators that keep it,
 and all segments that read it to be run again, are offloaded, and if the stage makes it from data
-and for itself. A storage is copied once, however many views of it are kept:
+and for itself. What operators made that such a segment leaves out stays on the device. A storage is
+copied once, however many views of it are kept:
 
     forward    | segment 0 | segment 1 | segment 2 |    a segment ends when the copies of the one
     copies                 |   0    |  |    1   |   2 | before have ended
@@ -26,7 +27,14 @@ from planner.artefacts.segments import LEAST_OFFLOADED_BYTES, offloaded_of, segm
 from planner.artefacts.strategy import Stage, indices_of
 from planner.artefacts.topology import Host, Topology, hosts_by_name
 from planner.costs.local_stage import local_stage
-from planner.costs.passes import STAYS, Leaving, read_from_outside, used_outside
+from planner.costs.passes import (
+    STAYS,
+    Leaving,
+    RerunOperators,
+    read_from_outside,
+    rerun_operators,
+    used_outside,
+)
 from planner.resharding.over_replicas import over_replicas
 from planner.support.errors import TopologyError
 from planner.support.memo import remembered
@@ -79,7 +87,7 @@ def _stage_offload(profile: Profile, stage: Stage) -> Offloaded:
     graph, shared = profile.graph, over_replicas(stage, profile.graph)
     if shared.sharding is None:
         rows = indices_of(stage, graph)
-        again = [frozenset(rows[one.first : one.end]) for one in segments_of(stage, graph)]
+        again = rerun_operators(segments_of(stage, graph), rows)
         return _Waiting(profile, rows, again).offload(rows, stage)
     local = local_stage(profile, stage)
     waiting = _Waiting(local.profile, local.inside, local.segments)
@@ -92,16 +100,18 @@ class _Waiting:
     Args:
         profile: of the operators at their sizes on the device.
         inside: the operators of the stage.
-        again: those of each segment that a backward runs again.
+        again: segments that a backward runs again.
     """
 
     def __init__(
-        self, profile: Profile, inside: Sequence[int], again: Sequence[frozenset[int]]
+        self, profile: Profile, inside: Sequence[int], again: Sequence[RerunOperators]
     ) -> None:
         graph = profile.graph
-        self._profile, self._inside, self._again = profile, frozenset(inside), again
+        self._profile, self._inside = profile, frozenset(inside)
+        self._again = [one.operators for one in again]
         around = (*read_from_outside(graph, self._inside), *used_outside(graph, self._inside))
-        stays = {storage_owner(profile, name, self._inside) for name in around}
+        held = (name for one in again for v in one.kept for name in graph.operators[v].outputs)
+        stays = {storage_owner(profile, name, self._inside) for name in (*around, *held)}
         sizes = {name: one.bytes for name, one in tensors_by_name(graph).items()}
         self._bytes = {
             name: sizes[name]
@@ -239,7 +249,7 @@ def host_rate_bytes_per_s(topology: Topology, device: int) -> float:
     return host.host_link.bandwidth_bytes_per_s / min(host.host_link.num_devices, count)
 
 
-class HostClock:
+class CopyClock:
     """The copies of one pass.
 
     Args:

@@ -36,9 +36,22 @@ def operator_times(problem: Problem, device: int) -> OperatorTimes:
     elsewhere = [v for v, d in pinned(problem).items() if d != device]
     if not elsewhere:
         return times
-    forward = times.forward_s.copy()
-    forward[elsewhere] += PENALTY * float((times.forward_s + times.backward_s).sum())
-    return OperatorTimes(forward, times.backward_s)
+    device_s = times.device_s.copy()
+    device_s[0, elsewhere] += PENALTY * float((times.forward_s + times.backward_s).sum())
+    return OperatorTimes(device_s, times.host_s)
+
+
+def sums_are_bounds(problem: Problem) -> bool:
+    """Whether a stage may take longer than its operators add to the passes of the whole model,
+    which searches sum up: on some device the host bounds some of a direction, and the device
+    others.
+    """
+    for device in first_of_each_type(problem.topology).values():
+        times = operator_times(problem, device)
+        waiting = times.host_s > times.device_s
+        if (waiting.any(axis=1) & (times.device_s > times.host_s).any(axis=1)).any():
+            return True
+    return False
 
 
 def first_of_each_type(topology: Topology) -> Mapping[str, int]:
@@ -62,13 +75,14 @@ def _calibrated_times(
     none = Deviation("", 0.0, 0.0)
     deviations = [known.get(operator.type, none) for operator in profile.graph.operators]
     lost = loss_input_bytes(profile)
+    factors = np.array([
+        calibration.forward + np.array([d.forward for d in deviations]),
+        calibration.backward + np.array([d.backward for d in deviations]),
+    ])  # fmt: skip
+    per_byte = calibration.loss_forward_s_per_byte, calibration.loss_backward_s_per_byte
     return OperatorTimes(
-        scale * alone.forward_s * (calibration.forward + np.array([d.forward for d in deviations]))
-        + lost * calibration.loss_forward_s_per_byte,
-        scale
-        * alone.backward_s
-        * (calibration.backward + np.array([d.backward for d in deviations]))
-        + lost * calibration.loss_backward_s_per_byte,
+        scale * alone.device_s * factors + np.outer(per_byte, lost),
+        scale * alone.host_s * factors,
     )
 
 

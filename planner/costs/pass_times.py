@@ -9,17 +9,26 @@ Collectives that operators wait for on the spot (statistics, losses) are in the 
 collectives are work for the cores that compute, too (`stage_pass.sums_overlap_compute`), nothing
 runs beside them, so that all times add up.
 
-A segment that is run again is a forward of its own, between the backwards of two operators. Copies
-between a device and its host are on a third stream (`offloading.py`).
+A segment that is run again is a forward of its own, between the backwards of two operators. In it
+operators whose results are held take no time.
+
+An operator ends no earlier than the host has started its kernels (artefacts/clocks.py). Both clocks
+start with the pass, as those of a launch do, which waits for the device behind each pass. Copies
+between a device and its host's memory are on a third stream (`offloading.py`), which the device
+waits for and the host does not. The time in which the host starts collectives and copies is left
+out.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from planner.artefacts.segments import Segment
 from planner.costs.local_stage import LocalStage
-from planner.costs.offloading import NO_COPIES, HostClock, HostCopies
+from planner.costs.offloading import NO_COPIES, CopyClock, HostCopies
 from planner.resharding.overlap import PassOrder, Rerun
+from planner.support.arrays import Floats
 
 _Span = tuple[float, float]
 
@@ -35,12 +44,14 @@ class SideDurations:
         asked: per row, of the collectives that an operator waits for on the spot.
         weights: per row, the part of `compute` in which an operator makes the gradients of its
             parameters.
+        host: per row, in which the host starts the kernels of an operator.
     """
 
     compute: Sequence[float]
     moved: Sequence[float]
     asked: Sequence[float]
     weights: Sequence[float]
+    host: Sequence[float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +80,7 @@ class PassTimes:
 
 
 class _Streams:
-    """The clocks of both streams.
+    """The clocks of both streams, and of the host.
 
     Args:
         beside: whether collectives run beside computations.
@@ -77,7 +88,7 @@ class _Streams:
     """
 
     def __init__(self, rows: int, *, beside: bool) -> None:
-        self.main = self.queue = 0.0
+        self.main = self.queue = self.host = 0.0
         self.moved, self.asked = dict[int, _Span](), dict[int, _Span]()
         self.again = dict[int, _Span](), dict[int, _Span]()  # moved and asked in segments
         self.ready, self.end, self.gradient = ([0.0] * rows for _ in range(3))
@@ -98,6 +109,11 @@ class _Streams:
         """Goes on when the collectives of a row have ended."""
         self.main = max(self.main, self.ready[row])
 
+    def compute(self, duration: float, host: float) -> None:
+        """Runs an operator that the host starts."""
+        self.host += host
+        self.main = max(self.main + duration, self.host)
+
     def ask(self, row: int, duration: float) -> None:
         """Runs collectives on the spot."""
         if duration:
@@ -112,34 +128,44 @@ class _Streams:
 
 
 def alone_times(
-    forward_s: Sequence[float],
-    backward_s: Sequence[float],
-    segments: Sequence[Segment] = (),
+    device_s: Floats, host_s: Floats, segments: Sequence[Segment] = (),
     copies: HostCopies = NO_COPIES,
-) -> tuple[PassTimes, PassTimes]:
+) -> tuple[PassTimes, PassTimes]:  # fmt: skip
     """The times of the forward and the backward of operators without collectives.
 
     Args:
+        device_s: (2, n) forward and backward of each on the device.
+        host_s: (2, n) in which the host starts their kernels.
         segments: that the backward runs again.
         copies: between the device and its host.
 
-    >>> [one.end for one in alone_times([1.0, 2.0], [3.0, 4.0])]
+    >>> device_s, host_s = np.array([[1.0, 2.0], [3.0, 4.0]]), np.zeros((2, 2))
+    >>> [one.end for one in alone_times(device_s, host_s)]
     [[1.0, 3.0], [7.0, 4.0]]
-    >>> alone_times([1.0, 2.0], [3.0, 4.0], [Segment(first=0, end=1, last=0)])[1].end
+    >>> alone_times(device_s, host_s, [Segment(first=0, end=1, last=0)])[1].end
     [8.0, 4.0]
+    >>> alone_times(device_s, host_s, [Segment(first=0, end=2, last=1, kept=(1,))])[1].end
+    [8.0, 5.0]
+    >>> [one.end for one in alone_times(device_s, np.array([[0.0, 4.0], [3.0, 3.0]]))]
+    [[1.0, 4.0], [7.0, 4.0]]
     """
-    there, with_again = [0.0] * len(forward_s), [*backward_s]
-    for one in segments:
-        with_again[one.last] += sum(forward_s[one.first : one.end])
-    clock, now = HostClock(copies), 0.0
-    for place, time_s in enumerate(forward_s):
-        now = there[place] = clock.behind(place, now + time_s)
-    forward = PassTimes({}, {}, there, there, clock.end(now))
-    clock, back = HostClock(copies), [0.0] * len(backward_s)
-    now = clock.begin(0.0)
-    for place in reversed(range(len(backward_s))):
-        now = back[place] = clock.before(place, now) + with_again[place]
-    return forward, PassTimes({}, {}, back, back, now)
+    count, last = device_s.shape[1], {one.last: one for one in segments}
+    forward, backward = np.stack((device_s, host_s), axis=2).tolist()
+    there, clock = _Streams(count, beside=True), CopyClock(copies)
+    for v in range(count):
+        there.compute(*forward[v])
+        there.main = clock.behind(v, there.main)
+        there.end[v] = there.gradient[v] = there.main
+    there.main = clock.end(there.main)
+    back, clock = _Streams(count, beside=True), CopyClock(copies)
+    back.main = clock.begin(0.0)
+    for v in reversed(range(count)):
+        back.main = clock.before(v, back.main)
+        for i in last[v].computed if v in last else ():
+            back.compute(*forward[i])
+        back.compute(*backward[v])
+        back.end[v] = back.gradient[v] = back.main
+    return there.times(), back.times()
 
 
 def forward_times(
@@ -157,7 +183,7 @@ def forward_times(
         copies: between the device and its host.
     """
     streams, awaited = _Streams(len(durations.compute), beside=beside), dict[int, float]()
-    clock = HostClock(copies)
+    clock = CopyClock(copies)
     for place, duration in before:
         streams.queue += duration
         awaited[place] = streams.queue
@@ -204,12 +230,17 @@ class _Ahead:
         for c in self._waited.get(place, ()):
             self._streams.wait(self._local.copy_rows[c])
 
-    def run(self, row: int) -> None:
-        """Runs an operator."""
+    def run(self, row: int, *, computes: bool = True) -> None:
+        """Runs an operator.
+
+        Args:
+            computes: whether it is computed, and not only the collectives that it asks for.
+        """
         asks_behind = row in self._local.losses
         if not asks_behind:
             self._streams.ask(row, self._durations.asked[row])
-        self._streams.main += self._durations.compute[row]
+        if computes:
+            self._streams.compute(self._durations.compute[row], self._durations.host[row])
         if asks_behind:
             self._streams.ask(row, self._durations.asked[row])
 
@@ -224,7 +255,7 @@ def backward_times(
         ahead: durations of the forward, where segments of it are run again.
         copies: between the device and its host.
     """
-    streams, clock = _Streams(len(durations.compute), beside=beside), HostClock(copies)
+    streams, clock = _Streams(len(durations.compute), beside=beside), CopyClock(copies)
     streams.main = clock.begin(0.0)
     started, late = _waited_at(order), _late(order)
     waits: dict[int, list[int]] = {}
@@ -272,7 +303,7 @@ def _run_again(
     ahead = _Ahead(streams, local, durations, again.starts, order.first)
     for place in again.places:
         ahead.up_to(place)
-        ahead.run(local.operator_rows[place])
+        ahead.run(local.operator_rows[place], computes=place not in again.kept)
     streams.moved, streams.asked = mine
 
 
@@ -284,7 +315,7 @@ def _operator(
     if row in local.regathered:
         streams.wait(row)
     streams.ask(row, durations.asked[row])
-    streams.main += durations.compute[row] - durations.weights[row] * is_late
+    streams.compute(durations.compute[row] - durations.weights[row] * is_late, durations.host[row])
     streams.end[row] = streams.gradient[row] = streams.main
 
 

@@ -26,6 +26,8 @@ from planner.artefacts.graph import (
     tensors_by_name,
 )
 from planner.artefacts.profile import Profile, gradient_bases, storage_owner, view_bases
+from planner.artefacts.segments import Segment
+from planner.costs.casts import held_private_bytes
 
 
 class Leaving(NamedTuple):
@@ -59,6 +61,42 @@ def used_outside(graph: Graph, inside: Collection[int]) -> tuple[str, ...]:
         for name in graph.operators[v].outputs
         if name in results or any(w not in inside for w in read_by[name])
     )
+
+
+class RerunOperators(NamedTuple):
+    """A segment that is run again, by indices of operators.
+
+    Attributes:
+        operators: all of it.
+        kept: those of them that are not computed again: what they made is held from the forward on.
+    """
+
+    operators: frozenset[int]
+    kept: frozenset[int] = frozenset()
+
+
+def rerun_operators(
+    segments: Iterable[Segment], indices: Sequence[int]
+) -> tuple[RerunOperators, ...]:
+    """Segments of a stage that is not split, by indices of operators.
+
+    Args:
+        indices: of the operators of the stage.
+    """
+    return tuple(
+        RerunOperators(
+            frozenset(indices[one.first : one.end]), frozenset(indices[i] for i in one.kept)
+        )
+        for one in segments
+    )
+
+
+def there_before(graph: Graph, segment: RerunOperators) -> tuple[str, ...]:
+    """Tensors that are there when a segment is run again: those that it reads, and those that its
+    kept operators made.
+    """
+    held = (name for v in sorted(segment.kept) for name in graph.operators[v].outputs)
+    return (*read_from_outside(graph, segment.operators), *held)
 
 
 def operator_workspaces(profile: Profile) -> tuple[int, ...]:
@@ -103,7 +141,7 @@ def _workspaces(profile: Profile, inside: Collection[int]) -> dict[int, int]:
 
 def forward_workspace_bytes(
     profile: Profile, inside: Collection[int], kept: Collection[str], loss_bytes: int,
-    again: Collection[int] = (), leaving: Leaving = STAYS,
+    segments: Sequence[RerunOperators] = (), leaving: Leaving = STAYS,
 ) -> int:  # fmt: skip
     """The most bytes above all that a forward pass keeps, while it runs.
 
@@ -111,25 +149,62 @@ def forward_workspace_bytes(
         inside: the operators of the stage.
         kept: owners of storage that is there when the pass has ended.
         loss_bytes: bytes that the loss keeps in addition.
-        again: operators that a backward runs again, so that they keep nothing for themselves.
+        segments: of operators that a backward runs again, so that they keep nothing for themselves
+            but what is held of the kept ones.
         leaving: what goes to the host's memory.
     """
-    made_by = producers(profile.graph)
-    private = {
-        v: 0 if v in leaving.private else profile.operators[v].stash_private_bytes for v in inside
-    }
-    # Bytes that an operator adds to those that are kept, when it has run.
-    coming = Counter({v: size for v, size in private.items() if v not in again})
-    for name, size in _sizes(profile.graph, kept):
+    private = _remade_private_bytes(profile, segments)
+    coming = Counter(
+        {
+            v: profile.operators[v].stash_private_bytes - private[v]
+            for v in inside
+            if v not in leaving.private
+        }
+    )
+    coming += _made_bytes_of(profile.graph, inside, kept)
+    alive = _forward_alive(profile, inside, kept, leaving)
+    most = _most_above(profile, alive, (coming, private), loss_bytes)
+    return max(loss_copy_bytes(profile.graph, inside), most)
+
+
+def _remade_private_bytes(profile: Profile, segments: Iterable[RerunOperators]) -> Counter[int]:
+    """Per operator of segments that are run again, the bytes that it keeps for itself only then."""
+    return Counter(
+        {
+            v: profile.operators[v].stash_private_bytes
+            - (held_private_bytes(profile, v) if v in some.kept else 0)
+            for some in segments
+            for v in some.operators
+        }
+    )
+
+
+def _made_bytes_of(graph: Graph, inside: Collection[int], owners: Collection[str]) -> Counter[int]:
+    """Per operator of some, the bytes of the storages of some owners that it makes."""
+    made_by, found = producers(graph), Counter[int]()
+    for name, size in _sizes(graph, owners):
         if made_by.get(name) in inside:
-            coming[made_by[name]] += size
+            found[made_by[name]] += size
+    return found
+
+
+def _most_above(
+    profile: Profile, alive: Mapping[int, int], added: tuple[Counter[int], Counter[int]], later: int
+) -> int:
+    """The most bytes above all that a run of operators leaves, while it runs.
+
+    Args:
+        alive: per operator, the bytes that are gone when the run has ended (`_forward_alive`).
+        added: per operator, the bytes that it adds to what is left, and those that are gone when it
+            has run.
+        later: bytes that come behind the run.
+    """
     # `later` are the kept bytes that the operators behind v and the loss will add. They are not
     # there yet while v runs, so the pass is above the kept bytes by that much less.
-    alive, later = _forward_alive(profile, inside, kept, leaving), loss_bytes
-    most = loss_copy_bytes(profile.graph, inside)
-    for v in sorted(inside, reverse=True):
-        dropped = private[v] if v in again else 0
-        most = max(most, alive[v] + profile.operators[v].workspace_bytes + dropped - later)
+    (coming, dropped), most = added, 0
+    for v in sorted(alive, reverse=True):
+        running = profile.operators[v].workspace_bytes + dropped[v]
+        most = max(most, alive[v] + running - later)
         later += coming[v]
     return most
 
@@ -151,7 +226,7 @@ def backward_workspace_bytes(
     inside: Collection[int],
     freed: Collection[str],
     loss: tuple[int, int],
-    segments: Sequence[Collection[int]] = (),
+    segments: Sequence[RerunOperators] = (),
     coming_back: Mapping[int, int] = {},
 ) -> int:
     """The most bytes above all that was kept, while a backward pass runs. Gradients that have come
@@ -175,7 +250,7 @@ def backward_workspace_bytes(
     last_user = _last_users(profile, inside, segments)
     for name, size in _sizes(graph, freed):
         going[last_user[name]] += size
-    reruns = {_begin(graph, some): _rerun(profile, some) for some in segments}
+    reruns = {_begin(graph, some.operators): _rerun(profile, some) for some in segments}
     for again in reruns.values():
         going.update(again.going)
     read_by, made_by = consumers(graph), producers(graph)
@@ -218,24 +293,23 @@ class _Rerun(NamedTuple):
     going: Counter[int]
 
 
-def _rerun(profile: Profile, segment: Collection[int]) -> _Rerun:
-    """A segment that is run again. What it reads is there, and what it makes for others is held
-    until it has run.
+def _rerun(profile: Profile, segment: RerunOperators) -> _Rerun:
+    """A segment that is run again. What it reads is there, and what its kept operators made; what
+    it makes for others is held until it has run.
     """
-    graph, made_by = profile.graph, producers(profile.graph)
-    stashed = _stashed(profile, segment, segment)
+    graph, inside = profile.graph, segment.operators
+    stashed = _stashed(profile, inside, inside)
+    before = {storage_owner(profile, name, inside) for name in there_before(graph, segment)}
+    private = _remade_private_bytes(profile, [segment])
+    made = {storage_owner(profile, name, inside) for name in used_outside(graph, inside)}
+    coming = private + _made_bytes_of(graph, inside, {*stashed, *made} - before)
+    alive = _forward_alive(profile, inside, {*stashed, *made, *before})
+    above = _most_above(profile, alive, (coming, Counter()), 0)
     going = Counter[int]()
-    for name, size in _sizes(graph, stashed):
-        if made_by.get(name) in segment:
+    for name, size in _sizes(graph, stashed.keys() - before):
+        if producers(graph).get(name) in inside:
             going[stashed[name]] += size
-    kept = going.total() + sum(profile.operators[v].stash_private_bytes for v in segment)
-    made = {storage_owner(profile, name, segment) for name in used_outside(graph, segment)}
-    results = sum(
-        size for name, size in _sizes(graph, made - stashed.keys()) if made_by.get(name) in segment
-    )
-    there = {*stashed, *made, *read_from_outside(graph, segment)}
-    above = forward_workspace_bytes(profile, segment, there, 0)
-    return _Rerun(kept, kept + results + above, going)
+    return _Rerun(going.total() + private.total(), coming.total() + above, going)
 
 
 def _begin(graph: Graph, segment: Collection[int]) -> int:
@@ -257,16 +331,17 @@ def _stashed(
 
 
 def _last_users(
-    profile: Profile, inside: Collection[int], segments: Sequence[Collection[int]]
+    profile: Profile, inside: Collection[int], segments: Sequence[RerunOperators]
 ) -> Mapping[str, int]:
-    """By owner of a storage that is kept, the operator whose backward lets it go. What a segment
-    reads goes when it has been run again, or with those of its operators that stash it.
+    """By owner of a storage that is kept, the operator whose backward lets it go. What is there
+    when a segment is run again goes then, or with those of its operators that stash it.
     """
-    graph, again = profile.graph, frozenset[int]().union(*segments)
+    graph = profile.graph
+    again = frozenset[int]().union(*(some.operators for some in segments))
     found = _stashed(profile, [v for v in inside if v not in again], inside)
     for some in segments:
-        mine, begin = _stashed(profile, some, inside), _begin(graph, some)
-        for name in read_from_outside(graph, some):
+        mine, begin = _stashed(profile, some.operators, inside), _begin(graph, some.operators)
+        for name in there_before(graph, some):
             owner = storage_owner(profile, name, inside)
             v = mine.get(owner, begin)
             found[owner] = min(v, found.get(owner, v))

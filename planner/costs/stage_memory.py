@@ -21,7 +21,7 @@ from planner.artefacts.segments import segments_of
 from planner.artefacts.sharding import dim_of, local_shape
 from planner.artefacts.strategy import Stage, indices_of
 from planner.artefacts.topology import device_type, hosts_by_name
-from planner.costs.casts import kept_casts
+from planner.costs.casts import held_private_bytes, kept_casts
 from planner.costs.local_stage import local_stage
 from planner.costs.mesh_memory import (
     gather_bytes,
@@ -31,11 +31,14 @@ from planner.costs.mesh_memory import (
 )
 from planner.costs.offloading import NOT_OFFLOADED, Offloaded, stage_offload
 from planner.costs.passes import (
+    RerunOperators,
     backward_workspace_bytes,
     forward_workspace_bytes,
     is_short,
     loss_copy_bytes,
     read_from_outside,
+    rerun_operators,
+    there_before,
     used_outside,
 )
 from planner.costs.update import stepped_bytes, update_copies
@@ -119,9 +122,7 @@ def stage_memory(profile: Profile, stage: Stage, before: Iterable[Stage] = ()) -
     static, offload = _stage_static_bytes(stage, profile, shared), stage_offload(profile, stage)
     if over_replicas(stage, profile.graph).sharding is None:
         indices = indices_of(stage, profile.graph)
-        segments = [
-            frozenset(indices[one.first : one.end]) for one in segments_of(stage, profile.graph)
-        ]
+        segments = rerun_operators(segments_of(stage, profile.graph), indices)
         return _memory(profile, indices, shared, static, segments, offload)
     local = local_stage(profile, stage)
     return _memory(local.profile, local.inside, shared, static, local.segments, offload)
@@ -188,7 +189,7 @@ def _stage_static_bytes(
 
 def _memory(
     profile: Profile, operators: Iterable[int], there: Set[str], static: StaticBytes,
-    segments: Sequence[frozenset[int]] = (), offload: Offloaded = NOT_OFFLOADED,
+    segments: Sequence[RerunOperators] = (), offload: Offloaded = NOT_OFFLOADED,
 ) -> StageMemory:  # fmt: skip
     """The memory of a stage.
 
@@ -203,10 +204,11 @@ def _memory(
     inputs, made = read_from_outside(graph, inside), used_outside(graph, inside)
     # Sets of storages, not of tensors: several views may be kept, for several reasons, of a storage
     # that is there once.
-    stashing, leaving = inside.difference(*segments), offload.leaving
+    stashing = inside.difference(*(some.operators for some in segments))
+    leaving = offload.leaving
     stashed = [name for v in stashing for name in profile.operators[v].stash_tensors]
-    read = [name for some in segments for name in read_from_outside(graph, some)]
-    kept = {storage_owner(profile, name, inside) for name in (*stashed, *read)}
+    held = [name for some in segments for name in there_before(graph, some)]
+    kept = {storage_owner(profile, name, inside) for name in (*stashed, *held)}
     through = {storage_owner(profile, n, inside) for n in (*inputs, *made)}
     kept |= through
     coming = [name for name in inputs if name not in there]
@@ -214,6 +216,7 @@ def _memory(
     private = sum(
         profile.operators[v].stash_private_bytes for v in stashing.difference(leaving.private)
     )
+    private += sum(held_private_bytes(profile, v) for some in segments for v in some.kept)
     loss, target = _loss_bytes(graph, inside), _target_bytes(profile, inside)
     freed = kept - there - through
     kept -= leaving.storages.keys()
@@ -224,7 +227,7 @@ def _memory(
         output_bytes=sum(tensors[n].bytes for n in sent.difference(inputs)),
         returned_bytes=sum(tensors[name].bytes for name in coming if tensors[name].gradient),
         forward_workspace_bytes=forward_workspace_bytes(
-            profile, inside, kept - there, loss, again=inside - stashing, leaving=leaving
+            profile, inside, kept - there, loss, segments, leaving
         ),
         backward_workspace_bytes=backward_workspace_bytes(
             profile, inside, freed, (loss, target), segments,

@@ -8,7 +8,8 @@ What is approximated in a split stage: the time of a part of an operator is
 
 where the share is 1/n for each axis of n devices along which the work is cut (of a computed profile
 that of the roofline with local FLOPs and bytes), and the floor is the time of the fastest operator,
-at most t; of a computed profile that of an empty kernel, if that is less. Local slices, zeros and
+at most t; of a computed profile that of an empty kernel, if that is less. The host starts the
+kernels of a part in the same time as those of the whole operator. Local slices, zeros and
 additions of summands take no time. Where the part itself was measured (`OperatorCost.parts`), its
 share is known, and counts on devices of the profile's type.
 
@@ -71,7 +72,7 @@ class StagePass:
 
     Attributes:
         operators: (n,) index in the graph; -1 of a resharding.
-        compute_s: (2, n) forward and backward of each.
+        compute_s: (2, n) forward and backward of each, of the device alone.
         collective_s: (2, n) the collectives of each: of reshardings, of operators that gather
             parameters again before their backward or add up statistics, and of losses over cut
             classes.
@@ -138,13 +139,12 @@ def _stage_pass(problem: Problem, stage: Stage, group: tuple[int, ...], device: 
     if stage.sharding is None:
         operators = np.array(indices_of(stage, problem.profile.graph), dtype=np.int64)
         known = operator_times(problem, device)
-        both = np.array([known.forward_s[operators], known.backward_s[operators]])
-        forward_s, backward_s = both.tolist()
+        device_s, host_s = known.device_s[:, operators], known.host_s[:, operators]
         alone = alone_times(
-            forward_s, backward_s, segments_of(stage, problem.profile.graph),
+            device_s, host_s, segments_of(stage, problem.profile.graph),
             host_copies(problem, stage, device),
         )  # fmt: skip
-        return StagePass(operators, both, np.zeros_like(both), alone)
+        return StagePass(operators, device_s, np.zeros_like(device_s), alone)
     durations, local = (
         _durations(problem, stage, group, device), local_stage(problem.profile, stage)
     )  # fmt: skip
@@ -180,9 +180,10 @@ def _durations(
 ) -> tuple[SideDurations, SideDurations]:
     """The durations of a forward and of a backward of a split stage."""
     local = local_stage(problem.profile, stage)
-    both_s = _part_times_s(problem, stage, device)
+    both_s = _own_times_s(problem, stage, device)
     assert stage.sharding is not None
-    made = []
+    own, made = np.array(local.graph_index), []
+    host_s = np.where(own >= 0, operator_times(problem, device).host_s[:, own], 0.0).tolist()
     for side, compute_s in enumerate(both_s):
         moved, asked = ([0.0] * len(local.graph_index) for _ in range(2))
         for row, steps in _moved_steps(local, side).items():
@@ -190,7 +191,8 @@ def _durations(
         for row, steps in _asked_steps(local, side).items():
             asked[row] = stage_collectives_s(problem, group, stage.sharding.mesh, steps)
         share = _weight_shares(problem.profile, local)
-        made.append(SideDurations(compute_s.tolist(), moved, asked, (compute_s * share).tolist()))
+        weights = (compute_s * share).tolist()
+        made.append(SideDurations(compute_s.tolist(), moved, asked, weights, host_s[side]))
     return made[0], made[1]
 
 
@@ -252,12 +254,19 @@ def _measured_shares(profile: Profile, stage: Stage) -> Floats:
     return shares
 
 
-def _part_times_s(problem: Problem, stage: Stage, device: int) -> Floats:
+def part_times_s(problem: Problem, stage: Stage, device: int) -> tuple[tuple[int, ...], Floats]:
+    """The operators of a split stage with its conversions, by index in the graph, -1 of a
+    conversion; and (2, n) their times, forward and backward, without collectives, in s.
+    """
+    return local_stage(problem.profile, stage).graph_index, _own_times_s(problem, stage, device)
+
+
+def _own_times_s(problem: Problem, stage: Stage, device: int) -> Floats:
     """(2, n) times of the operators of `local_stage`, forward and backward, without collectives."""
     profile, times = problem.profile, operator_times(problem, device)
     local, kind = local_stage(profile, stage), device_type(problem.topology, device)
     own = np.array(local.graph_index)
-    whole_s = np.where(own >= 0, np.array([times.forward_s, times.backward_s])[:, own], 0.0)
+    whole_s = np.where(own >= 0, times.device_s[:, own], 0.0)
     floor_s = np.array(shortest_part_s(problem, device))[:, None]
     computed = is_computed(profile)
     share = _roofline_shares(profile, local, kind) if computed else np.array(local.share)
@@ -278,9 +287,11 @@ def _part_times_s(problem: Problem, stage: Stage, device: int) -> Floats:
 
 
 def shortest_part_s(problem: Problem, device: int) -> tuple[float, float]:
-    """The time that no part of an operator takes less than, forward and backward, in s."""
-    times, profile = operator_times(problem, device), problem.profile
-    return _shortest_s(profile, times.forward_s), _shortest_s(profile, times.backward_s)
+    """The time that no part of an operator takes less than on the device, forward and backward, in
+    s.
+    """
+    forward_s, backward_s = operator_times(problem, device).device_s
+    return _shortest_s(problem.profile, forward_s), _shortest_s(problem.profile, backward_s)
 
 
 def _shortest_s(profile: Profile, times_s: Floats) -> float:
@@ -306,7 +317,7 @@ def _roofline_shares(profile: Profile, local: LocalStage, kind: DeviceType) -> F
 
 def _loss_shares(profile: Profile) -> Floats:
     """(2, N) of the time of each operator with the losses of its outputs, the part of these."""
-    lost = np.array(loss_times_s(profile))
+    lost = loss_times_s(profile)
     own = np.array([[one.forward_s, one.backward_s] for one in profile.operators]).T
     both = own + lost
     return np.divide(lost, both, out=np.zeros_like(lost), where=both > 0)
@@ -323,7 +334,7 @@ def collective_steps(profile: Profile, stage: Stage) -> tuple[Sequence[Step], Se
          for row, steps in rows.items() for step in steps]
         for side in range(2)
     )  # fmt: skip
-    again = frozenset().union(*local.segments)
+    again = frozenset().union(*(one.operators for one in local.segments))
     return [step for _, step in forward], [
         *(step for row, step in forward if row in again), *(step for _, step in backward)
     ]  # fmt: skip

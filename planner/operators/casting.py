@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from planner.artefacts.graph import Graph, parameters_by_name
+from planner.artefacts.operator_types import PRODUCTS
 from planner.operators.parts.calls import free_name
-from planner.resharding.overlap import PRODUCTS
 
 
 class WeightCast(nn.Module):

@@ -34,6 +34,7 @@ TAKEN_BY: Mapping[str, tuple[str, ...]] = {
     "objective": (PLANNER,),
     "recompute": (PLANNER, PIPEDREAM, PIPER),
     "offload": (PLANNER,),
+    "--recompute selective": _OWN,
     "max_downsets": (PLANNER, DNN_PARTITIONING, PIPER),
     "exact": (PLANNER, DNN_PARTITIONING, PIPER),
     "seed": (PLANNER, DNN_PARTITIONING, IOPDDL),

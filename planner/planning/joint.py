@@ -172,6 +172,8 @@ def _cost(profile: Profile, block: Sequence[int], operator: Operator) -> Operato
         name=operator.name,
         forward_s=sum(one.forward_s for one in some),
         backward_s=sum(one.backward_s for one in some),
+        host_forward_s=sum(one.host_forward_s for one in some),
+        host_backward_s=sum(one.host_backward_s for one in some),
         output_bytes=sum(tensors[name].bytes for name in operator.outputs),
         parameter_bytes=sum(held[name].bytes for name in operator.parameters),
         flops=sum(one.flops for one in some),

@@ -119,11 +119,10 @@ def computed(
             fact.stash,
             sum(kernel.flops for kernel in one.forward),
             sum(kernel.bytes for kernel in one.forward),
-            forward_s,
-            backward_s,
+            **times_s._asdict(),
         )
-        for fact, one, forward_s, backward_s in zip(
-            known_facts, operators, *both_passes_s(operators, rates), strict=True
+        for fact, one, times_s in zip(
+            known_facts, operators, both_passes_s(operators, rates), strict=True
         )
     ]
     profile = Profile(
@@ -140,7 +139,12 @@ def computed(
         parameter_dtype=parameter_dtype,
         casts_once=shorter is not None,
         warnings=(*unknown_speeds(dtype, (kind,)), *unknown),
-        loss_costs=tuple(map(LossCost, losses, *both_passes_s([*losses.values()], rates))),
+        loss_costs=tuple(
+            LossCost(output, *times_s)
+            for output, times_s in zip(
+                losses, both_passes_s([*losses.values()], rates), strict=True
+            )
+        ),
     )
     return Computed(profile, operators, losses)
 
@@ -175,13 +179,13 @@ def rescale(profile: Profile, kind: DeviceType, measured_on: DeviceType | None) 
         )
     times = rescaled_times(profile, kind, measured_on)
     assert measured_on is not None  # or there are no times
-    costs = zip(profile.operators, times.forward_s, times.backward_s, strict=True)
+    costs = zip(profile.operators, times.device_s.T.tolist(), times.host_s.T.tolist(), strict=True)
     how = f"rescaled from {profile.device_type} ({profile.source}) by the ratio of the rooflines"
     return replace(
         profile,
         operators=tuple(
-            replace(with_times(cost, float(forward_s), float(backward_s)), parts=())
-            for cost, forward_s, backward_s in costs
+            replace(with_times(cost, device_s[0], device_s[1], (host_s[0], host_s[1])), parts=())
+            for cost, device_s, host_s in costs
         ),
         device_type=kind.name,
         source=Source.RESCALED,

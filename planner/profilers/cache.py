@@ -18,7 +18,7 @@ from planner.artefacts.strict import reader
 from planner.profilers.classes import TensorLayout
 from planner.support.caches import CacheFolder, cache_root
 
-METHOD = 4
+METHOD = 5
 """Number of the way to measure, and of the fields of an entry; a new one makes all entries unused.
 """
 
@@ -44,6 +44,7 @@ class MeasuredClass:
         views: pairs of places: a view, and the tensor that it is a view of.
         outputs: layouts of its outputs, in order.
         backward_weight_s: as `OperatorCost.backward_weight_s`; None where it was not measured.
+        host_forward_s, host_backward_s: as of `OperatorCost`.
     """
 
     forward_s: float
@@ -58,6 +59,8 @@ class MeasuredClass:
     views: tuple[tuple[int, int], ...]
     outputs: tuple[TensorLayout, ...]
     backward_weight_s: float | None = None
+    host_forward_s: float = 0.0
+    host_backward_s: float = 0.0
 
 
 class Cache:

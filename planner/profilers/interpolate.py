@@ -275,6 +275,8 @@ class _Gap:
                 high,
                 forward_s=self.time_s(lower[high.output].forward_s, high.forward_s),
                 backward_s=self.time_s(lower[high.output].backward_s, high.backward_s),
+                host_forward_s=max(lower[high.output].host_forward_s, high.host_forward_s),
+                host_backward_s=max(lower[high.output].host_backward_s, high.host_backward_s),
             )
             for high in self.high.loss_costs
             if high.output in lower
@@ -303,6 +305,9 @@ class _Gap:
             rules=tuple(one for one in high.rules if "/" not in one.line or one in low.rules),
             parts=(),  # measured at other local shapes
             backward_weight_s=None if of_weight_s is None else min(of_weight_s, backward_s),
+            # The same kernels are started for any number of samples.
+            host_forward_s=max(low.host_forward_s, high.host_forward_s),
+            host_backward_s=max(low.host_backward_s, high.host_backward_s),
         )
 
 

@@ -17,7 +17,7 @@ from planner.operators import synthetic
 from planner.operators.losses import Criterion, criterion
 from planner.profilers.kernels import listed
 from planner.profilers.roofline.times import PassKernels
-from planner.profilers.timing import Stopwatch, quiet
+from planner.profilers.timing import Stopwatch, quiet, timed_loss_s
 from planner.support.errors import LaunchError
 from planner.support.repeat import repeat
 
@@ -104,16 +104,14 @@ def measured_losses(
 def _timed(loss: Loss, compute: Callable[[Tensor], Tensor], watch: Stopwatch) -> LossCost:
     made = _made(loss, watch.device)
 
-    def once() -> tuple[float, float]:
+    def once() -> tuple[float, ...]:
         output = made.detach().requires_grad_()
         watch.clear_caches([output])
-        forward_s, value = watch.seconds(lambda: compute(output))
-        backward_s, _ = watch.seconds(value.backward)
-        return forward_s, backward_s
+        return timed_loss_s(lambda: compute(output), output, watch)[0]
 
     times_s = repeat(once, least=LEAST_RUNS, budget_s=ENOUGH_S, warm_ups=1)
-    forward_s, backward_s = (round(median(side), 9) for side in zip(*times_s, strict=True))
-    return LossCost(loss.output.name, forward_s, backward_s)
+    each_s = (round(median(side), 9) for side in zip(*times_s, strict=True))
+    return LossCost(loss.output.name, *each_s)
 
 
 def computed_losses(graph: Graph) -> tuple[dict[str, PassKernels], tuple[str, ...]]:

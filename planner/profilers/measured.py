@@ -20,6 +20,9 @@ from statistics import fmean, median
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from planner.artefacts.clocks import clocks_s, pass_times_s
 from planner.artefacts.graph import (
     Graph,
     View,
@@ -73,7 +76,7 @@ if TYPE_CHECKING:
     from planner.profilers.facts import Facts
     from planner.profilers.losses import RunnableLoss
     from planner.profilers.runnable import RunnableOperator
-    from planner.profilers.timing import OperatorTimer, PassTimes, StepTimes
+    from planner.profilers.timing import HostTimes, OperatorTimer, PassTimes, StepTimes
 
 PRECISION = 0.03
 """An operator is timed until the confidence interval of its median is as narrow as this."""
@@ -260,6 +263,8 @@ def _timed_operator(graph: Graph, v: int, measured: MeasuredClass) -> TimedOpera
         workspace_bytes=measured.workspace_bytes,
         interval=measured.interval,
         backward_weight_s=measured.backward_weight_s,
+        host_forward_s=measured.host_forward_s,
+        host_backward_s=measured.host_backward_s,
     )
 
 
@@ -283,28 +288,26 @@ class _TimesInStep:
 
 
 def _scaled_to_step(profile: Profile, known: _TimesInStep) -> Profile:
-    """The profile with the times of its operators in a step instead of alone: their sums are those
-    of the whole step, forward and backward apart.
+    """The profile with the times of its operators in a step instead of alone: its passes take as
+    long as those of the whole step, forward and backward apart.
     """
     assert profile.whole_step is not None
-    alone_s = [[one.forward_s, one.backward_s] for one in profile.operators]
-    sides = [list(side) for side in zip(*alone_s, strict=True)]
-    forwards_s = _scaled(known.forwards_s or sides[0], known.forward_s)
-    backwards_s = _scaled(sides[1], known.backward_s)
+    device_s, host_s = clocks_s(profile)
+    alone_s = sum(pass_times_s(device_s, host_s))
+    if known.forwards_s:
+        device_s = np.array([known.forwards_s, device_s[1]])
+    passes_s = np.array([pass_times_s(device_s, host_s)]).T
+    whole_s = np.array([[known.forward_s], [known.backward_s]])
+    factors = np.divide(whole_s, passes_s, out=np.ones_like(whole_s), where=passes_s > 0)
+    in_step_s = [(factors * clock_s).round(9).T.tolist() for clock_s in (device_s, host_s)]
     return replace(
         profile,
         operators=tuple(
-            with_times(cost, f, b)
-            for cost, f, b in zip(profile.operators, forwards_s, backwards_s, strict=True)
+            with_times(cost, own_s[0], own_s[1], (started_s[0], started_s[1]))
+            for cost, own_s, started_s in zip(profile.operators, *in_step_s, strict=True)
         ),
-        whole_step=replace(profile.whole_step, alone_s=round(sum(map(sum, alone_s)), 9)),
+        whole_step=replace(profile.whole_step, alone_s=round(alone_s, 9)),
     )
-
-
-def _scaled(parts_s: list[float], whole_s: float) -> list[float]:
-    """Times in the same proportions, with another sum; zeros as they are."""
-    factor = whole_s / sum(parts_s) if any(parts_s) else 1.0
-    return [round(factor * part_s, 9) for part_s in parts_s]
 
 
 def _name(model: Model) -> str:
@@ -587,7 +590,7 @@ class ModelTimer:
                 self.here.autocast,
                 halves=has_both_gradients(self.model.graph, operator),
             )
-            samples = _samples(timer, self.repetitions, self.budget_s)
+            samples, host = _samples(timer, self.repetitions, self.budget_s)
             workspace_bytes = timer.workspace_bytes()
         del timer
         totals = [sample.total_s for sample in samples]
@@ -609,6 +612,8 @@ class ModelTimer:
                 layout(made[name]) for name in self.model.graph.operators[operator].outputs
             ),
             backward_weight_s=round(median(of_weight_s), 9) if of_weight_s else None,
+            host_forward_s=round(host.forward_s, 9),
+            host_backward_s=round(host.backward_s, 9),
         )
         return measured, outputs
 
@@ -636,15 +641,21 @@ class ModelTimer:
         self.next = operator + 1
 
 
-def _samples(timer: "OperatorTimer", least: int, budget_s: float) -> "list[PassTimes]":
-    """Times of forward and backward, until their median is precise or the budget is spent."""
+def _samples(
+    timer: "OperatorTimer", least: int, budget_s: float
+) -> "tuple[list[PassTimes], HostTimes]":
+    """Times of forward and backward, until their median is precise or the budget is spent, and
+    those of the host.
+    """
     calls = timer.calls()
-    return repeat(
-        lambda: timer.sample(calls),
+    host = timer.host_times(calls)
+    samples = repeat(
+        lambda: timer.sample(calls, host),
         least=least,
         budget_s=budget_s,
         precise=lambda samples: interval([one.total_s for one in samples]) <= PRECISION,
     )
+    return samples, host
 
 
 def _flops(run: Callable[[], object]) -> int:

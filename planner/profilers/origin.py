@@ -25,7 +25,8 @@ class TimedOperator:
 
     Attributes:
         stash, flops, bytes_moved: as of `Facts`.
-        forward_s, backward_s, workspace_bytes, interval, backward_weight_s: as of `OperatorCost`.
+        forward_s, backward_s, workspace_bytes, interval, backward_weight_s, host_forward_s,
+            host_backward_s: as of `OperatorCost`.
     """
 
     stash: "Stash"
@@ -36,6 +37,8 @@ class TimedOperator:
     workspace_bytes: int = 0
     interval: float = 0.0
     backward_weight_s: float | None = None
+    host_forward_s: float = 0.0
+    host_backward_s: float = 0.0
 
 
 class ProfileFields(TypedDict):
@@ -103,6 +106,8 @@ def _cost(graph: Graph, v: int, timed: TimedOperator) -> OperatorCost:
         workspace_bytes=timed.workspace_bytes,
         interval=timed.interval,
         backward_weight_s=timed.backward_weight_s,
+        host_forward_s=timed.host_forward_s,
+        host_backward_s=timed.host_backward_s,
     )
 
 

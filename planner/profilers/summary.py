@@ -6,6 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from enum import StrEnum
 
+from planner.artefacts.clocks import clocks_s, pass_times_s
 from planner.artefacts.graph import Operator, consumers, producers
 from planner.artefacts.profile import OperatorCost, Profile, SplitRule
 from planner.artefacts.sharding import dim_of
@@ -48,7 +49,7 @@ class Summary:
 
     Attributes:
         rows: one per type, longest time first, ties by name.
-        sum_s: forward and backward time of all operators, one by one.
+        sum_s: forward and backward of all operators in a row, by their times one by one.
         whole_s: time of the whole step in one piece, mean of before and after; None if it was not
             measured.
         drift: time of the whole step after the operators were timed over that before, less 1; None
@@ -105,11 +106,12 @@ def summary(profile: Profile) -> Summary:
         by_type[operator.type].append(cost)
     forward_s = sum(cost.forward_s for cost in profile.operators)
     backward_s = sum(cost.backward_s for cost in profile.operators)
+    alone_s = sum(pass_times_s(*clocks_s(profile)))
     rows = [_row(type_, costs, forward_s, backward_s) for type_, costs in by_type.items()]
     whole = profile.whole_step
     return Summary(
         rows=tuple(sorted(rows, key=lambda row: (-row.time_s, row.type))),
-        sum_s=forward_s + backward_s if whole is None or whole.alone_s is None else whole.alone_s,
+        sum_s=alone_s if whole is None or whole.alone_s is None else whole.alone_s,
         whole_s=(whole.before_s + whole.after_s) / 2 if whole else None,
         drift=whole.after_s / whole.before_s - 1 if whole else None,
     )

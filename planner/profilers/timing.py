@@ -11,6 +11,10 @@ also copy gradients into the inputs, which are leaves here but not in a real ste
 
 A product with a weight is asked for the gradients of its inputs alone, too, just before it is asked
 for all: what this takes longer is the time of its weight's gradient.
+
+A GPU is timed apart from the host that starts its kernels. The host's time is that of the calls.
+For the device's, the device first waits for longer than that (`torch.cuda._sleep`), so that all
+kernels are in its queue when it begins.
 """
 
 import gc
@@ -35,6 +39,13 @@ from planner.support.repeat import repeat
 
 T = TypeVar("T")
 
+SLEEP_CYCLES_PER_S = 2e9
+"""Cycles of a GPU's clock; a slower clock sleeps for longer. H100 SXM at most 1.98 GHz."""
+HELD, MOST_HELD_S = 2.0, 20e-3
+"""A device waits for so many times the time of its host, and at most for that long. The queue has
+1,024 places (from memory): behind as many kernels a host waits, too."""
+HOST_RUNS = 5
+"""The time of a host is the median of so many runs."""
 ENOUGH_S = 0.5e-3
 """An operator that takes less is called several times per measurement. Clock, lambda and the entry
 into autograd cost 5 to 15 us (torch 2.13, CPU), which is 3 % of this."""
@@ -90,9 +101,26 @@ class Stopwatch:
         for tensor in fresh:
             tensor.detach().sum()
 
-    def seconds(self, run: Callable[[], T]) -> tuple[float, T]:
-        """The time that `run` takes on the device, in s, and its result."""
-        if self.device == "cpu":
+    @property
+    def is_host(self) -> bool:
+        """Whether the device starts its work itself."""
+        return self.device == "cpu"
+
+    def host_seconds(self, run: Callable[[], T]) -> tuple[float, T]:
+        """The time in which the host of a GPU starts the kernels of `run`, in s, and its result."""
+        torch.cuda.synchronize(self.device)
+        before_s = perf_counter()
+        result = run()
+        return perf_counter() - before_s, result
+
+    def seconds(self, run: Callable[[], T], host_s: float = 0.0) -> tuple[float, T]:
+        """The time that `run` takes, in s, and its result.
+
+        Args:
+            host_s: time in which a host starts its kernels; they are all in the queue when a GPU
+                begins. 0: the GPU begins at once, and may wait for the host.
+        """
+        if self.is_host:
             cpu_before_s, before_s = process_time(), perf_counter()
             result = run()
             time_s = perf_counter() - before_s
@@ -103,6 +131,9 @@ class Stopwatch:
             begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()
+            if host_s:
+                held_s = min(HELD * host_s, MOST_HELD_S)
+                torch.cuda._sleep(round(held_s * SLEEP_CYCLES_PER_S))  # type: ignore[no-untyped-call]
             begin.record()
             result = run()
             end.record()
@@ -116,12 +147,12 @@ class StepTimes:
 
     Attributes:
         forward_s, backward_s: of the model, without its losses.
-        losses_s: forward and backward of each loss.
+        losses_s: of each loss, in the order of the times of a `LossCost`.
     """
 
     forward_s: float
     backward_s: float
-    losses_s: tuple[tuple[float, float], ...]
+    losses_s: tuple[tuple[float, ...], ...]
 
     @property
     def model_s(self) -> float:
@@ -137,10 +168,7 @@ def combined(
         mean([one.forward_s for one in steps]),
         mean([one.backward_s for one in steps]),
         tuple(
-            (
-                mean([forward_s for forward_s, _ in each]),
-                mean([backward_s for _, backward_s in each]),
-            )
+            tuple(mean(times_s) for times_s in zip(*each, strict=True))
             for each in zip(*(one.losses_s for one in steps), strict=True)
         ),
     )
@@ -174,9 +202,8 @@ def _step(
     for output, loss in zip(outputs, losses, strict=True):
         # A leaf of its own, so that the gradient of the loss is timed apart.
         leaf = output.detach().requires_grad_()
-        loss_s, value = watch.seconds(partial(loss, leaf))
-        back_s, (gradient,) = watch.seconds(partial(torch.autograd.grad, value, leaf))
-        losses_s.append((loss_s, back_s))
+        times_s, gradient = timed_loss_s(partial(loss, leaf), leaf, watch)
+        losses_s.append(times_s)
         if output.requires_grad:
             roots.append(output)
             gradients.append(gradient)
@@ -184,6 +211,29 @@ def _step(
     if roots:
         backward_s, _ = watch.seconds(partial(torch.autograd.backward, roots, gradients))
     return StepTimes(forward_s, backward_s, tuple(losses_s))
+
+
+def timed_loss_s(
+    compute: Callable[[], Tensor], leaf: Tensor, watch: Stopwatch
+) -> tuple[tuple[float, ...], Tensor]:
+    """The times of a loss, in the order of those of a `LossCost`, and its gradient.
+
+    Args:
+        compute: the loss of the leaf.
+        leaf: the output that the loss is computed from.
+        watch: the stopwatch of the device.
+    """
+
+    def gradient_of(value: Tensor) -> Callable[[], Tensor]:
+        return lambda: torch.autograd.grad(value, leaf)[0]
+
+    host_forward_s = host_backward_s = 0.0
+    if not watch.is_host:
+        host_forward_s, value = watch.host_seconds(compute)
+        host_backward_s, _ = watch.host_seconds(gradient_of(value))
+    forward_s, value = watch.seconds(compute, host_forward_s)
+    backward_s, gradient = watch.seconds(gradient_of(value), host_backward_s)
+    return (forward_s, backward_s, host_forward_s, host_backward_s), gradient
 
 
 def forwards_s(
@@ -244,6 +294,16 @@ class PassTimes:
         return self.forward_s + self.backward_s
 
 
+@dataclass(frozen=True, slots=True)
+class HostTimes:
+    """Times in which the host of a GPU starts the kernels of one forward and of one backward pass,
+    in s; 0 on a CPU.
+    """
+
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+
+
 class OperatorTimer:
     """One operator, ready to be timed.
 
@@ -295,14 +355,30 @@ class OperatorTimer:
             backward_s = self._backward_once(self._run(self.inputs))
         return Calls(_calls(forward_s), _calls(backward_s))
 
-    def sample(self, calls: Calls) -> PassTimes:
-        """Times of one forward and of one backward pass."""
-        forward_s, outputs = self._forward(calls.forward)
+    def host_times(self, calls: Calls) -> HostTimes:
+        """Median times of the host."""
+        if self.watch.is_host:
+            return HostTimes()
+        forwards_s, backwards_s = [], []
+        for _ in range(HOST_RUNS):
+            with autocast(self.watch.device, self.dtype):
+                forward_s, _ = self.watch.host_seconds(partial(self._runs, calls.forward))
+            forwards_s.append(forward_s / calls.forward)
+            copies = [_copy(self.inputs) for _ in range(calls.backward)]
+            results = [self._run(copy) for copy in copies]
+            run = self._gradients(copies, results)
+            if run is not None:
+                backwards_s.append(self.watch.host_seconds(run)[0] / calls.backward)
+        return HostTimes(median(forwards_s), median(backwards_s) if backwards_s else 0.0)
+
+    def sample(self, calls: Calls, host: HostTimes) -> PassTimes:
+        """Times of one forward and of one backward pass on the device."""
+        forward_s, outputs = self._forward(calls.forward, host.forward_s)
 
         def backward(*, weights: bool) -> float:
             if calls.backward == 1:
-                return self._backward_once(outputs, weights=weights)
-            return self._backward_many(calls.backward, weights=weights)
+                return self._backward_once(outputs, host.backward_s, weights=weights)
+            return self._backward_many(calls.backward, host.backward_s, weights=weights)
 
         inputs_s = backward(weights=False) if self.halves else None
         backward_s = backward(weights=True)
@@ -343,15 +419,20 @@ class OperatorTimer:
         with autocast(self.watch.device, self.dtype):
             return self.unit.forward(*inputs)
 
-    def _forward(self, calls: int) -> tuple[float, tuple[Tensor, ...]]:
+    def _runs(self, calls: int) -> list[tuple[Tensor, ...]]:
+        forward, inputs = self.unit.forward, self.inputs
+        return [forward(*inputs) for _ in range(calls)]
+
+    def _forward(self, calls: int, host_s: float = 0.0) -> tuple[float, tuple[Tensor, ...]]:
         if calls == 1:
             self.watch.clear_caches(self.inputs)
-        forward, inputs = self.unit.forward, self.inputs
         with autocast(self.watch.device, self.dtype):
-            time_s, results = self.watch.seconds(lambda: [forward(*inputs) for _ in range(calls)])
+            time_s, results = self.watch.seconds(partial(self._runs, calls), calls * host_s)
         return time_s / calls, results[-1]
 
-    def _backward_once(self, outputs: tuple[Tensor, ...], *, weights: bool = True) -> float:
+    def _backward_once(
+        self, outputs: tuple[Tensor, ...], host_s: float = 0.0, *, weights: bool = True
+    ) -> float:  # fmt: skip
         """The time of the backward pass of one forward pass, in s; 0 for an operator that no
         gradient reaches. It uses up autograd's graph, except without weights.
         """
@@ -359,14 +440,14 @@ class OperatorTimer:
         if run is None:
             return 0.0
         self.watch.clear_caches(tuple(self.arriving.values()))
-        return self.watch.seconds(run)[0]
+        return self.watch.seconds(run, host_s)[0]
 
-    def _backward_many(self, calls: int, *, weights: bool) -> float:
+    def _backward_many(self, calls: int, host_s: float, *, weights: bool) -> float:
         """The mean time of backward passes in a row, each of a forward pass of its own, in s."""
         copies = [_copy(self.inputs) for _ in range(calls)]
         results = [self._run(copy) for copy in copies]
         run = self._gradients(copies, results, weights=weights)
-        return 0.0 if run is None else self.watch.seconds(run)[0] / calls
+        return 0.0 if run is None else self.watch.seconds(run, calls * host_s)[0] / calls
 
     def _gradients(
         self,

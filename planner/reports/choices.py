@@ -6,8 +6,8 @@ from typing import Any
 from planner.artefacts.problem import Status
 from planner.planning.choices import ContestAnswer
 
-RUN = 40
-"""Strategies on a line."""
+RUN, MOST_LINES = 40, 10
+"""Strategies on a line, and lines of them; the rest is for programs."""
 
 
 def choice_lines(answer: ContestAnswer) -> tuple[str, ...]:
@@ -27,8 +27,11 @@ def choice_lines(answer: ContestAnswer) -> tuple[str, ...]:
         f"cost {choice.cost}, lower bound {_number(choice.bound)}, gap {100 * choice.gap:.4f} %",
         "strategies of the nodes:",
     ]
-    for first in range(0, len(choice.picks), RUN):
-        lines.append("  " + " ".join(map(str, choice.picks[first : first + RUN])))
+    shown = choice.picks[: RUN * MOST_LINES]
+    for first in range(0, len(shown), RUN):
+        lines.append("  " + " ".join(map(str, shown[first : first + RUN])))
+    if len(shown) < len(choice.picks):
+        lines.append(f"  and of {len(choice.picks) - len(shown):,} more, which --json shows")
     if not choice.reproducible:
         lines.append("note: the time limit or Ctrl-C ended the search; another run may differ")
     return tuple(lines)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from planner.artefacts.losses import loss_json
 from planner.artefacts.losses import loss_lines as chosen_losses
-from planner.artefacts.plan import MemoryParts
 from planner.launcher.failures.monitor import torchrun_command
 from planner.reports.tables import Column, Table, count, json_rows, table
 from planner.support.units import format_bytes, format_seconds
@@ -83,7 +82,7 @@ def _device_columns(devices: "Sequence[MeasuredDevice]") -> "tuple[Column[Measur
 
     def memory(device: "MeasuredDevice") -> str:
         live = [] if device.live_bytes is None else [device.live_bytes]
-        sizes_bytes = (_without_reserve(device.predicted.memory), *live, device.peak_bytes)
+        sizes_bytes = (device.predicted.memory.tensor_bytes, *live, device.peak_bytes)
         return " / ".join(map(format_bytes, sizes_bytes))
 
     def host_memory(device: "MeasuredDevice") -> str | None:
@@ -111,11 +110,6 @@ def _minibatch(report: "LaunchReport") -> tuple[_Time, ...]:
         return ()
     predicted_s, measured_s = report.predicted_iteration_s, report.measured_iteration_s
     return (_Time("minibatch", predicted_s / number, measured_s / number),)
-
-
-def _without_reserve(memory: MemoryParts) -> int:
-    """Planned memory without the reserve, which is no part of a measured peak."""
-    return memory.total_bytes - memory.reserve_bytes
 
 
 def loss_lines(report: "LaunchReport") -> tuple[str, ...]:
@@ -172,9 +166,7 @@ def launch_json(report: "LaunchReport") -> dict[str, Any]:
         },
         "peak_bytes": list(report.peak_bytes),
         "live_bytes": [device.live_bytes for device in report.devices],
-        "predicted_live_bytes": [
-            _without_reserve(device.predicted.memory) for device in report.devices
-        ],
+        "predicted_live_bytes": [device.predicted.memory.tensor_bytes for device in report.devices],
         "host_bytes": [device.host_bytes for device in report.devices],
         "predicted_host_bytes": [device.predicted.memory.host_bytes for device in report.devices],
         "comparable": report.comparable,

@@ -163,6 +163,7 @@ def _stage_columns(plan: Plan) -> tuple[Column[int], ...]:
     """
     stages, times = plan.strategy.stages, plan.prediction.stages
     peaks = {device.device: device.memory.total_bytes for device in plan.prediction.devices}
+    process = {device.device: device.memory.process_bytes for device in plan.prediction.devices}
     waiting = {device.device: device.memory.host_bytes for device in plan.prediction.devices}
     several = plan.strategy.schedule.is_asynchronous
     return (
@@ -180,6 +181,8 @@ def _stage_columns(plan: Plan) -> tuple[Column[int], ...]:
         Column("", lambda s: _again_text(stages[s]), "recompute", left=True,
                gives_way=2),
         Column("", lambda s: max(peaks[d] for d in stages[s].devices), "peak memory", format_bytes),
+        Column("process_bytes", lambda s: max(process[d] for d in stages[s].devices) or None,
+               "of the process", format_bytes, sparse=True, gives_way=3),
         Column("host_bytes", lambda s: max(waiting[d] for d in stages[s].devices) or None,
                "in host memory", format_bytes, sparse=True),
         *([Column("modules", lambda s: list(plan.modules[s]))] if plan.modules else []),
@@ -190,7 +193,8 @@ def _stage_columns(plan: Plan) -> tuple[Column[int], ...]:
 def _again_text(stage: Stage) -> str:
     """What a stage runs again in its backward."""
     if stage.recomputed:
-        return count(len(stage.recomputed), "segment")
+        keeps = len(stage.segment_by_operator) > sum(map(len, stage.recomputed))
+        return count(len(stage.recomputed), "segment") + ", selective" * keeps
     return "yes" if stage.recompute else ""
 
 

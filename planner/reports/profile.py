@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from planner.artefacts.clocks import clocks_s
 from planner.artefacts.graph import gradient_dtype
 from planner.artefacts.growth import LEAST
 from planner.artefacts.losses import Loss, loss_json, loss_lines, losses
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from planner.profilers.compare import EngineComparison, EngineRow
     from planner.profilers.measured import Effort
     from planner.profilers.summary import TypeRow
+    from planner.support.arrays import Floats
 
 
 TYPE_COLUMNS: "tuple[Column[TypeRow], ...]" = (
@@ -101,6 +103,9 @@ def profile_lines(profile: "Profile") -> tuple[str, ...]:
         *loss_lines(_losses(profile), profile.graph.outputs if profile.model_hash else ()),
     ]
     lines += [*_batch_norm_lines(profile), *_step_lines(profile)]
+    device_s, host_s = clocks_s(profile)
+    if host_s.any():
+        lines.append(_host_line(device_s, host_s))
     if profile.growth is not None:
         lines.append(_growth_line(profile.growth))
     if any(cost.rules for cost in profile.operators):
@@ -114,6 +119,17 @@ def profile_lines(profile: "Profile") -> tuple[str, ...]:
     if profile.contention is not None:
         lines.append(_contention_line(profile.contention))
     return tuple(lines)
+
+
+def _host_line(device_s: "Floats", host_s: "Floats") -> str:
+    """The clock of the host beside that of the device."""
+    sides = (
+        f"{format_seconds(host)} {side} for {format_seconds(device)} of the device"
+        for host, device, side in zip(
+            host_s.sum(axis=1), device_s.sum(axis=1), ("forward", "backward"), strict=True
+        )
+    )
+    return f"the host starts kernels in {' and '.join(sides)}"
 
 
 def _growth_line(growth: "Growth") -> str:

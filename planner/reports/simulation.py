@@ -45,8 +45,10 @@ def _device_columns(
         Column("idle_s", lambda one: one.idle_s, "idle", format_seconds),
         Column("", lambda one: one.compute_s / iteration_s, "busy", percent, gives_way=2),
         Column("", lambda one: one.memory.total_bytes, "peak memory", format_bytes),
+        Column("process_bytes", lambda one: one.memory.process_bytes or None, "of the process",
+               format_bytes, sparse=True, gives_way=2),
         Column("idle", lambda one: _idle_json(idle.get(one.device, {}))),
-    )
+    )  # fmt: skip
 
 
 def device_table(plan: Plan) -> Table:

@@ -18,7 +18,7 @@ steps is taken, so that everyone who asks gets the same path.
 """
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import count
@@ -106,17 +106,43 @@ def conversion(
     for spec in (old, new):
         check_spec(spec, len(mesh))
         tiles(shape, spec, mesh, 0)
+    found = _paths(shape, item_bytes, mesh, old, _asked(old, new)).get(new)
+    if found is None:
+        raise ValueError(f"{old} -> {new}: no path of collectives")
+    return found
+
+
+def _asked(old: Spec, new: Spec) -> Spec:
+    """Of a spec what decides which steps are tried on the way to it: sums, chunks and blocks. One
+    search has the paths to all specs without these.
+    """
+    return new if _is_special(new) else ("R",) * len(old)
+
+
+def _is_special(spec: Spec) -> bool:
+    return any(part in ("P", CHUNKS) or blocks_of(part) > 1 for part in spec)
+
+
+@remembered(kept=16384)
+def _paths(
+    shape: tuple[int, ...], item_bytes: float, mesh: tuple[int, ...], old: Spec, asked: Spec
+) -> Mapping[Spec, tuple[Step, ...]]:
+    """The cheapest paths from a spec to what is asked, with sums, chunks or blocks, or to all that
+    have none of these.
+    """
     size = int(prod(shape) * item_bytes)
     best: dict[Spec, _Cost] = {old: (0.0, 0, 0)}
     turn = count()
     queue: list[tuple[_Cost, int, Spec, tuple[Step, ...]]] = [((0.0, 0, 0), next(turn), old, ())]
+    found: dict[Spec, tuple[Step, ...]] = {}
     while queue:
         cost, _, spec, path = heapq.heappop(queue)
-        if spec == new:
-            return path
-        if cost > best[spec]:
+        if spec in found or cost > best[spec]:
             continue
-        for step, after in _steps(shape, spec, new, size, mesh):
+        found[spec] = path
+        if spec == asked and _is_special(asked):
+            break
+        for step, after in _steps(shape, spec, asked, size, mesh):
             n = mesh[step.axis]
             received = 0.0
             if step.kind not in LOCAL:
@@ -126,7 +152,7 @@ def conversion(
             if after not in best or then < best[after]:
                 best[after] = then
                 heapq.heappush(queue, (then, next(turn), after, (*path, step)))
-    raise ValueError(f"{old} -> {new}: no path of collectives")  # pragma: no cover
+    return found
 
 
 def _steps(

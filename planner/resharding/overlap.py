@@ -39,6 +39,7 @@ from planner.artefacts.graph import (
     producers,
     tensors_by_name,
 )
+from planner.artefacts.operator_types import PRODUCTS
 from planner.artefacts.segments import Segment, segments_of
 from planner.artefacts.sharding import local_shape
 from planner.artefacts.strategy import Stage, indices_of
@@ -46,9 +47,6 @@ from planner.resharding.conversion import LOCAL, Step
 from planner.resharding.over_replicas import over_replicas
 from planner.resharding.reshardings import Resharding, reshardings
 from planner.support.memo import remembered
-
-PRODUCTS = frozenset({"Gemm", "MatMul", "Conv", "ConvTranspose"})
-"""Operators whose gradients of inputs and of parameters are products of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +79,13 @@ class Rerun:
 
     Attributes:
         places: of its operators.
+        kept: of those of them that are not computed again.
         starts: its reshardings in the order in which they are started, each with the place of the
             operator before which it is.
     """
 
     places: range
+    kept: tuple[int, ...]
     starts: tuple[tuple[int, int], ...]
 
 
@@ -223,6 +223,7 @@ def _ordered(copies: _Copies, prefetch: int | None) -> PassOrder:
         reruns={
             one.last: Rerun(
                 range(one.first, one.end),
+                one.kept,
                 tuple(
                     (c, max(start[c], one.first))
                     for c in order

@@ -133,7 +133,7 @@ def reshardings(stage: Stage, graph: Graph) -> tuple[Resharding, ...]:
     stage = over_replicas(stage, graph)
     sharding = _sharding(stage)
     at_home = homes(stage, graph)
-    segments = {name: k for k, some in enumerate(stage.recomputed) for name in some}
+    segments = stage.segment_by_operator
     readers: dict[tuple[str, Spec, Spec, bool, int], list[str]] = {}
     for name, want, gradient, reader in _wanted(stage, graph):
         home = at_home[name]

@@ -189,6 +189,12 @@ SOLVERS: Mapping[str, Solver] = {
         needs_rules=True,
         splits_samples=True,
     ),
+    "intra-op": Solver(
+        "planner.solvers.intra.solve:solve",
+        "the best split of every operator on all devices, by a choice program",
+        needs_rules=True,
+        splits_samples=True,
+    ),
     "heft": Solver(
         "planner.solvers.placement.heft:solve",
         "HEFT, a list schedule",

@@ -1,6 +1,7 @@
-"""Which segments of a stage are worth running again: whole layers, those first that free the most
-bytes per second. Activations of the same layers may wait in the host's memory instead, or what is
-kept of those that run again.
+"""Which segments of a stage are worth running again: layers, those first that free the most bytes
+per second. A layer is run again as a whole, or but for its attention and every second one of its
+products with weights, as torchtitan's selective recomputation per operator has it. Activations of
+the same layers may wait in the host's memory instead, or what those read that run again.
 
 Layers are the numbered modules of the network where the profile names modules. Elsewhere they are
 what lies between two places of the stage that a single activation crosses, as between the blocks of
@@ -12,16 +13,25 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from enum import IntEnum
 from itertools import groupby, pairwise
+from typing import NamedTuple
 
-from planner.artefacts.graph import consumers, loss_outputs, producers, tensors_by_name
+from planner.artefacts.graph import (
+    consumers,
+    loss_outputs,
+    parameters_by_name,
+    producers,
+    tensors_by_name,
+)
 from planner.artefacts.modules import block_of
-from planner.artefacts.options import Offload, Recompute
+from planner.artefacts.operator_types import ATTENTION, PRODUCTS
+from planner.artefacts.options import Offload, Recompute, Training
 from planner.artefacts.problem import Problem
 from planner.artefacts.profile import Profile, stash_bytes, storage_owner
 from planner.artefacts.strategy import Stage, indices_of
+from planner.costs.casts import held_private_bytes
 from planner.costs.offloading import host_of, host_rate_bytes_per_s
 from planner.costs.operators import operator_times
-from planner.costs.passes import read_from_outside, used_outside
+from planner.costs.passes import RerunOperators, read_from_outside, there_before, used_outside
 from planner.support.memo import remembered
 
 MOST_LAYERS = 64
@@ -34,22 +44,26 @@ class Again(IntEnum):
     """What of a stage is run again in its backward, or waits in the host's memory for it."""
 
     NOTHING = 0
-    LAYERS = 1
-    HOST = 2
+    SELECTED = 1
+    """Its layers run again but for attention and every second product."""
+    LAYERS = 2
+    HOST = 3
     """Activations of its layers wait there."""
-    HOST_LAYERS = 3
-    """Its layers run again, and what they read waits there."""
-    STAGE = 4
+    HOST_SELECTED = 4
+    """As `SELECTED`, and what its layers read waits there."""
+    HOST_LAYERS = 5
+    """As `LAYERS`, and what these read waits there."""
+    STAGE = 6
 
     @property
     def reruns(self) -> bool:
         """Whether anything is run again."""
-        return self in (Again.LAYERS, Again.HOST_LAYERS, Again.STAGE)
+        return self not in (Again.NOTHING, Again.HOST)
 
     @property
     def offloads(self) -> bool:
         """Whether anything waits in the host's memory."""
-        return self in (Again.HOST, Again.HOST_LAYERS)
+        return self in (Again.HOST, Again.HOST_SELECTED, Again.HOST_LAYERS)
 
 
 def recompute_choices(problem: Problem) -> tuple[Again, ...]:
@@ -67,11 +81,7 @@ def choice_orders(problem: Problem) -> tuple[tuple[Again, ...], ...]:
         TopologyError: if activations have to wait there, and a device has no link to it.
     """
     training = problem.training
-    choices = {
-        Recompute.NONE: (Again.NOTHING, Again.HOST),
-        Recompute.FULL: (Again.LAYERS, Again.HOST_LAYERS, Again.STAGE),
-        Recompute.AUTO: tuple(Again),
-    }[training.recompute]
+    choices = _choices(training)
     if training.offload is Offload.YES:
         for device in range(len(problem.topology.devices)):
             host_rate_bytes_per_s(problem.topology, device)
@@ -82,8 +92,24 @@ def choice_orders(problem: Problem) -> tuple[tuple[Again, ...], ...]:
         choices = tuple(one for one in choices if one in (Again.NOTHING, Again.STAGE))
     if not {Again.HOST, Again.LAYERS} <= {*choices}:
         return (choices,)
-    both = (Again.NOTHING, Again.HOST, Again.LAYERS, Again.HOST_LAYERS, Again.STAGE), choices
-    return both if _is_hidden(problem) else both[::-1]
+    host_first = tuple(sorted(choices, key=lambda one: (one not in _HOST_FIRST, one)))
+    return (host_first, choices) if _is_hidden(problem) else (choices, host_first)
+
+
+_HOST_FIRST = (Again.NOTHING, Again.HOST)
+
+
+def _choices(training: Training) -> tuple[Again, ...]:
+    """The same where all devices have links to their hosts' memory."""
+    match training.recompute:
+        case Recompute.NONE:
+            return Again.NOTHING, Again.HOST
+        case Recompute.FULL:
+            return Again.LAYERS, Again.HOST_LAYERS, Again.STAGE
+        case Recompute.SELECTIVE:
+            return tuple(one for one in Again if one.reruns)
+    # Where whole layers do not fit, selected operators do not either.
+    return tuple(one for one in Again if one is not Again.HOST_SELECTED)
 
 
 def _may_offload(problem: Problem) -> bool:
@@ -105,11 +131,25 @@ def _is_hidden(problem: Problem) -> bool:
     return exposed_s <= forward_s
 
 
-def segments_by_worth(profile: Profile, stage: Stage) -> Segments:
+def segments_by_worth(profile: Profile, stage: Stage, what: Again = Again.LAYERS) -> Segments:
     """The layers of a stage whose forward may be run again, the best first. The one that makes the
     output with a loss is not among them: its backward comes at once.
+
+    Args:
+        what: whole layers, or selected operators of those that these free something of; of nothing
+            and whole stages there are none.
     """
-    return _by_worth(profile, stage.operators)
+    return tuple(one.operators for one in _by_worth(profile, stage.operators, what))
+
+
+def freed_share(profile: Profile, stage: Stage, what: Again) -> float:
+    """The part of the stash of a stage without a mesh that all its segments free, from 0 to 1.
+
+    Args:
+        what: see `segments_by_worth`.
+    """
+    freed = sum(one.freed_bytes for one in _by_worth(profile, stage.operators, what))
+    return freed / max(1, stash_bytes(profile, indices_of(stage, profile.graph)))
 
 
 def running_again(problem: Problem, stage: Stage, what: int) -> Stage:
@@ -120,9 +160,7 @@ def running_again(problem: Problem, stage: Stage, what: int) -> Stage:
         what: one of `Again`.
     """
     what = Again(what)
-    segments: Segments = ()
-    if what not in (Again.NOTHING, Again.STAGE):
-        segments = in_order(stage, segments_by_worth(problem.profile, stage))
+    segments = in_order(stage, segments_by_worth(problem.profile, stage, what))
     return replace(
         stage,
         recompute=what.reruns,
@@ -131,23 +169,68 @@ def running_again(problem: Problem, stage: Stage, what: int) -> Stage:
     )
 
 
-def with_fewer(problem: Problem, stage: Stage) -> tuple[Stage, ...]:
-    """A stage with one, two and so on up to all of the layers that it keeps in the host's memory,
-    at equal distances, so that copies hide behind the layers between them; or of those that it runs
-    again, those first that are worth most. None where it may not leave out any.
+def num_optional(problem: Problem, stage: Stage, what: Again) -> int:
+    """The number of layers of a stage that may do what was chosen for it, or else not; 0 where all
+    have to.
+
+    Args:
+        what: see `segments_by_worth`.
     """
-    training = problem.training
-    if stage.offloaded and training.offload is Offload.AUTO:
+    may_rerun = what.reruns and problem.training.recompute is Recompute.AUTO
+    is_optional = may_rerun or _may_stay(problem, what)
+    return len(segments_by_worth(problem.profile, stage, what)) if is_optional else 0
+
+
+def _may_stay(problem: Problem, what: Again) -> bool:
+    return what.offloads and problem.training.offload is Offload.AUTO
+
+
+def with_fewer(problem: Problem, stage: Stage, what: Again, count: int) -> Stage:
+    """A stage with fewer of the layers that it keeps in the host's memory, at equal distances, so
+    that copies hide behind the layers between them; or of those that it runs again, the best of
+    them (`best_running_again`).
+
+    Args:
+        stage: with all of them.
+        what: see `segments_by_worth`.
+        count: the number of layers.
+    """
+    if _may_stay(problem, what):
         every = stage.offloaded
-        return tuple(
-            replace(stage, offloaded=tuple(every[i * len(every) // n] for i in range(n)))
-            for n in range(1, len(every) + 1)
-        )
-    if stage.recomputed and training.recompute is Recompute.AUTO:
-        every = segments_by_worth(problem.profile, stage)
-        some = (in_order(stage, every[: n + 1]) for n in range(len(every)))
-        return tuple(replace(stage, recomputed=one) for one in some)
-    return ()
+        some = tuple(every[i * len(every) // count] for i in range(count))
+        return replace(stage, offloaded=some)
+    return replace(stage, recomputed=best_running_again(problem, stage, what, count))
+
+
+def best_running_again(problem: Problem, stage: Stage, what: Again, count: int) -> Segments:
+    """The segments of a stage of whose layers only the best run again, the others by the choice
+    before, if that is one.
+
+    Args:
+        what: see `segments_by_worth`.
+        count: the number of layers.
+    """
+    best = segments_by_worth(problem.profile, stage, what)[:count]
+    if what is Again.LAYERS and Again.SELECTED in recompute_choices(problem):
+        whole = {some[0] for some in best}
+        others = segments_by_worth(problem.profile, stage, Again.SELECTED)
+        best = (*best, *(some for some in others if some[0] not in whole))
+    return in_order(stage, best)
+
+
+def share_of_others(problem: Problem, stage: Stage, what: Again) -> float:
+    """The part, from 0 to 1, of what all segments of a stage free that `best_running_again` frees
+    without a best one.
+
+    Args:
+        what: see `segments_by_worth`.
+    """
+    if what is not Again.LAYERS or Again.SELECTED not in recompute_choices(problem):
+        return 0.0
+    selected, whole = (
+        freed_share(problem.profile, stage, one) for one in (Again.SELECTED, Again.LAYERS)
+    )
+    return selected / whole if whole else 0.0
 
 
 def in_order(stage: Stage, segments: Segments) -> Segments:
@@ -156,32 +239,61 @@ def in_order(stage: Stage, segments: Segments) -> Segments:
     return tuple(sorted(segments, key=lambda some: place[some[0]]))
 
 
-@remembered(kept=64)
-def _by_worth(profile: Profile, operators: tuple[str, ...]) -> Segments:
-    stage = Stage.whole(operators, (0,), warmup=1, recompute=False)
-    indices = indices_of(stage, profile.graph)
-    lost = set(loss_outputs(profile.graph))
-    worth = []
-    for a, b in _layers(profile, indices):
-        some = indices[a:b]
-        if lost.isdisjoint(n for v in some for n in profile.graph.operators[v].outputs):
-            freed_per_s = _freed_bytes(profile, some) / max(_forward_s(profile, some), 1e-12)
-            worth.append((-freed_per_s, a, operators[a:b]))
-    return tuple(names for _, _, names in sorted(worth))
+class _Worth(NamedTuple):
+    """A segment that is worth running again."""
+
+    operators: tuple[str, ...]
+    freed_bytes: int
+
+
+@remembered(kept=128)
+def _by_worth(profile: Profile, operators: tuple[str, ...], what: Again) -> tuple[_Worth, ...]:
+    if what in (Again.NOTHING, Again.STAGE):
+        return ()
+    is_selected = what in (Again.SELECTED, Again.HOST_SELECTED)
+    lost, worth = set(loss_outputs(profile.graph)), []
+    for a, layer in _layers(profile, operators):
+        if lost.isdisjoint(n for v in layer for n in profile.graph.operators[v].outputs):
+            segment = RerunOperators(frozenset(layer))
+            selected = segment._replace(kept=_kept(profile, layer))
+            if is_selected and _freed_bytes(profile, selected) > 0:
+                segment = selected
+            freed = _freed_bytes(profile, segment)
+            again = [v for v in layer if v not in segment.kept]
+            freed_per_s = freed / max(_forward_s(profile, again), 1e-12)
+            names = tuple(profile.graph.operators[v].name for v in again)
+            worth.append((-freed_per_s, a, _Worth(names, freed)))
+    return tuple(one for _, _, one in sorted(worth))
+
+
+def _kept(profile: Profile, layer: Sequence[int]) -> frozenset[int]:
+    """The operators inside a layer that are not run again with it: attention, and the first, third,
+    fifth, .. product with weights.
+    """
+    operators, inside = profile.graph.operators, frozenset(layer)
+    weights = parameters_by_name(profile.graph)
+
+    def has_weights(v: int) -> bool:
+        names = (*operators[v].parameters, *operators[v].inputs)
+        return any(storage_owner(profile, name, inside) in weights for name in names)
+
+    products = [v for v in layer if operators[v].type in PRODUCTS and has_weights(v)]
+    attention = [v for v in layer if operators[v].type in ATTENTION]
+    return frozenset((*products[::2], *attention)) - {layer[0], layer[-1]}
 
 
 def _forward_s(profile: Profile, some: Sequence[int]) -> float:
     return sum(profile.operators[v].forward_s for v in some)
 
 
-def _freed_bytes(profile: Profile, some: Sequence[int]) -> int:
-    """The stash of some operators less what they read or make for others, which stays."""
-    inside = frozenset(some)
-    return stash_bytes(profile, some) - _bytes_of(
-        profile,
-        (*read_from_outside(profile.graph, inside), *used_outside(profile.graph, inside)),
-        inside,
-    )
+def _freed_bytes(profile: Profile, segment: RerunOperators) -> int:
+    """The stash of some operators less what they read or make for others, and what is held of kept
+    ones: that stays.
+    """
+    graph, inside = profile.graph, segment.operators
+    names = (*there_before(graph, segment), *used_outside(graph, inside))
+    private = sum(held_private_bytes(profile, v) for v in segment.kept)
+    return stash_bytes(profile, inside) - _bytes_of(profile, names, inside) - private
 
 
 def _bytes_of(profile: Profile, names: Iterable[str], inside: Collection[int]) -> int:
@@ -191,21 +303,28 @@ def _bytes_of(profile: Profile, names: Iterable[str], inside: Collection[int]) -
     return sum(known[name].bytes for name in owners if name in known)
 
 
-def _layers(profile: Profile, indices: Sequence[int]) -> list[tuple[int, int]]:
-    """The layers of a stage, by places in it: several as one where one frees less than it reads."""
+@remembered(kept=64)
+def _layers(
+    profile: Profile, operators: tuple[str, ...]
+) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """The layers of a stage, each with its place in it: several as one where one frees less than it
+    reads.
+    """
+    indices = indices_of(Stage.whole(operators, (0,), warmup=1, recompute=False), profile.graph)
     named = _numbered(profile, indices) if profile.modules else []
     enough = 0.0 if named else stash_bytes(profile, indices) / MOST_LAYERS
-    found: list[tuple[int, int]] = []
+    found: list[tuple[int, tuple[int, ...]]] = []
     first = behind = 0
     for a, b in named or _between_narrow_places(profile, indices):
         first, behind = (first if a == behind else a), b
         some = indices[first:b]
-        read = read_from_outside(profile.graph, frozenset(some))
-        least = max(1, _bytes_of(profile, read, frozenset(some)))
-        if _freed_bytes(profile, some) >= least and stash_bytes(profile, some) >= enough:
-            found.append((first, b))
+        whole = RerunOperators(frozenset(some))
+        read = read_from_outside(profile.graph, whole.operators)
+        least = max(1, _bytes_of(profile, read, whole.operators))
+        if _freed_bytes(profile, whole) >= least and stash_bytes(profile, some) >= enough:
+            found.append((first, tuple(some)))
             first = b
-    return found
+    return tuple(found)
 
 
 def _numbered(profile: Profile, indices: Sequence[int]) -> list[tuple[int, int]]:

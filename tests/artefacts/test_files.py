@@ -353,6 +353,16 @@ def test_a_sharding_is_read_as_it_was_written():
     assert reader(Strategy).validate_json(json.dumps(to_plain(SPLIT))) == SPLIT
 
 
+def test_segments_that_leave_out_operators_are_read_as_they_were_written():
+    whole = Stage.whole(("a", "b", "c", "d"), (0,), 1, recompute=True)
+    stage = replace(whole, recomputed=(("a", "c"), ("d",)))
+    strategy = Strategy((stage,), ScheduleName.GPIPE, 1)
+    (plain,) = to_plain(strategy)["stages"]
+    assert plain["recomputed"] == [["a", "c"], ["d"]]
+    assert reader(Strategy).validate_json(json.dumps(to_plain(strategy))) == strategy
+    assert stage.segment_by_operator == {"a": 0, "b": 0, "c": 0, "d": 1}
+
+
 def split_plan(**change):
     """A strategy file whose first stage has some more fields."""
     plain = json.loads((GOLDEN / "skip-1f1b.json").read_text())

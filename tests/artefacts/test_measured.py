@@ -64,7 +64,7 @@ def test_columns_come_in_any_order_and_empty_cells_are_as_no_column(reading):
         (f"{HEAD}\n1.5,1,1,1,1,1 s\n", "line 2: t: expected a whole number above 0, got '1.5'"),
         (f"{HEAD}\n1,0,1,1,1,1 s\n", "line 2: d: expected a whole number above 0, got '0'"),
         (f"{HEAD}\n1,2,1,4,12,1 s\n", "expected a multiple of d x microbatch, 2 x 4, got 12"),
-        (f"{HEAD},recompute\n1,1,1,1,1,1 s,auto\n", "recompute: expected none or full, got 'auto'"),
+        (f"{HEAD},recompute\n1,1,1,1,1,1 s,auto\n", "expected none, selective or full, got 'auto'"),
         (f"{HEAD},optimizer\n1,1,1,1,1,1 s,lamb\n", "optimizer: expected one of sgd, momentum"),
         (f"{HEAD},over_replicas\n1,1,1,1,1,1 s,4\n", "over_replicas: expected 0, 1, 2 or 3"),
         (f"{HEAD},sequence_parallel\n1,1,1,1,1,1 s,1\n", "expected yes or no, got '1'"),

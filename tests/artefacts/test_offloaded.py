@@ -60,10 +60,12 @@ def test_what_is_no_list_of_segments_is_told(model, tmp_path):
 
 
 @pytest.mark.parametrize(("how", "words"), [
-    ({"offloaded": ((0, 2),)}, "segment 0: expected operators that follow each other"),
+    ({"offloaded": ((0, 2),)}, "segment 0: operator n_layernormalization1 (LayerNorm"),
     ({"offloaded": ((2, 3), (0, 1))}, "segment 1: expected operators behind those"),
     ({"offloaded": ((0, 1, 2),), "recomputed": ((1, 2),)},
-     "segment 0: expected a recomputed segment, or operators of none"),
+     "segment 0: expected a recomputed segment, or a run of operators of none"),
+    ({"offloaded": ((0, 1, 2),), "recomputed": ((0, 2),)},
+     "segment 0: expected a recomputed segment, or a run of operators of none"),
     ({"offloaded": ((0, 1),), "again": True},
      "expected none where the whole stage is recomputed"),
 ])  # fmt: skip

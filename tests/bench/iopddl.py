@@ -13,10 +13,10 @@ CPU seconds and the peak of memory are those of both processes, memory of the la
 import argparse
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -34,15 +34,21 @@ KNOWN = {
 
 def solved(path, limit_s, seed):
     """One run: the JSON, seconds on the wall, CPU seconds, and the peak of memory in MiB."""
-    before, begin_s = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    done = subprocess.run(
-        [sys.executable, ROOT / "cli.py", "solve", "--cost-model", "iopddl", "--profile", path,
-         "--time-limit", f"{limit_s} s", "--seed", str(seed), "--json"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return json.loads(done.stdout), time.monotonic() - begin_s, cpu_s, after.ru_maxrss / 1024
+    begin_s = time.monotonic()
+    command = [
+        sys.executable, ROOT / "cli.py", "solve", "--cost-model", "iopddl", "--profile", path,
+        "--time-limit", f"{limit_s} s", "--seed", str(seed), "--json",
+    ]  # fmt: skip
+    with tempfile.TemporaryFile("w+") as out, subprocess.Popen(command, stdout=out) as process:
+        # Of this child alone: `getrusage` tells the largest peak of all children so far.
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            sys.exit(f"{path}: ended with {process.returncode}")
+        out.seek(0)
+        answer = json.load(out)
+    cpu_s = used.ru_utime + used.ru_stime
+    return answer, time.monotonic() - begin_s, cpu_s, used.ru_maxrss / 1024
 
 
 def main():

@@ -41,7 +41,7 @@ from planner.profilers.rules import with_rules
 from planner.reports.tables import percent
 from planner.resharding.overlap import held_ahead_bytes
 from planner.schedules.orders import default_warmups
-from planner.solvers.segments import in_order, segments_by_worth
+from planner.solvers.segments import Again, in_order, segments_by_worth
 from tests.bench.solvers import ROOT, put, table
 from tests.support.accuracy_plans import SUBJECTS, planned
 from tests.support.builders import asked, cluster, unit_type
@@ -191,18 +191,21 @@ def ahead(name: str, profile: Profile, seed: int) -> Mapping[int, Plans]:
 
 
 def again(name: str, profile: Profile, seed: int) -> Mapping[int, Plans]:
-    """The plans of all other kinds on up to two ranks, a part of whose layers runs again."""
+    """The plans of all other kinds on up to two ranks, a part of whose layers runs again: about
+    half of the plans keep attention and every second product.
+    """
     dice = random.Random(f"{name} again {seed}")
     by_ranks: dict[int, dict[str, tuple[Problem, Strategy]]] = {}
     for ranks, plans in every(name, profile, seed).items():
         for title, (problem, strategy) in plans.items():
-            stages = []
+            stages, what = [], dice.choice((Again.LAYERS, Again.SELECTED))
             for one in strategy.stages:
-                some = segments_by_worth(profile, one)
+                some = segments_by_worth(profile, one, what)
                 kept = in_order(one, some[: dice.randint(1, len(some))] if some else ())
                 stages.append(replace(one, recompute=bool(kept), recomputed=kept))
             parted = problem, replace(strategy, stages=tuple(stages))
-            by_ranks.setdefault(ranks, {})[f"{title.removesuffix('.recompute')}.layers"] = parted
+            name_of_kind = f"{title.removesuffix('.recompute')}.{what.name.lower()}"
+            by_ranks.setdefault(ranks, {})[name_of_kind] = parted
     return by_ranks
 
 
@@ -217,8 +220,9 @@ def offloaded(name: str, profile: Profile, seed: int) -> Mapping[int, Plans]:
             stages = []
             for one in strategy.stages:
                 layers = in_order(one, segments_by_worth(profile, one))
-                kept = tuple(some for some in layers if dice.random() < 0.7)
                 rerun = tuple(some for some in one.recomputed if dice.random() < 0.5)
+                selected = {some[0]: some for some in rerun}
+                kept = tuple(selected.get(some[0], some) for some in layers if dice.random() < 0.7)
                 stages.append(replace(one, recompute=bool(rerun), recomputed=rerun, offloaded=kept))
             waiting = problem, replace(strategy, stages=tuple(stages))
             by_ranks.setdefault(ranks, {})[f"{title.removesuffix('.layers')}.offloaded"] = waiting

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from planner.artefacts.options import Recompute
 from planner.artefacts.problem import Status
-from planner.artefacts.topology import HostLink, Link, Sharing, problems, take
+from planner.artefacts.topology import HostLink, Link, ProcessMemory, Sharing, problems, take
 from planner.clusters.routes import bandwidth_bytes_per_s, routes
-from planner.clusters.yaml.read import preset_names, read_topology
+from planner.clusters.yaml.read import device_table, preset_names, read_topology
 from planner.clusters.yaml.write import write_topology
 from planner.costs.evaluate import closed_form_s, evaluate
 from planner.costs.transfers import (
@@ -301,6 +301,36 @@ links: [{between: [host0, host1], bandwidth: 1 GB/s, latency: 5 us}]
     ]
     found = read(**files, both=both + kind.replace("SIZE", "3 GB"))
     assert [one.memory_bytes for one in found.device_types] == [3 * 10**9]
+
+
+def test_a_type_says_what_a_process_takes_of_its_devices(read, said, tmp_path):
+    kind = """
+device_types:
+  MINE:
+    memory: 24 GB
+    flops: {float32: 1 TFLOP/s}
+    memory_bandwidth: 1 GB/s
+    source: made up
+    process: {context: 600 MiB, first_group: 500 MiB, group: 0.4 GB, workspace: 0 B}
+"""
+    own = BASE.replace("T4", "MINE")
+    found = read(own=own + kind)
+    expected = ProcessMemory(600 * 2**20, 500 * 2**20, 4 * 10**8)
+    assert [one.process for one in found.device_types] == [expected]
+    write_topology(found, tmp_path / "again.yaml")
+    assert read_topology(tmp_path / "again.yaml").device_types == found.device_types
+    (bare,) = read(bare=own + kind[: kind.index("    process")]).device_types
+    assert bare.process == ProcessMemory()
+    (problem,) = said(wrong=own + kind.replace("600 MiB", "-1 GB"))
+    assert "device_types.MINE.process.context" in problem
+
+
+def test_shipped_types_take_nothing_on_cpus_and_as_much_as_was_measured_on_an_h100():
+    measured = ProcessMemory(767 * 2**20, 492 * 2**20, 390 * 2**20, 64 * 2**20)
+    types = device_table()
+    assert types["cpu"].process == ProcessMemory()
+    assert types["H100-SXM"].process == measured
+    assert all(one.process.context_bytes for name, one in types.items() if name != "cpu")
 
 
 # ---------------------------------------------------------------------------------- measured times

@@ -10,6 +10,7 @@ import pytest
 
 from planner.artefacts.files import write_profile
 from planner.artefacts.options import Objective
+from planner.clusters.yaml.read import shipped_device_type
 from planner.commands.terminal import listening
 from planner.planning.portfolio import GOOD_ENOUGH, compare
 from planner.solvers.registry import automatic
@@ -117,7 +118,8 @@ def test_a_plan_that_fits_as_published_only_is_written_with_a_note(folder):
     costs = tuple(replace(cost, stash_private_bytes=10**8) for cost in profile.operators)
     write_profile(replace(profile, operators=costs), folder / "profiles" / "branches.json")
     given = ["--topology", "pair.yaml", "--solver", "netsplit", "--microbatches", "1"]
-    given += ["--device-memory", "100 MB", "--reserve", "0 B"]
+    context = shipped_device_type("T4").process.context_bytes
+    given += ["--device-memory", f"{context + 10**8} B", "--reserve", "0 B"]
     assert "no strategy fits" in run("solve", *given, code=3).output
     text = " ".join(run("solve", *given, "--relaxed").output.split())
     assert "note: it does not fit by the planner's count: stage" in text

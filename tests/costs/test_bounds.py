@@ -78,6 +78,23 @@ def test_no_strategy_at_all_is_below_the_bound(problem):
 
 @settings(max_examples=25)
 @given(problems(max_nodes=4, max_devices=3), st.data())
+def test_nor_where_hosts_start_kernels(problem, data):
+    def started(one):
+        factors = [data.draw(st.sampled_from([0.0, 0.5, 1.5, 4.0])) for _ in range(2)]
+        forward_s, backward_s = factors[0] * one.forward_s, factors[1] * one.backward_s
+        return replace(one, host_forward_s=forward_s, host_backward_s=backward_s)
+
+    free_s = lower_bound_s(changed(problem, num_microbatches=3))
+    profile = problem.profile
+    profile = replace(profile, operators=tuple(map(started, profile.operators)))
+    problem = changed(problem, profile=profile, num_microbatches=3)
+    bound = lower_bound_s(problem)
+    assert bound >= free_s * (1 - 1e-9)
+    assert min(judged_s(problem, one) for one in all_strategies(problem)) >= bound * (1 - 1e-9)
+
+
+@settings(max_examples=25)
+@given(problems(max_nodes=4, max_devices=3), st.data())
 def test_nor_where_processes_slow_each_other_down(problem, data):
     # Above 2, two processes together do less than one alone.
     slow = [data.draw(st.sampled_from([1.0, 1.1, 1.5, 1.9, 2.5])) for _ in range(2)]

@@ -110,6 +110,23 @@ def test_segments_that_run_again_keep_what_they_read_in_the_host_memory(profile,
     )  # fmt: skip
 
 
+def test_what_kept_operators_made_stays(profile, stage):
+    """op2 is not computed again."""
+    names = stage.operators
+    again = (names[1], names[3])
+    some = replace(stage, recompute=True, recomputed=(again,), offloaded=(names[:1], again))
+    # The segment reads op0's output.
+    assert stage_offload(profile, some).segments == (
+        HostSegment(0, 0, 70 * KB, 0), HostSegment(3, 3, 0, 70 * KB),
+    )  # fmt: skip
+    # Of a whole segment op2's output is not held.
+    plain = stage_memory(profile, replace(some, offloaded=()))
+    assert plain.kept_bytes - stage_memory(profile, some).kept_bytes == 70 * KB
+    whole = replace(some, recomputed=(names[1:4],), offloaded=(names[:1], names[1:4]))
+    held = stage_memory(profile, some).kept_bytes - stage_memory(profile, whole).kept_bytes
+    assert held == 200 * KB
+
+
 def test_small_tensors_stay(profile, stage):
     small = profile_of(
         graph_of([[], [0], [1], [2], [3]], [KB, 65 * KB, 66 * KB, KB, KB]), [1.0] * 5

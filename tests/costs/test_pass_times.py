@@ -6,13 +6,22 @@ from dataclasses import replace
 from random import Random
 
 import networkx
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from planner.artefacts.segments import Segment
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy
 from planner.artefacts.topology import Host
 from planner.costs.local_stage import local_stage
 from planner.costs.overlap import evaluated_with_overlap, with_overlap
-from planner.costs.pass_times import SideDurations, backward_times, forward_times
+from planner.costs.pass_times import (
+    SideDurations,
+    alone_times,
+    backward_times,
+    forward_times,
+)
 from planner.costs.stage_pass import stage_pass
 from planner.resharding.overlap import held_ahead_bytes, pass_order
 from tests.costs.test_overlap import MB, problem_of, replicas_of
@@ -20,6 +29,7 @@ from tests.resharding.test_overlap import random_stages
 from tests.support.split_models import MODELS
 from tests.support.split_profiles import profiled
 
+times = st.integers(0, 5)
 GATHER_S, COUNT = 0.02, 5  # half of 40 MB at 1 GB/s
 
 
@@ -78,6 +88,35 @@ def test_a_stage_with_room_keeps_what_it_holds_ahead_where_another_one_has_none(
     assert evaluation.shortage.startswith("stage 1")
 
 
+@settings(max_examples=50)
+@given(st.lists(st.tuples(times, times, times, times), min_size=1, max_size=6), st.data())
+def test_a_pass_of_whole_operators_takes_the_longer_of_both_clocks(all_s, data):
+    """Beside a clock that ticks kernel by kernel."""
+    device_s, host_s = (np.array(all_s).T[a : a + 2].astype(float) for a in (0, 2))
+    count = len(all_s)
+    first = data.draw(st.integers(0, count - 1))
+    end = data.draw(st.integers(first + 1, count))
+    segments = data.draw(st.sampled_from([(), (Segment(first, end, end - 1),)]))
+    there, back = alone_times(device_s, host_s, segments)
+    run = [(0, v) for v in range(count)]
+    back_run = [(1, v) for v in reversed(range(count))]
+    if segments:
+        at = back_run.index((1, end - 1))
+        back_run[at:at] = [(0, v) for v in range(first, end)]
+    for side, (found, passes) in enumerate(((there, run), (back, back_run))):
+        clock = host = 0.0
+        ends = {}
+        for one in passes:
+            host += host_s[one]
+            clock = max(clock + device_s[one], host)
+            ends[one] = clock
+        assert found.end == pytest.approx([ends[side, v] for v in range(count)])
+        assert found.total == pytest.approx(clock)
+        sums = [sum(kind[one] for one in passes) for kind in (device_s, host_s)]
+        alone_s = sum(max(device_s[one], host_s[one]) for one in passes)
+        assert max(sums) - 1e-9 <= found.total <= alone_s + 1e-9
+
+
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_a_pass_is_the_longest_path_through_what_waits_for_what(tmp_path, name):
     random = Random(7)
@@ -105,17 +144,18 @@ def _random(local, order, random, side):
         [0.1 + random.random() * (i in moving) if i in moving else 0.0 for i in range(rows)],
         [random.random() * (i in local.statistics) for i in range(rows)],
         [0.4 * t * (i in late) for i, t in enumerate(compute)],
+        [random.random() * (v >= 0) for v in local.graph_index],
     )
 
 
 class Waits(networkx.DiGraph):
-    """Tasks with durations and what they wait for; tasks of a thread, and of the queue, each for
-    the one before.
+    """Tasks with durations and what they wait for; tasks of the device, of the queue and of the
+    host, each for the one before.
     """
 
     def __init__(self):
         super().__init__()
-        self.latest = {"main": None, "queue": None}
+        self.latest = {"main": None, "queue": None, "host": None}
 
     def put(self, stream, name, duration, *after):
         self.add_node(name, duration=duration)
@@ -127,6 +167,12 @@ class Waits(networkx.DiGraph):
     def start(self, name, duration):
         """A collective that the thread puts into the queue where it stands."""
         self.put("queue", name, duration, self.latest["main"])
+
+    def run(self, place, duration, host):
+        """An operator, which has not ended before the host has started its kernels."""
+        self.put("host", ("started", place), host)
+        self.put("main", ("run", place), duration)
+        self.put("main", ("done", place), 0.0, ("started", place))
 
     def stop(self, name, duration):
         """A collective that the thread waits for on the spot."""
@@ -156,7 +202,7 @@ def _forward(local, order, known):
         waits.put("main", ("read", place), 0.0, *read)
         if row not in local.losses:
             waits.stop(("asked", place), known.asked[row])
-        waits.put("main", ("run", place), known.compute[row])
+        waits.run(place, known.compute[row], known.host[row])
         if row in local.losses:
             waits.stop(("asked", place), known.asked[row])
     return waits
@@ -174,7 +220,7 @@ def _backward(local, order, known):
             waits.put("main", ("ready", place), 0.0, *_there(waits, ("again", place)))
             waits.stop(("asked", place), known.asked[row])
             own = known.compute[row] - (known.weights[row] if place in late else 0.0)
-            waits.put("main", ("run", place), own)
+            waits.run(place, own, known.host[row])
         for c in [c for c in reversed(order.order) if order.first[c] == place]:
             waits.start(("gradient", c), known.moved[local.copy_rows[c]])
             for other in order.late.get(c, ()):

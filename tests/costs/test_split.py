@@ -233,6 +233,23 @@ def test_parts_of_computed_times_follow_the_roofline_and_are_launched_each(
     assert forward_s.sum() == pytest.approx(fastest_s + sum(parts_s))
 
 
+def test_a_host_starts_a_part_in_the_time_of_the_whole():
+    profile = mlp(forward_s=(0.5, 4.0, 0.6, 4.0))
+    stage = one_stage(profile, megatron(4), [range(4)], 2).stages[0]
+
+    def started_in(host_s):
+        operators = tuple(replace(one, host_forward_s=host_s) for one in profile.operators)
+        return stage_pass(problem(4, replace(profile, operators=operators)), stage, 0)
+
+    free = started_in(0.0)
+    assert free.forward_s >= 0.5 + 1.0 + 0.5 + 1.0
+    assert started_in(0.2).forward_s == free.forward_s  # beside the parts
+    slow = started_in(2.0)
+    last_s = free.forward_s - max(free.times[0].end)  # what is sent behind all operators
+    assert slow.forward_s == pytest.approx(4 * 2.0 + last_s)
+    assert (slow.backward_s, slow.compute_s.tolist()) == (free.backward_s, free.compute_s.tolist())
+
+
 def test_rules_of_summands_alone_do_all_the_work():
     assert work_share(rule_of(["P,R->P", "R,S1->S1"]), (2, 8)) == 1 / 8
     assert work_share(rule_of(["S0,R->P @rows"]), (4,)) == 1.0

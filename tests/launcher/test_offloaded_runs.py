@@ -20,6 +20,7 @@ from tests.support.builders import asked, cluster, unit_type
 from tests.support.memory_runs import reports as launched
 
 WIDTH, BATCH, STEPS = 256, 96, 3
+PRODUCT = 1  # the place of the first product in a layer
 UNDER, OVER = 0.99, 1.08
 
 
@@ -40,16 +41,17 @@ def net():
     return nn.Sequential(*(Block() for _ in range(6)), nn.Linear(WIDTH, 10))
 
 
-def _with(stage, layers, waiting, again):
-    """A stage whose first layers wait or run again."""
+def _with(stage, layers, waiting, again, kept):
+    """A stage whose first layers wait or run again, these but for an operator in some place."""
     own = [layer for layer in layers if layer[0] in stage.operators]
-    rerun = tuple(own[:again])
-    return replace(stage, offloaded=tuple(own[:waiting]), recompute=bool(rerun), recomputed=rerun)
+    rerun = tuple(tuple(name for i, name in enumerate(layer) if i != kept) for layer in own[:again])
+    waits = (*rerun[:waiting], *own[again:waiting])
+    return replace(stage, offloaded=waits, recompute=bool(rerun), recomputed=rerun)
 
 
 def plans(profile):
     """By name: two stages with two microbatches in flight, and two replicas, all with layers that
-    wait, or run again, or both.
+    wait, or run again, or both, as a whole or but for a product.
     """
     names = tuple(one.name for one in profile.graph.operators)
     starts = [v for v, name in enumerate(names) if profile.graph.operators[v].type ==
@@ -63,10 +65,11 @@ def plans(profile):
     shared = replace(Stage.whole(names, (0, 1), 1, recompute=False), over=2, zero=3)
     found = {}
     for kind, stages in {"pipeline": pair, "zero3": [shared]}.items():
-        for how, waiting, again in (
-            ("plain", 0, 0), ("waits", 5, 0), ("runsagain", 0, 4), ("both", 5, 2)
+        for how, waiting, again, kept in (
+            ("plain", 0, 0, None), ("waits", 5, 0, None), ("runsagain", 0, 4, None),
+            ("both", 5, 2, None), ("selected", 5, 2, PRODUCT),
         ):  # fmt: skip
-            some = [_with(one, layers, waiting, again) for one in stages]
+            some = [_with(one, layers, waiting, again, kept) for one in stages]
             name = f"{kind}-{how}.strategy.json"
             found[name] = Strategy(tuple(some), ScheduleName.ONE_F_ONE_B, 4)
     return found
@@ -89,7 +92,7 @@ def reports(tmp_path_factory):
     return {name.split(".")[0]: one for name, one in found.items()}
 
 
-@pytest.mark.parametrize("how", ["waits", "runsagain", "both"])
+@pytest.mark.parametrize("how", ["waits", "runsagain", "both", "selected"])
 @pytest.mark.parametrize("kind", ["pipeline", "zero3"])
 def test_losses_of_all_steps_have_the_same_bits(reports, kind, how):
     plain, found = reports[f"{kind}-plain"], reports[f"{kind}-{how}"]
@@ -97,7 +100,7 @@ def test_losses_of_all_steps_have_the_same_bits(reports, kind, how):
     assert found["loss"] == plain["loss"]
 
 
-@pytest.mark.parametrize("how", ["waits", "both"])
+@pytest.mark.parametrize("how", ["waits", "both", "selected"])
 @pytest.mark.parametrize("kind", ["pipeline", "zero3"])
 def test_memory_of_device_and_host_is_as_predicted(reports, kind, how):
     found, plain = reports[f"{kind}-{how}"], reports[f"{kind}-plain"]

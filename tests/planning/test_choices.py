@@ -69,6 +69,17 @@ def test_the_example_of_the_contest_costs_445(tmp_path, name):
     )
 
 
+def test_a_long_assignment_is_cut_for_people(tmp_path):
+    count = 401
+    nodes = {"intervals": [[0, 1]] * count, "costs": [[1]] * count, "usages": [[1]] * count}
+    problem = {"name": "long", "nodes": nodes, "edges": {"nodes": [], "costs": []}}
+    path = str(written(tmp_path, {"problem": problem | {"usage_limit": 1000}}))
+    lines = run("solve", "--cost-model", "iopddl", "--profile", path, *LONG).stdout.splitlines()
+    assert lines[3:] == [*["  " + " ".join("0" * 40)] * 10, "  and of 1 more, which --json shows"]
+    done = run("solve", "--cost-model", "iopddl", "--profile", path, *LONG, "--json")
+    assert json.loads(done.stdout)["assignment"] == [0] * count
+
+
 def test_what_cannot_fit_is_no_plan(tmp_path):
     path = str(written(tmp_path, changed(("usage_limit",), 49)))
     done = run("solve", "--cost-model", "iopddl", "--profile", path, *LONG, "--json", code=3)

@@ -29,6 +29,7 @@ GIVEN = {
     "--schedule pipedream": {"training": Training(schedule="pipedream")},
     "--objective latency": {"training": Training(objective="latency")},
     "--recompute full": {"training": Training(recompute="full")},
+    "--recompute selective": {"training": Training(recompute="selective")},
     "--set": {"what_if": WhatIf(set=("links.nic.latency=1us",))},
     "--drop": {"what_if": WhatIf(drop=("gpu0",))},
     "--add-host": {"what_if": WhatIf(add_host=("host0",))},
@@ -45,6 +46,7 @@ P, D = ("planner",), ("planner", "pipedream")
 TAKEN = {
     "--solver": D, "--microbatches": (*D, "piper"), "--microbatch-size": D, "--schedule gpipe": P,
     "--schedule pipedream": D, "--objective latency": P, "--recompute full": (*D, "piper"),
+    "--recompute selective": D,
     "--set": D, "--drop": D, "--add-host": D, "--sensitivity": D, "--refine": P, "--pin": P,
     "--exact": (*P, "dnn-partitioning", "piper"), "--bandwidth": ("piper",), "--relaxed": P,
     "--cuts": P, "--pesto-printed": P,

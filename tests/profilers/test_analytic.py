@@ -17,6 +17,7 @@ from planner.profilers.analytic import analytic, fit_constants, rank_correlation
 from planner.profilers.efficiencies import CPU, HALF, SINGLE, device_family
 from planner.profilers.facts import Facts, facts
 from planner.profilers.runnable import Stash
+from planner.reports.profile import profile_lines
 from planner.solvers import SOLVERS
 from planner.support.errors import OptionError
 from tests.bench.profile_analytic import rows
@@ -58,10 +59,37 @@ def test_a_small_operator_takes_the_time_in_which_the_host_starts_its_kernels(tm
     text = "agraph (float[1,40] x) => (float[1,50] y) { y = MatMul (x, w) }"
     small = read(tmp_path, text, {"w": (40, 50)})
     (cost,) = of(small).operators
-    assert cost.forward_s == pytest.approx(SINGLE.host_forward_s)
-    assert cost.backward_s == pytest.approx(2 * SINGLE.host_backward_s)  # a product and a sum
+    assert SINGLE.launch_s < cost.forward_s < SINGLE.host_forward_s
+    # A product, and the sum with the gradient that is there; views are not started.
+    assert cost.host_forward_s == pytest.approx(2.4 * SINGLE.host_forward_s)
+    assert cost.host_backward_s == pytest.approx((1.8 + 1.0) * SINGLE.host_backward_s)
+    times = rescaled_times(replace(of(small), loss_costs=()), GPU, None)
+    assert times.forward_s.tolist() == [cost.host_forward_s]
+    assert times.device_s[0].tolist() == [cost.forward_s]
     (on_cpu,) = of(small, shipped_device_type("cpu")).operators
-    assert CPU.launch_s < on_cpu.forward_s < SINGLE.host_forward_s  # the host computes
+    assert CPU.launch_s < on_cpu.forward_s < SINGLE.host_forward_s
+    assert (on_cpu.host_forward_s, on_cpu.host_backward_s) == (0.0, 0.0)  # the host computes
+
+
+def test_a_cast_is_a_kernel_that_the_host_starts(tmp_path):
+    kind = shipped_device_type("H100-SXM")
+    bare, cast = (of(product(tmp_path), kind, dtype=d).operators[0] for d in (None, "bfloat16"))
+    more = HALF.host_forward_s, HALF.host_backward_s
+    # Of x there and of the weight's gradient back; the weight's own is there once per step.
+    assert cast.host_forward_s - bare.host_forward_s == pytest.approx(more[0])
+    assert cast.host_backward_s - bare.host_backward_s == pytest.approx(more[1])
+
+
+def test_a_compiled_step_has_no_times_of_a_host(tmp_path):
+    for cost in of(residual(tmp_path), compiled=True).operators:
+        assert (cost.host_forward_s, cost.host_backward_s) == (0.0, 0.0)
+
+
+def test_reports_say_how_long_the_host_starts_kernels(tmp_path):
+    (line,) = (one for one in profile_lines(of(product(tmp_path))) if "host" in one)
+    assert line.startswith("the host starts kernels in 26.4 us forward for ")
+    on_cpu = profile_lines(of(product(tmp_path), shipped_device_type("cpu")))
+    assert not any("host" in one for one in on_cpu)
 
 
 def test_types_of_devices_have_shares_of_their_own(tmp_path):
@@ -158,8 +186,12 @@ def test_a_rescaled_profile_has_the_times_that_solve_takes(tmp_path):
     profile = measured(attention(tmp_path))
     found = rescale(profile, OTHER, GPU)
     expected = rescaled_times(profile, OTHER, GPU)
-    assert [cost.forward_s for cost in found.operators] == expected.forward_s.tolist()
-    assert [cost.backward_s for cost in found.operators] == expected.backward_s.tolist()
+    assert [cost.forward_s for cost in found.operators] == expected.device_s[0].tolist()
+    assert [cost.backward_s for cost in found.operators] == expected.device_s[1].tolist()
+    assert [cost.host_forward_s for cost in found.operators] == expected.host_s[0].tolist()
+    assert expected.host_s[0].any()
+    on_cpu = rescaled_times(profile, shipped_device_type("cpu"), GPU)
+    assert not on_cpu.host_s.any()
     assert (found.source, found.engine, found.device_type) == (Source.RESCALED, "torch", "other")
     assert "rescaled from made-up (measured) by the ratio of the rooflines" in found.warnings
     assert (found.whole_step, found.threads) == (None, None)
@@ -214,7 +246,7 @@ def test_views_of_an_analytic_profile_scale_with_the_bandwidth(tmp_path):
     times = rescaled_times(profile, OTHER, GPU)
     split = [o.type for o in profile.graph.operators].index("Split")
     assert times.forward_s[split] == 0
-    assert times.backward_s[split] == pytest.approx(profile.operators[split].backward_s / 2)
+    assert times.device_s[1, split] == pytest.approx(profile.operators[split].backward_s / 2)
 
 
 def test_rescaling_loads_no_torch():

@@ -16,6 +16,7 @@ from planner.artefacts.formats.any import read_any_profiles
 from planner.artefacts.graph import Graph, Operator, Parameter, Tensor, View
 from planner.artefacts.options import Objective
 from planner.artefacts.profile import BatchNorm, OperatorCost, Profile, Source, WholeStep
+from planner.clusters.yaml.read import shipped_device_type
 from planner.planning.portfolio import compare
 from planner.planning.sizes import MAX_BETWEEN, best_over_sizes
 from planner.profilers.interpolate import interpolated, span
@@ -123,6 +124,17 @@ def test_the_time_of_a_weight_is_linear_where_both_neighbours_have_it():
     assert above.backward_weight_s == above.backward_s == 2 * high.operators[0].backward_s
     unknown = interpolated([low, weight_apart(high, None)], 6).operators[0]
     assert unknown.backward_weight_s is None
+
+
+def started(profile, host_s):
+    own = [replace(one, host_forward_s=host_s) for one in profile.operators]
+    return replace(profile, operators=tuple(own))
+
+
+@pytest.mark.parametrize("size", [3, 8])
+def test_a_host_starts_as_many_kernels_for_any_number_of_samples(size):
+    found = interpolated([started(profile_at(2), 5e-6), started(profile_at(4), 6e-6)], size)
+    assert [one.host_forward_s for one in found.operators] == [6e-6, 6e-6]
 
 
 def test_only_the_two_neighbours_count():
@@ -396,7 +408,9 @@ def folder(tmp_path, monkeypatch):
 
 
 GIVEN = ("--topology", "p3", "--gpus", "2", "--global-batch", "64", "--reserve", "0 B")
-SCARCE = ("--device-memory", "1500 B")
+OWN = shipped_device_type(KIND).process
+SCARCE = ("--device-memory", f"{OWN.context_bytes + OWN.workspace_bytes + 1500} B")
+"""What one process takes, and 1500 bytes for tensors."""
 
 
 def solve(*arguments, code=0):

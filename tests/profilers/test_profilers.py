@@ -4,6 +4,7 @@ import random
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -23,11 +24,17 @@ from planner.model.load import ReadOptions, load
 from planner.operators import input_names, parameters, synthetic, to_torch
 from planner.profilers.cache import cache_for
 from planner.profilers.classes import TensorLayout, class_name, contiguous, surroundings
-from planner.profilers.measured import _scaled_to_step, _TimesInStep, measure
+from planner.profilers.measured import (
+    ModelTimer,
+    _scaled_to_step,
+    _TimesInStep,
+    measure,
+    session,
+)
 from planner.profilers.reliability import Conditions, cache_agrees, interval, warnings
 from planner.profilers.runnable import unit
 from planner.profilers.summary import summary
-from planner.profilers.timing import OperatorTimer, Stopwatch, forwards_s
+from planner.profilers.timing import MAX_CALLS, OperatorTimer, Stopwatch, forwards_s
 from planner.support.caches import with_checksum, without_checksum
 from planner.support.errors import OptionError
 from tests.support.models import MODELS, cached
@@ -400,7 +407,7 @@ def operations(run):
 def count_flops(monkeypatch, flop_s):
     """A clock on which only products take time, as long for each FLOP."""
 
-    def seconds(watch, run):
+    def seconds(watch, run, host_s=0.0):
         flops, result = operations(run)
         return 1e-9 + flop_s * flops, result
 
@@ -570,6 +577,100 @@ def test_times_within_a_step_replace_those_alone(tmp_path):
         profile, _TimesInStep(5.0 * count, 45.0, (), (), None)
     )  # on CUDA, as alone
     assert [o.forward_s for o in scaled.operators] == [5.0] * count
+
+
+@pytest.mark.parametrize("host_s", [0.0, 0.1, 0.6, 5.0])
+def test_both_clocks_of_operators_together_take_the_time_of_the_whole_step(tmp_path, host_s):
+    profile, draws = profiled(residual(tmp_path)), random.Random(3)
+    alone = tuple(
+        replace(
+            one, forward_s=draws.random(), backward_s=draws.random(),
+            host_forward_s=host_s * draws.random(), host_backward_s=host_s * draws.random(),
+        )
+        for one in profile.operators
+    )  # fmt: skip
+    profile = replace(profile, operators=alone, whole_step=WholeStep(30.0, 34.0))
+    found = _scaled_to_step(profile, _TimesInStep(20.0, 44.0, (), (), None))
+    assert ticked_s([(one.forward_s, one.host_forward_s) for one in found.operators]) == (
+        pytest.approx(20.0)
+    )
+    backward = [(one.backward_s, one.host_backward_s) for one in reversed(found.operators)]
+    assert ticked_s(backward) == pytest.approx(44.0)
+    for one, before in zip(found.operators, alone, strict=True):
+        assert one.host_forward_s * before.forward_s == pytest.approx(
+            before.host_forward_s * one.forward_s
+        )
+
+
+def ticked_s(run):
+    """The end of operators, kernel by kernel, on a device and its host."""
+    device = host = 0.0
+    for device_s, host_s in run:
+        host += host_s
+        device = max(device + device_s, host)
+    return device
+
+
+def test_a_gpu_is_timed_with_all_kernels_in_its_queue_and_its_host_apart(tmp_path, monkeypatch):
+    """On clocks of a GPU that is not there: a FLOP takes 1 ns, a call of the host 7 us."""
+    held = []
+
+    def seconds(watch, run, host_s=0.0):
+        flops, result = operations(run)
+        held.append(host_s)
+        return 1e-6 + 1e-9 * flops, result
+
+    def host_seconds(watch, run):
+        result = run()
+        calls = len(result) if isinstance(result, list) and isinstance(result[0], tuple) else 1
+        return 7e-6 * calls, result
+
+    monkeypatch.setattr(Stopwatch, "is_host", False)
+    monkeypatch.setattr(Stopwatch, "seconds", seconds)
+    monkeypatch.setattr(Stopwatch, "host_seconds", host_seconds)
+    model = read(tmp_path, PRODUCTS, PRODUCTS_WEIGHTS)
+    here = session(model.graph, "cpu", 1, None, cached=False)
+    made = ModelTimer(model, here, 1, 0.0, 0).run(lambda done, total: None)
+    assert {one.host_forward_s for one in made.operators} == {7e-6}
+    assert all(one.host_backward_s for one in made.operators if one.backward_s)
+    assert all(one.forward_s < 7e-6 + 1e-9 * one.flops for one in made.operators)
+    assert {cost.host_forward_s for cost in made.in_step.losses} == {7e-6}
+    assert 0.0 in held  # the whole step, which waits for its host as a launch does
+    assert max(held) == pytest.approx(MAX_CALLS * 7e-6)
+
+
+@pytest.mark.parametrize(("host_s", "cycles"), [(0.0, None), (1e-4, 400_000), (1.0, 40_000_000)])
+def test_a_gpu_is_held_until_its_host_has_started_all_kernels(monkeypatch, host_s, cycles):
+    """In the order of calls, for there is no GPU here."""
+    steps = []
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            steps.append("record")
+
+        def synchronize(self):
+            steps.append("wait")
+
+        def elapsed_time(self, end):
+            return 3.0
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "device", nullcontext)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: steps.append("wait"))
+    monkeypatch.setattr(torch.cuda, "_sleep", steps.append)
+    watch = Stopwatch("cpu")
+    watch.device = "cuda"
+    time_s, _ = watch.seconds(lambda: steps.append("run"), host_s)
+    assert time_s == pytest.approx(3e-3)
+    held = [] if cycles is None else [cycles]
+    assert steps == ["wait", *held, "record", "run", "record", "wait"]
+    steps.clear()
+    host_s, _ = watch.host_seconds(lambda: steps.append("run"))
+    assert steps == ["wait", "run"]
+    assert host_s > 0
 
 
 def test_operators_of_a_pass_find_what_those_before_have_made(tmp_path):

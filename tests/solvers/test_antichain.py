@@ -50,6 +50,21 @@ def test_finds_the_same_objective_as_brute_force(problem):
     assert closed_form_s(problem, result.strategy) == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("host_s", "optimal"), [((0.0,) * 4, True), ((9.0,) * 4, True), ((0.0, 3.0, 0.0, 3.0), False)]
+)
+def test_nothing_is_called_optimal_where_a_host_is_late_at_times(host_s, optimal):
+    graph = graph_of([[v - 1] if v else [] for v in range(4)], [8] * 4)
+    profile = profile_of(graph, [1.0, 2.0, 1.0, 2.0])
+    started = zip(profile.operators, host_s, strict=True)
+    own = tuple(replace(one, host_forward_s=s, host_backward_s=s) for one, s in started)
+    profile = replace(profile, operators=own)
+    result = SOLVERS["antichain"](problem_of(profile, cluster([unit_type()] * 2)), 1.0)
+    assert (result.status is Status.OPTIMAL) == optimal
+    assert ("hosts of devices are late" in result.space) == (not optimal)
+    assert (result.bound_s is None) == (not optimal)
+
+
 @often(20, 60, problems(max_nodes=5, max_devices=3), st.floats(0.0, 1.0))
 def test_finds_the_same_objective_as_brute_force_under_a_calibration(problem, much):
     """Launching, posting, copies, links, sums and steps count in the search as in its price."""

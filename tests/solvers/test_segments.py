@@ -124,6 +124,116 @@ def test_asked_everywhere_all_layers_run_again_and_asynchronous_stages_as_a_whol
         assert stage.reruns_whole
 
 
+def kinds(profile, names):
+    types = {one.name: one.type for one in profile.graph.operators}
+    return [types[name] for name in names]
+
+
+def test_of_a_llamas_layers_every_second_product_runs_again_and_attention_does_not():
+    profile = read_any_profiles(ROOT / "profiles" / "llama7b-a100.json")[0]
+    stage = whole(profile)
+    layers, selected = (
+        in_order(stage, segments_by_worth(profile, stage, what))
+        for what in (Again.LAYERS, Again.SELECTED)
+    )
+    assert len(selected) == len(layers) == 32
+    for every, some in zip(layers, selected, strict=True):
+        assert "Attention" in kinds(profile, every) and "Attention" not in kinds(profile, some)
+        products = [name for name in every if kinds(profile, [name]) == ["MatMul"]]
+        # Queries, values, gate and what comes down again are kept.
+        assert len(products) == 7
+        assert [name for name in products if name in some] == products[1::2]
+        assert [name for name in every if name not in products] == [
+            name for name in every if name in some or kinds(profile, [name]) == ["Attention"]
+            if name not in products
+        ]  # fmt: skip
+    again = replace(stage, recompute=True, recomputed=selected)
+    assert violations(Strategy((again,), ScheduleName.GPIPE, 1), profile.graph, 1) == ()
+
+
+def test_products_whose_weights_are_transposed_count():
+    """As those of an exported BERT."""
+    profile = read_any_profiles(ROOT / "profiles" / "bert.json")[0]
+    stage = whole(profile)
+    whole_layers = {some[0]: some for some in segments_by_worth(profile, stage)}
+    kept = [
+        kinds(profile, [name])[0]
+        for some in segments_by_worth(profile, stage, Again.SELECTED)
+        for name in whole_layers[some[0]]
+        if name not in some
+    ]
+    assert {*kept} == {"MatMul"} and len(kept) >= 24
+
+
+def with_products():
+    """The same with products in the middle of layers, and 4 KB more in each that are not theirs."""
+    profile = residual([1e-3, *[1e-3, 4e-3, 1e-3] * LAYERS, 1e-3])
+    graph, first = profile.graph, {f"t{3 * k + 1}" for k in range(LAYERS)}
+    operators = tuple(
+        replace(one, type="MatMul") if v % 3 == 2 else one for v, one in enumerate(graph.operators)
+    )
+    tensors = tuple(
+        replace(one, shape=(5 * KB,)) if one.name in first else one for one in graph.tensors
+    )
+    return replace(profile, graph=replace(graph, operators=operators, tensors=tensors))
+
+
+def test_selected_operators_run_again_before_whole_layers_and_beside_them():
+    profile = with_products()
+    two = cluster([unit_type()] * 2)
+    stage = SOLVERS["zero"](problem_of(profile, two, 2), 1.0).strategy.stages[0]
+
+    def needs(stage):
+        strategy = Strategy((stage,), ScheduleName.ONE_F_ONE_B, 2)
+        return evaluate(problem_of(profile, two, 2), strategy).memory[0].total_bytes
+
+    roomy = problem_of(profile, two, 2)
+    selected, layers = (
+        running_again(roomy, stage, what) for what in (Again.SELECTED, Again.LAYERS)
+    )
+    assert needs(layers) < needs(selected) < needs(stage)
+    between = problem_of(profile, two, 2, device_memory=(needs(layers) + needs(selected)) // 2)
+    (found,) = SOLVERS["zero"](between, 1.0).strategy.stages
+    whole_layers = [some for some in found.recomputed if some in layers.recomputed]
+    others = [some for some in found.recomputed if some in selected.recomputed]
+    assert 0 < len(whole_layers) < LAYERS and len(whole_layers) + len(others) == LAYERS
+    above = problem_of(profile, two, 2, device_memory=(needs(stage) + needs(selected)) // 2)
+    (found,) = SOLVERS["zero"](above, 1.0).strategy.stages
+    assert 0 < len(found.recomputed) < LAYERS
+    assert {*found.recomputed} <= {*selected.recomputed}
+
+
+def test_asked_everywhere_selected_operators_run_again():
+    profile, two = with_products(), cluster([unit_type()] * 2)
+    problem = problem_of(profile, two, 2, recompute=Recompute.SELECTIVE)
+    for name in ("data-parallel", "zero"):
+        (stage,) = SOLVERS[name](problem, 1.0).strategy.stages
+        assert len(stage.recomputed) == LAYERS
+        assert "MatMul" not in kinds(profile, sum(stage.recomputed[1:], ()))
+    whole_stages = problem_of(profile, two, 2, recompute=Recompute.SELECTIVE, schedule="pipedream")
+    for stage in SOLVERS["data-parallel"](whole_stages, 1.0).strategy.stages:
+        assert stage.reruns_whole
+
+
+def test_a_layer_of_which_selected_operators_free_nothing_runs_again_as_a_whole():
+    profile = with_products()
+    # What a product makes is as large as all that its layer stashes else.
+    made = {one.outputs[0] for one in profile.graph.operators if one.type == "MatMul"}
+    tensors = tuple(
+        replace(one, shape=(20 * KB if one.name in made else KB,)) for one in profile.graph.tensors
+    )
+    costs = tuple(
+        replace(one, stash_tensors=())
+        if one.name in {f"op{3 * k + 2}" for k in range(LAYERS)}
+        else one
+        for one in profile.operators
+    )
+    held = replace(profile, graph=replace(profile.graph, tensors=tensors), operators=costs)
+    stage = whole(held)
+    selected = segments_by_worth(held, stage, Again.SELECTED)
+    assert selected == segments_by_worth(held, stage) and selected
+
+
 # ------------------------------------------------------------------ waiting in the host's memory
 
 # Each forward of `residual` takes 20 ms, and each microbatch keeps about 7 MB.
@@ -160,7 +270,7 @@ def test_as_few_layers_as_fit_wait_where_copies_hide():
     distances = {b - a for a, b in pairwise([*places, LAYERS])}
     assert places[0] == 0 and max(distances) - min(distances) <= 1
     limit = problem.training.device_memory
-    fewer = with_fewer(problem, waiting)[count - 2] if count > 1 else waiting
+    fewer = with_fewer(problem, waiting, Again.HOST, max(count - 1, 1))
     assert needs(found) <= limit
     assert count == 1 or needs(fewer) > limit
 
@@ -172,7 +282,9 @@ def test_as_few_layers_as_fit_wait_where_copies_hide():
 def test_layers_run_again_where_copies_do_not_hide_or_nothing_may_wait(link, how):
     if link is None:
         problem = problem_of(residual(unit=100 * KB), linked(None), 2, **how)
-        assert choice_orders(problem) == ((Again.NOTHING, Again.LAYERS, Again.STAGE),)
+        assert choice_orders(problem) == (
+            (Again.NOTHING, Again.SELECTED, Again.LAYERS, Again.STAGE),
+        )
         return
     found, *_ = tight(link, **how)
     assert found.recomputed and not found.offloaded
@@ -186,6 +298,26 @@ def test_asked_everywhere_all_layers_wait():
     both = problem_of(profile, linked(FAST), 2, offload=Offload.YES, recompute=Recompute.FULL)
     (stage,) = SOLVERS["zero"](both, 1.0).strategy.stages
     assert stage.offloaded == stage.recomputed and len(stage.offloaded) == LAYERS
+
+
+def test_what_selected_operators_read_waits_where_all_have_to():
+    profile, topology = with_products(), linked(FAST)
+    problem = problem_of(
+        profile, topology, 2, offload=Offload.YES, recompute=Recompute.SELECTIVE
+    )  # fmt: skip
+    (stage,) = SOLVERS["data-parallel"](problem, 1.0).strategy.stages
+    assert stage.offloaded == stage.recomputed and len(stage.offloaded) == LAYERS
+    assert "MatMul" not in kinds(profile, sum(stage.offloaded[1:], ()))
+
+
+def test_both_orders_are_tried_that_first_which_takes_less_time():
+    rerun, wait = (Again.SELECTED, Again.LAYERS), (Again.HOST,)
+    last = Again.HOST_LAYERS, Again.STAGE
+    for link, first, then in ((FAST, wait, rerun), (SLOW, rerun, wait)):
+        problem = problem_of(residual(unit=100 * KB), linked(link), 2, offload=Offload.AUTO)
+        assert choice_orders(problem) == tuple(
+            (Again.NOTHING, *one, *other, *last) for one, other in ((first, then), (then, first))
+        )
 
 
 def test_without_links_nothing_can_wait():

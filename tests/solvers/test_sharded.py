@@ -33,6 +33,7 @@ from planner.simulator.events import run
 from planner.simulator.timeline import timeline_of
 from planner.simulator.traces.write import chrome_trace
 from planner.solvers.registry import SOLVERS, portfolio
+from planner.solvers.sharded import best as sharded_best
 from planner.solvers.sharded import megatron
 from planner.solvers.sharded.best import OTHERS, UNSURE, _LayoutSearch
 from planner.solvers.sharded.complete import may_leave, shardings
@@ -111,6 +112,11 @@ def test_megatron_has_a_plan_without_work_and_the_best_with_enough(block, monkey
         lambda *given: [Promise(False, -one.iteration_s) for one in promises(*given)],
     )
     assert SOLVERS["megatron"](given, math.inf).strategy == best.strategy
+
+
+def test_megatron_has_a_plan_however_much_work_prices_take(block, monkeypatch):
+    monkeypatch.setattr(sharded_best, "estimate_work_s", lambda strategy: 1e6)
+    assert SOLVERS["megatron"](problem(block, 4), 0.0).strategy is not None
 
 
 def test_points_without_room_promise_recomputation_or_come_last(block):
@@ -681,7 +687,7 @@ def test_tables_show_meshes_and_how_parameters_lie(block):
     assert table.rows[0][table.heads.index("in parts")] == "ZeRO-1 over 2"
 
 
-@pytest.mark.parametrize("recompute", [Recompute.NONE, Recompute.FULL])
+@pytest.mark.parametrize("recompute", [Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL])
 def test_a_trace_shows_the_collectives_of_a_stage(block, recompute):
     given = problem(block, num_microbatches=1, switches=(PLAIN,), recompute=recompute)
     strategy = SOLVERS["megatron"](given, 1.0).strategy
@@ -692,13 +698,14 @@ def test_a_trace_shows_the_collectives_of_a_stage(block, recompute):
     record = chrome_trace(timeline, {0: "a", 1: "b"}, inside=inside)["traceEvents"]
     own = [one for one in record if one.get("cat") == "collectives" and one["pid"] == 1]
     named = Counter(one["name"].partition(" of ")[0] for one in own)
-    again = 2 * (recompute is Recompute.FULL)
+    again = 2 * recompute.is_everywhere
     # Two of the block each way, and again in its layers; those of the loss of cut logits are one;
     # the head's input has one for its gradient.
     assert named == {"all-reduce": 3 + 3 + again}
     taken = sum(one.end_s - one.start_s for one in inside if one.device == 0)
     forward, backward = stage_pass(given, strategy.stages[0], 0).collective_s
-    rows = [row for some in local_stage(given.profile, strategy.stages[0]).segments for row in some]
+    segments = local_stage(given.profile, strategy.stages[0]).segments
+    rows = [row for some in segments for row in some.operators]
     assert taken == pytest.approx(forward.sum() + forward[rows].sum() + backward.sum())
 
 

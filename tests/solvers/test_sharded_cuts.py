@@ -1,5 +1,6 @@
 """Where stages are cut, beside all cuts that there are."""
 
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -10,8 +11,9 @@ from hypothesis import strategies as st
 from planner.artefacts.options import Optimizer, Recompute
 from planner.artefacts.strategy import indices_of
 from planner.solvers.registry import SOLVERS
-from planner.solvers.sharded.cuts import balanced_cuts
+from planner.solvers.sharded.cuts import balanced_cuts, even_cuts
 from planner.solvers.sharded.options import Megatron
+from planner.support.errors import OptionError
 from tests.support.split_profiles import problem, profiled
 
 TIMES = st.integers(0, 20).map(float)
@@ -121,3 +123,52 @@ def test_only_stages_that_are_short_of_memory_recompute(block):
     assert {(True, False), (False, False)} <= seen
     none = planned(block, 2, switches=(degrees,), recompute=Recompute.NONE)
     assert not any(stage.recompute for stage in none.stages)
+
+
+MODULES = ["embed", *(f"h.{layer}.{part}" for layer in range(12) for part in ("a", "b")), "head"]
+
+
+@pytest.mark.parametrize(
+    ("layers", "stages", "expected"),
+    [
+        (12, 4, [3, 3, 3, 3]),  # dealt evenly, with the embedding and the head at the ends
+        (10, 4, [2, 3, 3, 2]),  # not without the ends: 12 in all
+        (9, 4, [2, 2, 2, 3]),  # not at all
+        (4, 4, [1, 1, 1, 1]),
+        (5, 5, [1, 1, 1, 1, 1]),
+        (6, 4, [1, 2, 2, 1]),
+        (5, 4, [1, 1, 1, 2]),
+    ],
+)
+def test_stages_have_as_many_layers_as_each_other(layers, stages, expected):
+    modules = ["embed", *MODULES[1 : 1 + 2 * layers], "head"]
+    cuts = even_cuts(modules, stages)
+    assert [v for some in cuts for v in some] == [*range(len(modules))]
+    dealt = [{modules[v].rpartition(".")[0] for v in some} - {""} for some in cuts]
+    assert [len(some) for some in dealt] == expected
+    assert sum(expected) == layers == len(set.union(*dealt))
+
+
+def test_there_are_no_even_stages_without_a_layer_for_each():
+    assert even_cuts(MODULES, 13) is None
+    assert even_cuts(["", ""], 1) is None
+
+
+def test_even_layers_are_refused_where_no_module_is_numbered(block):
+    degrees = Megatron(data_degree=1, pipeline_degree=2, even_layers=True)
+    with pytest.raises(OptionError, match=r"--even-layers: expected a layer.* for each of 2"):
+        planned(block, 2, switches=(degrees,))
+
+
+def test_degrees_with_more_stages_than_layers_are_left_out(block):
+    names = [operator.name for operator in block.graph.operators]
+    modules = tuple("h.0" if i < len(names) // 3 else "h.1" for i in range(len(names)))
+    layered = replace(block, modules=modules)
+    pipelines = Megatron(tensor_degree=1, data_degree=1, even_layers=True)
+    first, second = planned(layered, 2, switches=(pipelines,)).stages
+    assert [len(first.operators), len(second.operators)] == [
+        modules.count("h.0"), modules.count("h.1"),
+    ]  # fmt: skip
+    single = replace(block, modules=("h.0",) * len(names))
+    whole = planned(single, 2, switches=(Megatron(even_layers=True),))
+    assert len(whole.stages) == 1

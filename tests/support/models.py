@@ -259,6 +259,7 @@ def llama(
     vocabulary: int = 32_000,
     seed: int | None = None,
     kv_heads: int | None = None,
+    dtype: int = onnx.TensorProto.FLOAT,
 ) -> ModelProto:
     """A decoder as Llama's: RMS normalization, rotary embeddings, causal attention, SwiGLU, and a
     head of its own; batch and length symbolic. Sixteen operators in a layer, as ONNX has them since
@@ -272,8 +273,9 @@ def llama(
         vocabulary: number of tokens.
         seed: of the weights; None names external data in `llama.data`, which nobody has to write.
         kv_heads: heads of keys and values, each shared by as many heads of queries; None for all.
+        dtype: ONNX's type of weights and activations; angles are computed in float32.
     """
-    flow = Flow("llama", opset=24, seed=seed)
+    flow = Flow("llama", opset=24, seed=seed, dtype=dtype)
     hidden = flow.add("Gather", flow.weight("embedding", vocabulary, width), "tokens")
     angles = _angles(flow, width // heads)
     kv_heads = kv_heads or heads
@@ -307,7 +309,7 @@ def llama(
     logits = flow.add("MatMul", hidden, flow.weight("head", width, vocabulary))
     return flow.model(
         helper.make_tensor_value_info("tokens", onnx.TensorProto.INT64, ["batch", "seq"]),
-        helper.make_tensor_value_info(logits, onnx.TensorProto.FLOAT, ["batch", "seq", vocabulary]),
+        helper.make_tensor_value_info(logits, dtype, ["batch", "seq", vocabulary]),
     )
 
 
@@ -326,7 +328,10 @@ def _angles(flow: "Flow", head_width: int) -> tuple[str, str, str]:
     # Made by a node, not held: what is held is trained.
     made = flow.add("Constant", value=numpy_helper.from_array(frequencies))
     angles = flow.add("Mul", column, made)
-    return flow.add("Cos", angles), flow.add("Sin", angles), flow.add("Expand", positions, shape)
+    turns = [flow.add("Cos", angles), flow.add("Sin", angles)]
+    if flow.dtype != onnx.TensorProto.FLOAT:
+        turns = [flow.add("Cast", one, to=flow.dtype) for one in turns]
+    return turns[0], turns[1], flow.add("Expand", positions, shape)
 
 
 class Flow:
@@ -335,11 +340,18 @@ class Flow:
     Args:
         name: of the graph; weights are external data in a file of that name.
         opset: version of ONNX's operators.
-        seed: puts random weights into the graph instead.
+        seed: puts random weights into the graph instead, in float32.
+        dtype: ONNX's type of the weights.
     """
 
-    def __init__(self, name: str, opset: int = 18, seed: int | None = None) -> None:
-        self.name, self.opset, self.seed = name, opset, seed
+    def __init__(
+        self,
+        name: str,
+        opset: int = 18,
+        seed: int | None = None,
+        dtype: int = onnx.TensorProto.FLOAT,
+    ) -> None:
+        self.name, self.opset, self.seed, self.dtype = name, opset, seed, dtype
         self.scope = ""
         self.nodes: list[NodeProto] = []
         self.held: dict[str, onnx.TensorProto] = {}
@@ -359,10 +371,10 @@ class Flow:
             values = values / np.sqrt(shape[0]) if len(shape) > 1 else 1 + 0.02 * values
             return self.constant(self.scope + name, values.astype(np.float32))
         tensor = onnx.TensorProto(
-            name=self.scope + name, dims=shape, data_type=onnx.TensorProto.FLOAT,
+            name=self.scope + name, dims=shape, data_type=self.dtype,
             data_location=onnx.TensorProto.EXTERNAL,
         )  # fmt: skip
-        length = 4 * int(np.prod(shape))
+        length = helper.tensor_dtype_to_np_dtype(self.dtype).itemsize * int(np.prod(shape))
         for key, value in (
             ("location", f"{self.name}.data"), ("offset", self.offset), ("length", length),
         ):  # fmt: skip

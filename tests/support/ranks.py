@@ -10,7 +10,9 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
-ENVIRONMENT = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
+ENVIRONMENT = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"} | {
+    name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ
+}
 
 
 def under_torchrun(script, num_ranks, *arguments, timeout_s=200):

@@ -93,6 +93,10 @@ def write(folder, model):
             ]
             for level in (1, 3)
         },
+        # The first product is kept.
+        "selected": [
+            whole(both, over=2, zero=3, recompute=True, recomputed=((names[1], names[3]),))
+        ],
         "mixed": [whole(both, over=2, zero=1, zero_of={"w1": 3, "words": 2, "g": 0})],
         "four": [whole(four, over=4, zero=3)],
         "hybrid": [whole(four, over=2, zero=3)],

@@ -36,13 +36,14 @@ class Net:
         self.held[name] = np.asarray(value)
         return name
 
-    def save(self, path, given, *outputs, dtype=_FLOAT):
+    def save(self, path, given, *outputs, dtype=_FLOAT, version=20):
         """Writes the model.
 
         Args:
             given: shape and type of the only input, which is called x.
             outputs: (name, shape) of each.
             dtype: of the outputs and of weights.
+            version: of ONNX's operators.
         """
         shape, kind = given
         graph = helper.make_graph(
@@ -52,7 +53,7 @@ class Net:
             [helper.make_tensor_value_info(name, dtype, shape) for name, shape in outputs],
             [numpy_helper.from_array(_in(value, dtype), name) for name, value in self.held.items()],
         )
-        opset = [helper.make_opsetid("", 20)]
+        opset = [helper.make_opsetid("", version)]
         onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=9), path)
         return path
 

@@ -11,7 +11,7 @@ from planner.artefacts.graph import parameters_by_name, tensors_by_name
 from planner.artefacts.losses import losses
 from planner.artefacts.plan import StagePrediction
 from planner.artefacts.sharding import Sharding, local_shape, reads, rule_of, tiles
-from planner.artefacts.strategy import Stage, crossings, used_devices
+from planner.artefacts.strategy import KEEPABLE, Stage, crossings, used_devices
 from planner.launcher.device_part import (
     StagePlace,
     local_parameters,
@@ -271,11 +271,19 @@ def target_of(model, sharding, target, mesh):
     return {name: target}
 
 
-def random_segments(names, random):
-    """Segments of operators that are run again: about half of all, some behind each other."""
+def random_segments(graph, random):
+    """Segments of operators that are run again: about half of all, some behind each other, and
+    about half of the products inside them kept.
+    """
+    names = tuple(one.name for one in graph.operators)
+    kept = {one.name for one in graph.operators if one.type in KEEPABLE and random.random() < 0.5}
     ends = sorted(random.sample(range(len(names) + 1), min(len(names) + 1, random.choice((4, 8)))))
     parts = [names[a:b] for a, b in pairwise(ends)]
-    return tuple(some for some in parts if random.random() < 0.7) or (names[: ends[0] + 1],)
+    some = [one for one in parts if random.random() < 0.7] or [names[: ends[0] + 1]]
+    return tuple(
+        tuple(name for i, name in enumerate(one) if i in (0, len(one) - 1) or name not in kept)
+        for one in some
+    )
 
 
 def split(model, sharding, batches, recompute=False, prefetch=None, recomputed=()):

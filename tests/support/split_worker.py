@@ -31,6 +31,7 @@ from planner.launcher.updates import make_optimizer
 from planner.operators import parameters, synthetic, to_torch
 from planner.schedules.dry_run import dry_run, meetings_of
 from planner.schedules.program import program
+from planner.solvers.registry import SOLVERS
 from planner.solvers.sharded.edges import with_local_all_gathers
 from planner.solvers.sharded.options import Megatron
 from planner.training.trainer import Trainer
@@ -38,7 +39,7 @@ from tests.support.builders import islands, problem_of, profile_of
 from tests.support.recording import RecordingQueue
 from tests.support.split_models import loaded, megatron
 from tests.support.split_plans import cut_further, error, mean_of, plan_of, random_sharding
-from tests.support.split_profiles import planned
+from tests.support.split_profiles import planned, problem, profiled
 
 STEPS, SEED, RATE = 2, 3, 0.05
 
@@ -132,6 +133,16 @@ def of_solver(**degrees):
     return made
 
 
+def of_program(count, num_microbatches=1):
+    """What the solver `intra-op` makes, over slow links."""
+
+    def made(model):
+        given = problem(profiled(model), count, num_microbatches, bandwidth=1e8)
+        return SOLVERS["intra-op"](given, 5.0).strategy
+
+    return made
+
+
 def over_slow_links(made, counts):
     """A strategy whose tensors cross stages whole, cut by the planner where they cross slow links.
 
@@ -178,6 +189,8 @@ CASES = {
     "megatron on 4, along the sequence": Run("gpt", of_megatron(4, sequence=True)),
     "the solver's, with cut classes": Run("gpt", of_solver(tensor_degree=2), "momentum"),
     "the solver's, in 2 stages": Run("gpt", of_solver(tensor_degree=2, pipeline_degree=2)),
+    "intra-op on 4": Run("gpt", of_program(4), "momentum"),
+    "intra-op on 4, two microbatches": Run("cnn", of_program(4, 2), clip=0.1),
     "2 replicas on 2": Run("gpt", strategy([(2,)], replicas=[2], count=3, seed=7), clip=0.1),
     "2 then 2": Run("gpt", strategy([(2,), (2,)], [0.5], seed=8, tied=[("words", ("S0",))])),
     "2 then 1": Run("mlp", strategy([(2,), None], [0.5], seed=9)),
@@ -240,7 +253,7 @@ def alone(model, case, count):
     return {n: (v - before[n]).detach() for n, v in values.items() if v.requires_grad}, told
 
 
-def run_case(case, folder, rank):
+def run_case(case, folder, rank, device="cpu"):
     """Relative errors of the changes of parameters on this rank in some steps, and what its queue
     was given, by the devices of its meshes; {} if it has no part.
     """
@@ -252,7 +265,7 @@ def run_case(case, folder, rank):
     assert violations(chosen, model.graph, max(plan.ranks) + 1) == ()
     lists = program(chosen, model.graph, plan.prediction.stages)
     assert dry_run(lists, meetings_of(chosen)) is None
-    job = TrainingJob(plan, model, lists, losses(model.graph), "cpu")
+    job = TrainingJob(plan, model, lists, losses(model.graph), device)
     loop = Loop(steps=STEPS, learning_rate=RATE, clip=case.clip)
     trainer = Trainer(job, loop, rank)
     before = {name: value.detach().clone() for name, value in trainer.part.trained.items()}
@@ -264,7 +277,7 @@ def run_case(case, folder, rank):
     for name, value in trainer.part.trained.items():
         place = next(iter(trainer.part.places.values()))
         whole = place.part(expected[name], place.spec("parameters", name))
-        errors[name] = error(value.detach() - before[name], whole)
+        errors[name] = error((value.detach() - before[name]).cpu(), whole)
     errors["loss"] = max(abs(a - b) / abs(b) for a, b in zip(told, wanted, strict=True))
     trainer.groups.close()
     posted = {

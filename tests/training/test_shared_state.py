@@ -15,7 +15,7 @@ from tests.support.shared_runs import BATCH, BESIDE, HERE, LEFT, WIDTH, write, w
 
 HOW = {"learning_rate": RATE, "clip": CLIP, "threads": 1, "shuffle": False}
 WHOLE = {**HOW, "steps": STEPS, "data": f"{HERE}:data"}
-TWO = ("zero1", "zero2", "zero3", "again", "layers1", "layers3", "mixed")
+TWO = ("zero1", "zero2", "zero3", "again", "layers1", "layers3", "selected", "mixed")
 ENDS = ("zero2", "zero3", f"zero1{BESIDE}", f"zero3{BESIDE}")
 """Trained by epochs with a shorter step at the end, and evaluated."""
 SPLIT = ("states", "gradients", "parameters")

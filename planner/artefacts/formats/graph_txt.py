@@ -370,8 +370,8 @@ def from_profile(profile: Profile, stages: Mapping[str, int] | None = None) -> G
             TextNode(
                 ids[v],
                 operator.type if own else f"{operator.type}({' '.join(operator.name.split())})",
-                cost.forward_s * 1000.0,
-                cost.backward_s * 1000.0,
+                max(cost.forward_s, cost.host_forward_s) * 1000.0,
+                max(cost.backward_s, cost.host_backward_s) * 1000.0,
                 tuple(float(tensors[name].bytes) for name in operator.outputs) or (0.0,),
                 (float(sum(trained)),),
                 None if stages is None else stages[operator.name],

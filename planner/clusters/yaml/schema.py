@@ -21,7 +21,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode
 
 from planner.artefacts.strict import file_error
-from planner.artefacts.topology import DeviceType
+from planner.artefacts.topology import DeviceType, ProcessMemory
 from planner.support import units
 from planner.support.errors import FileError, UnitError, shown
 
@@ -65,6 +65,7 @@ def _number_of(what: str, least: int = 1) -> Callable[[object], int]:
 
 
 Bytes = Annotated[int, BeforeValidator(_above_0(units.parse_bytes))]
+Size = Annotated[int, BeforeValidator(_unit(units.parse_bytes))]
 Rate = Annotated[float, BeforeValidator(_above_0(units.parse_rate))]
 Seconds = Annotated[float, BeforeValidator(_unit(units.parse_seconds))]
 Flops = Annotated[float, BeforeValidator(_above_0(units.parse_flops))]
@@ -76,6 +77,19 @@ class _Schema(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
 
+class ProcessSchema(_Schema):
+    """Memory that a process takes of a device beside tensors."""
+
+    context: Size = 0
+    first_group: Size = 0
+    group: Size = 0
+    workspace: Size = 0
+
+    def sound(self) -> ProcessMemory:
+        """The same as an artefact."""
+        return ProcessMemory(self.context, self.first_group, self.group, self.workspace)
+
+
 class DeviceTypeSchema(_Schema):
     """A device type, without its name."""
 
@@ -83,6 +97,7 @@ class DeviceTypeSchema(_Schema):
     flops: dict[str, Flops]
     memory_bandwidth: Rate
     source: str
+    process: ProcessSchema = ProcessSchema()
 
     @model_validator(mode="after")
     def _sound(self) -> Self:
@@ -91,7 +106,9 @@ class DeviceTypeSchema(_Schema):
 
     def named(self, name: str) -> DeviceType:
         """The device type of this name."""
-        return DeviceType(name, self.memory, self.flops, self.memory_bandwidth, self.source)
+        return DeviceType(
+            name, self.memory, self.flops, self.memory_bandwidth, self.source, self.process.sound()
+        )
 
 
 class HostLinkSchema(_Schema):

@@ -22,6 +22,7 @@ from planner.artefacts.topology import (
     Host,
     HostLink,
     Link,
+    ProcessMemory,
     Sharing,
     Topology,
 )
@@ -169,10 +170,20 @@ def _types(types: Sequence[DeviceType]) -> dict[str, dict[str, object]]:
             ),
             "memory_bandwidth": _exact(one.memory_bandwidth_bytes_per_s, _RATES, units.parse_rate),
             "source": one.source,
+            **({} if one.process == ProcessMemory() else {"process": _process(one.process)}),
         }
         for one in types
         if device_table().get(one.name) != one
     }
+
+
+def _process(process: ProcessMemory) -> CommentedMap:
+    return _line(
+        context=_size(process.context_bytes),
+        first_group=_size(process.first_group_bytes),
+        group=_size(process.group_bytes),
+        workspace=_size(process.workspace_bytes),
+    )
 
 
 def _size(size_bytes: int) -> str:

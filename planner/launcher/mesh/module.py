@@ -17,6 +17,7 @@ from torch import Tensor, fx, nn
 
 from planner.artefacts import graph as graphs
 from planner.artefacts.graph import Graph, Operator, parameters_by_name, tensors_by_name
+from planner.artefacts.operator_types import PRODUCTS
 from planner.artefacts.sharding import Rule, local_shape, reads, rule_by
 from planner.artefacts.strategy import Stage, indices_of, operator_indices
 from planner.launcher.denominators import Denominator
@@ -38,7 +39,7 @@ from planner.operators.parts.calls import (
     values_of,
 )
 from planner.operators.running import REFUSALS, next_state
-from planner.resharding.overlap import PRODUCTS, pass_order
+from planner.resharding.overlap import pass_order
 from planner.resharding.reshardings import Resharding, has_gradient, reshardings
 from planner.support.errors import LaunchError, words_of
 

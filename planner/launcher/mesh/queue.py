@@ -89,7 +89,7 @@ class ThreadQueue:
         """As `CollectiveQueue.start`."""
         if get_ident() == self._thread.ident:
             return Done(function(*given))
-        if is_in_torch_dispatch_mode():
+        if is_in_torch_dispatch_mode(include_infra_modes=False):
             self._post(_nothing).wait()  # what was posted before
             return Done(function(*given))
         return self._post(function, *given)

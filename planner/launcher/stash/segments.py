@@ -8,9 +8,14 @@ segment all of it runs again, in the same modes and with the same random numbers
 
 torch.utils.checkpoint does the same where a graph is run by one backward. A product in two parts
 (`launcher/mesh/late_gradients.py`) has a graph of its own, with two, which read the same places.
+
+An operator that a segment leaves out runs again, too, but for its products, below autograd: their
+results are held on the device from the first run on and given back. So autograd reads inputs that
+were made anew, and all that is cheap, such as conversions of type, is not held.
 """
 
 import weakref
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar, copy_context
@@ -20,7 +25,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._pytree import tree_leaves
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from planner.artefacts.graph import Graph
 from planner.artefacts.segments import offloaded_of, segments_of
@@ -32,6 +38,8 @@ from planner.operators.casting import WeightCast
 from planner.operators.parts.calls import is_call
 from planner.operators.running import running_again, runs_again
 from planner.support.contexts import holding
+
+_pass: ContextVar["_SegmentPass | None"] = ContextVar("segment pass", default=None)
 
 _begins: ContextVar[tuple[Callable[[], None], ...]] = ContextVar("begins", default=())
 """What is done before the backward of the segment that runs here."""
@@ -55,21 +63,22 @@ class RecomputedSegment(nn.Module):
         """What the operators make; without gradients nothing is kept."""
         if not torch.is_grad_enabled():
             return self.body(*given)
-        context, held = copy_context(), list[Any]()
+        context, waiting = copy_context(), list[Any]()
 
-        def again() -> None:
-            context.run(self._again, [given_again(one) for one in held])
+        def again(own: _SegmentPass) -> None:
+            context.run(self._again, [given_again(one) for one in waiting], own)
 
         own = _SegmentPass(again)
         begins = *_begins.get(), own.run_again
-        with holding(_begins, begins), saved_tensors_hooks(own.empty_place, _filled):
+        hooks = saved_tensors_hooks(own.empty_place, _filled)
+        with holding(_pass, own), holding(_begins, begins), hooks:
             made = self.body(*given)
-        held += map(kept, given)
+        waiting += map(kept, given)
         return made
 
-    def _again(self, given: Sequence[Any]) -> None:
+    def _again(self, given: Sequence[Any], own: "_SegmentPass") -> None:
         # State has its new values already, and what is read of it is that of the first time.
-        with torch.enable_grad(), running_again(), self._precision():
+        with torch.enable_grad(), running_again(), holding(_pass, own), self._precision():
             self.body(*given)
 
 
@@ -96,12 +105,16 @@ class OffloadedSegment(nn.Module):
 class _SegmentPass:
     """One pass of a segment, from its forward to its backward.
 
+    Attributes:
+        held: results of products, until the segment has run again.
+
     Args:
         again: runs it again.
     """
 
-    def __init__(self, again: Callable[[], None]) -> None:
-        self._again: Callable[[], None] | None = again
+    def __init__(self, again: Callable[["_SegmentPass"], None]) -> None:
+        self.held: deque[Any] = deque()
+        self._again: Callable[[_SegmentPass], None] | None = again
         # Autograd lets go of what it does not need any more.
         self._places: list[weakref.ref[_Place]] = []
 
@@ -124,7 +137,8 @@ class _SegmentPass:
                 place.tensor = tensor.detach()
 
         with saved_tensors_hooks(fill, _never_read):
-            again()
+            again(self)
+        assert not self.held, "both passes of a segment run the same products"
         assert next(todo, None) is None, "both passes of a segment keep the same tensors"
 
 
@@ -145,6 +159,75 @@ def _filled(place: _Place) -> Tensor:
 
 def _never_read(_: object) -> Tensor:
     raise AssertionError("nothing goes back through a segment that is run again")
+
+
+# ---- products that are not computed again
+
+_aten = torch.ops.aten
+_HELD = frozenset(
+    {
+        _aten.mm, _aten.addmm, _aten.bmm, _aten.baddbmm, _aten.mv, _aten.addmv, _aten.dot,
+        _aten.convolution,
+        _aten._scaled_dot_product_flash_attention_for_cpu,
+        _aten._scaled_dot_product_flash_attention,
+        _aten._scaled_dot_product_efficient_attention,
+        _aten._scaled_dot_product_cudnn_attention,
+        _aten._scaled_dot_product_fused_attention_overrideable,
+    }
+)  # fmt: skip
+"""What products and attention take their time in."""
+
+
+class _HoldingProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Holds the results of products in the first run of a segment, and gives them back in the same
+    order in the second one.
+
+    Args:
+        held: by the pass.
+    """
+
+    def __init__(self, held: deque[Any]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._held = held
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """Whether it is no one's that watches what runs, such as memory (`launcher/mesh/queue.py`)."""
+        return True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """What the function makes."""
+        if func.overloadpacket not in _HELD:
+            return func(*args, **(kwargs or {}))
+        if runs_again():
+            return self._held.popleft()
+        made = func(*args, **(kwargs or {}))
+        staying(made)
+        # The tensors themselves get nodes of autograd, which would hold all of the graph.
+        self._held.append(tree_map_only(Tensor, Tensor.detach, made))
+        return made
+
+
+class KeptOperator(nn.Module):
+    """An operator whose products are not computed again.
+
+    Args:
+        function: of the operator.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the operator makes."""
+        own = _pass.get()
+        if own is None:  # without gradients
+            return self.function(*args, **kwargs)
+        with _HoldingProducts(own.held):
+            return self.function(*args, **kwargs)
 
 
 # ---- nodes of a segment
@@ -215,7 +298,8 @@ def with_segments(
         inside |= {node: k for node in nodes[first:end] if node.op != "get_attr"}
     last = {nodes[places[one.last]] for one in segments}
     kinds = [(one in again, one in offloaded) for one in segments]
-    made = _Parting(module, inside, last, kinds, precision).outer()
+    kept = {nodes[places[i]] for one in segments for i in one.kept}
+    made = _Parting(module, inside, (last, kept), kinds, precision).outer()
     vars(made).update(input_names=module.input_names, output_names=module.output_names)
     return made
 
@@ -256,16 +340,19 @@ class _Parting:
 
     Args:
         inside: by node, the segment that it is in.
-        last: the operators before whose backwards segments are run again, or come back.
+        marked: the operators before whose backwards segments are run again, or come back, and those
+            that are not computed again.
         kinds: by segment, whether it is run again, and whether it is offloaded.
         precision: gives the context that segments run again in.
     """
 
     def __init__(
-        self, module: fx.GraphModule, inside: Mapping[fx.Node, int], last: Collection[fx.Node],
+        self, module: fx.GraphModule, inside: Mapping[fx.Node, int],
+        marked: tuple[Collection[fx.Node], Collection[fx.Node]],
         kinds: Sequence[tuple[bool, bool]], precision: _Precision,
     ) -> None:  # fmt: skip
-        self._module, self._inside, self._last = module, inside, last
+        self._module, self._inside = module, inside
+        self._last, self._kept = marked
         self._kinds, self._precision = kinds, precision
         self._staying = _staying(module)
 
@@ -328,6 +415,8 @@ class _Parting:
         for node in nodes:
             made[node] = graph.node_copy(node, made.__getitem__)
             _hold(root, self._module, node)
+            if node in self._kept:
+                _keep(root, made[node])
             if node in self._staying:
                 graph.call_function(staying, (made[node],))
             conversion = _started_by(self._module, node)
@@ -360,6 +449,13 @@ def _staying(module: fx.GraphModule) -> frozenset[fx.Node]:
         elif node.op != "get_attr":
             found.add(node)
     return frozenset(found)
+
+
+def _keep(root: dict[str, Any], node: fx.Node) -> None:
+    """Lets the operator that a node calls hold its products."""
+    function: Any = root[str(node.target)] if node.op == "call_module" else node.target
+    node.op, node.target = "call_module", f"kept_{node.name}"
+    root[node.target] = KeptOperator(function)
 
 
 def _hold(root: dict[str, Any], module: fx.GraphModule, node: fx.Node) -> None:

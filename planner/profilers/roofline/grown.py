@@ -29,7 +29,7 @@ from planner.artefacts.profile import (
     Profile,
     SplitRule,
 )
-from planner.profilers.roofline.times import PassKernels, both_passes_s
+from planner.profilers.roofline.times import PassKernels, PassSeconds, both_passes_s
 from planner.support.errors import OptionError
 
 Value = TypeVar("Value", Tensor, Parameter)
@@ -110,15 +110,16 @@ def _kernels(classes: Iterable[Growing | GrowingLoss], size: int) -> list[PassKe
 
 def _loss_costs(growth: Growth, size: int) -> tuple[LossCost, ...]:
     times_s = both_passes_s(_kernels(growth.losses, size), growth.rates)
-    return tuple(map(LossCost, (one.output for one in growth.losses), *times_s))
+    return tuple(
+        LossCost(one.output, *own_s) for one, own_s in zip(growth.losses, times_s, strict=True)
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class _ClassCost:
     """What all operators of a class cost; the figures of `OperatorCost`."""
 
-    forward_s: float
-    backward_s: float
+    times_s: PassSeconds
     flops: int
     bytes_moved: int
     stash_private_bytes: int
@@ -128,17 +129,16 @@ class _ClassCost:
 def _class_costs(growth: Growth, size: int) -> list[_ClassCost]:
     """The costs of every class at a size."""
     kernels = _kernels(growth.classes, size)
-    both = zip(growth.classes, kernels, *both_passes_s(kernels, growth.rates), strict=True)
+    both = zip(growth.classes, kernels, both_passes_s(kernels, growth.rates), strict=True)
     return [
         _ClassCost(
-            forward_s,
-            backward_s,
+            times_s,
             sum(kernel.flops for kernel in own.forward),
             sum(kernel.bytes for kernel in own.forward),
             on_line(one.stash_private_bytes, size),
             tuple(SplitRule.parse(rule_at(text, size)) for text in one.rules),
         )
-        for one, own, forward_s, backward_s in both
+        for one, own, times_s in both
     ]
 
 
@@ -161,8 +161,7 @@ def _costs(
         costs.append(
             replace(
                 own,
-                forward_s=one.forward_s,
-                backward_s=one.backward_s,
+                **one.times_s._asdict(),
                 output_bytes=sum(tensors[name].bytes for name in operator.outputs),
                 parameter_bytes=sum(parameters[name].bytes for name in operator.parameters),
                 flops=one.flops,

@@ -341,7 +341,9 @@ def _steps(
 # ---- the check
 
 _WORDS = {
-    "forward_s": "forward time", "backward_s": "backward time", "output_bytes": "output",
+    "forward_s": "forward time", "backward_s": "backward time",
+    "host_forward_s": "launches forward", "host_backward_s": "launches backward",
+    "output_bytes": "output",
     "parameter_bytes": "parameters", "flops": "FLOPs", "bytes_moved": "bytes moved",
     "stash_tensors": "stash", "stash_private_bytes": "private stash",
 }  # fmt: skip

@@ -371,7 +371,7 @@ def _work(problem: Problem, stage: Stage, device: int) -> _Work:
     inside = own.operators >= 0
     indices, shares = own.operators[inside], np.ones(int(inside.sum()))
     counts: tuple[float, ...] = 0, 0
-    places = [i for one in segments_of(stage, profile.graph) for i in range(one.first, one.end)]
+    places = [i for one in segments_of(stage, profile.graph) for i in one.computed]
     again = np.flatnonzero(inside)[places]
     waited = np.array([side.total for side in own.times]) - own.compute_s.sum(axis=1)
     waited[1] -= own.compute_s[0, again].sum()

@@ -19,6 +19,7 @@ from planner.artefacts.topology import device_type
 from planner.clusters.routes import chain, host_order, pair_widths
 from planner.costs.actions import link_share, sum_factor
 from planner.costs.operators import first_of_each_type, launch_s, slowdowns
+from planner.costs.process_memory import least_reserve_bytes
 from planner.costs.stage_memory import limit_bytes
 from planner.costs.stage_pass import sums_overlap_compute
 from planner.costs.transfers import ring_links, slowest_link
@@ -251,8 +252,8 @@ def _stages_on(
     slow = slowdowns(problem, order)
     speed = np.array([slow[d] for d in order])
     kind = np.array([list(kinds).index(topology.devices[d].type) for d in order])
-    room = np.array([limit_bytes(problem, order, d) for d in order], dtype=float)
-    room -= problem.training.reserve
+    rooms = [limit_bytes(problem, order, d) - least_reserve_bytes(problem, d) for d in order]
+    room = np.array(rooms, dtype=float)
     known = problem.calibration
     own = [topology.devices[d].type == known.device_type for d in order]
     steps = [

@@ -21,6 +21,7 @@ from planner.artefacts.strategy import Stage
 from planner.artefacts.topology import CollectiveKind
 from planner.costs.local_stage import LocalStage, local_stage
 from planner.costs.passes import block_workspace_bytes, operator_workspaces
+from planner.costs.process_memory import least_reserve_bytes
 from planner.costs.stage_memory import limit_bytes, memory_of, search_bytes, static_bytes
 from planner.costs.transfers import half_line
 from planner.resharding import reshardings
@@ -48,7 +49,7 @@ def may_share(problem: Problem) -> bool:
     need = memory_of(problem.profile, range(len(problem.profile.operators)))
     static = static_bytes(need.static.parameter, need.static.trainable, problem)
     workspace = max(need.forward_workspace_bytes, need.backward_workspace_bytes)
-    room = min(limit_bytes(problem, devices, d) for d in devices) - training.reserve
+    room = min(limit_bytes(problem, devices, d) - least_reserve_bytes(problem, d) for d in devices)
     return search_bytes(static, need.kept_bytes, 0, 0, workspace, 1, 1) > room
 
 

@@ -49,6 +49,7 @@ from planner.artefacts.strategy import (
 )
 from planner.clusters.routes import bandwidth_bytes_per_s
 from planner.costs.evaluate import closed_form_s, evaluate, evaluation_work_s
+from planner.costs.operators import sums_are_bounds
 from planner.costs.overlap import with_overlap
 from planner.costs.stage_memory import limit_bytes
 from planner.costs.update import update_copies
@@ -193,10 +194,12 @@ def _seeds(problem: Problem, known: Sequence[Strategy]) -> tuple[_PricedPipeline
 
 def _result(problem: Problem, searched: _CoarseAnswer, margin: _Margin, work: float) -> Result:
     *others, best = searched.pipelines
-    exact = searched.exact and margin == _Margin()
+    bounds = sums_are_bounds(problem)
+    exact = searched.exact and margin == _Margin() and not bounds
     space = _space(problem, searched.coarse)
     if not exact:
         space += "; some ways to run a state were dropped, or memory was judged with a margin"
+        space += ", or hosts of devices are late at times" * bounds
     proved = exact and best.objective_s <= searched.bound_s * (1 + _SAME)
     everything = searched.coarse.exact and len(problem.topology.devices) <= ALL_WIDTHS
     others.sort(key=lambda one: one.objective_s)
@@ -405,7 +408,7 @@ def _training(problem: Problem, count: int) -> kernels.SearchOptions:
         back=back,
         exposed=exposed,
         even=even,
-        may_keep=problem.training.recompute is not Recompute.FULL,
+        may_keep=not problem.training.recompute.is_everywhere,
         may_recompute=problem.training.recompute is not Recompute.NONE,
         phases=problem.training.schedule.has_phases and objective is Objective.ITERATION,
         steady=asynchronous and objective is not Objective.LATENCY,

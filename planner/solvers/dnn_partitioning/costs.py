@@ -85,8 +85,8 @@ def slowest_times(problem: Problem) -> OperatorTimes:
     devices = {device.type: d for d, device in enumerate(problem.topology.devices)}
     by_type = [operator_times(problem, d) for d in devices.values()]
     return OperatorTimes(
-        np.max([times.forward_s for times in by_type], axis=0),
-        np.max([times.backward_s for times in by_type], axis=0),
+        np.max([times.device_s for times in by_type], axis=0),
+        np.max([times.host_s for times in by_type], axis=0),
     )
 
 

@@ -20,6 +20,7 @@ from planner.clusters.routes import pair_widths
 from planner.costs.casts import cast_bytes
 from planner.costs.evaluate import evaluate
 from planner.costs.operators import operator_times, slowdowns
+from planner.costs.process_memory import least_reserve_bytes
 from planner.costs.stage_memory import limit_bytes
 from planner.costs.update import update_copies
 from planner.solvers.placement.links import Pair, SharedLink, shared_links
@@ -185,7 +186,7 @@ def placement_problem_of(problem: Problem) -> PlacementProblem:
             graph, ((o.workspace_bytes, v) for v, o in enumerate(profile.operators))
         ),
         capacity_bytes=np.array(
-            [limit_bytes(problem, devices, d) - problem.training.reserve for d in devices],
+            [limit_bytes(problem, devices, d) - least_reserve_bytes(problem, d) for d in devices],
             dtype=np.int64,
         ),
         moments=update_copies(problem) - 1,
@@ -258,12 +259,11 @@ def tighter(
         strategy: the stages made of it.
         kept: the solver's count.
     """
-    reserve_bytes = problem.training.reserve
     limit = placement_problem_of(problem).capacity_bytes
     capacity = placement_problem.capacity_bytes.copy()
     used = bytes_by_device(kept, device_of)
     for p, parts in evaluate(problem, strategy).memory.items():
-        over = parts.total_bytes - reserve_bytes - int(limit[p])
+        over = parts.total_bytes - least_reserve_bytes(problem, p) - int(limit[p])
         if over > 0:
             alike = limit == limit[p]
             capacity[alike] = np.minimum(capacity[alike], used[p] - -(-over // 2))  # rounded up

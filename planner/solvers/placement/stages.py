@@ -19,7 +19,6 @@ from functools import reduce
 from operator import or_
 
 from planner.artefacts.graph import Graph, consumers, predecessors, producers, tensors_by_name
-from planner.artefacts.options import Recompute
 from planner.artefacts.problem import Problem
 from planner.artefacts.strategy import Stage, Strategy
 from planner.costs.evaluate import closed_form_s, evaluate
@@ -106,7 +105,7 @@ def _strategy(problem: Problem, parts: Sequence[Segment]) -> Strategy:
                 tuple(operators[v].name for v in inside),
                 (device,),
                 depth,
-                problem.training.recompute is Recompute.FULL,
+                problem.training.recompute.is_everywhere,
             )
             for (device, inside), depth in zip(parts, depths, strict=True)
         ),

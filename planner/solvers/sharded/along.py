@@ -142,7 +142,7 @@ class Search:
         axis: the axis.
         policy: what is allowed along it.
         times_s: per operator, forward and backward of a microbatch.
-        floor_s: no part of an operator takes less, unless it does as a whole.
+        floors_s: per operator, what no part of it takes less than, unless it does as a whole.
         measured_s: by operator and rule, the times of parts that were measured, as `times_s`.
     """
 
@@ -151,7 +151,7 @@ class Search:
     axis: Axis
     policy: Policy
     times_s: Sequence[float]
-    floor_s: float
+    floors_s: Sequence[float]
     measured_s: Mapping[tuple[int, str], float]
 
     @cached_property
@@ -280,7 +280,7 @@ def _own_s(search: Search, v: int, one: SplitRule) -> float:
     whole_s = search.times_s[v]
     if not one.rule.shares_work:
         return whole_s
-    linear_s = max(min(whole_s, search.floor_s), whole_s / search.axis.size)
+    linear_s = max(min(whole_s, search.floors_s[v]), whole_s / search.axis.size)
     own_s = search.measured_s.get((v, one.line), linear_s)
     if not one.rule.marks:
         return own_s

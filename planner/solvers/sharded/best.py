@@ -19,8 +19,11 @@ from planner.simulator.estimate import ERROR, estimate_s, estimate_work_s
 from planner.solvers.segments import (
     Again,
     choice_orders,
+    freed_share,
+    num_optional,
     recompute_choices,
     running_again,
+    share_of_others,
     with_fewer,
 )
 from planner.solvers.sharded.layout import WHOLE, Layout
@@ -33,7 +36,7 @@ FEW, FIRST_S, PRICED_SHARE = 2, 1.0, 0.7
 """Layouts that are looked at whatever they take; the work for which more are looked at where none
 fits, in seconds of an ordinary core; and the share of the limit after which no more are.
 """
-_ROUNDS = 4
+_ROUNDS = 5
 """Times that stages which do not fit are made to recompute more; in the last all are."""
 
 
@@ -91,6 +94,7 @@ class _LayoutSearch:
         reason: why the first layout that is none did not do.
         short: whether one did not fit.
         cut: whether the limit left out layouts that were priced, though none fits.
+        tried: whether one was made to fit.
         work_s: in seconds of an ordinary core.
     """
 
@@ -98,7 +102,7 @@ class _LayoutSearch:
         self.problem = problem
         self.fitting: list[tuple[float, Strategy]] = []
         self.reason: str | None = None
-        self.short, self.cut, self.work_s = False, False, 0.0
+        self.short, self.cut, self.tried, self.work_s = False, False, False, 0.0
 
     @property
     def best(self) -> tuple[Strategy, ...]:
@@ -141,17 +145,19 @@ class _LayoutSearch:
 
         Args:
             found: see `priced`.
-            limit_s: the work after which the first one that fits is the last, and `FIRST_S` beyond
-                it the last one at all.
+            limit_s: the work after which the first one that fits is the last; where none does,
+                `FIRST_S` if that is more. The best one is tried whatever was done before.
         """
         fitting = self.fitting
         for least_s, _, layout, first in found:
             # A layout that recomputes takes longer than it does here.
             if len(fitting) > OTHERS and least_s >= self._enough_s:
                 break
-            if self.work_s > (limit_s if fitting else max(limit_s, FIRST_S)):
+            # Prices alone may take more than the limit where there are many devices.
+            if self.tried and self.work_s > (limit_s if fitting else max(limit_s, FIRST_S)):
                 self.cut = not fitting
                 break
+            self.tried = True
             for choices in choice_orders(self.problem):
                 strategy, shortage, work_s = _that_fits(self.problem, layout, first, choices)
                 self.work_s += work_s
@@ -185,6 +191,7 @@ def strategy_of(problem: Problem, layout: Layout, recompute: Sequence[Again]) ->
                 sharding=sharding,
                 over=over,
                 zero=zero,
+                zero_of=layout.levels,
             ),
             again,
         )
@@ -227,7 +234,7 @@ def _that_fits(
         work_s += evaluation_work_s(strategy, evaluation)
         if evaluation.shortage is None:
             room = _room(problem, strategy, evaluation)
-            strategy, more_s = _with_fewer_segments(problem, strategy, room, lacking)
+            strategy, more_s = _with_fewer_segments(problem, (strategy, recompute), room, lacking)
             work_s += more_s
             return strategy, None, work_s
         shortage = shortage or evaluation.shortage
@@ -238,8 +245,12 @@ def _that_fits(
         short = _short(problem, strategy, evaluation)
         if attempt == _ROUNDS - 1:
             short = set(range(len(recompute)))
-        more = [_more(choices, one, strategy) if s in short else one
-                for s, one in enumerate(recompute)]  # fmt: skip
+        more = [
+            _more(problem, strategy, evaluation, s, choices[choices.index(one) :])
+            if s in short
+            else one
+            for s, one in enumerate(recompute)
+        ]
         if more == recompute:
             break
         recompute = more
@@ -248,35 +259,56 @@ def _that_fits(
     return strategy, shortage, work_s
 
 
-def _more(choices: Sequence[Again], now: Again, strategy: Strategy) -> Again:
-    """What a stage runs again that does not fit as it is: the next choice that saves something."""
-    left = choices[choices.index(now) + 1 :]
+def _more(
+    problem: Problem, strategy: Strategy, evaluation: Evaluation, s: int, choices: Sequence[Again]
+) -> Again:
+    """What a stage runs again that does not fit as it is: the next choice that saves something,
+    about enough if that is a part of its layers.
+
+    Args:
+        choices: that of now, and those behind it.
+    """
+    now, *left = choices
     if _needs_whole_stash(strategy):
-        left = tuple(one for one in left if one is not Again.STAGE)
+        left = [one for one in left if one is not Again.STAGE]
+    if Again.LAYERS in left and left[0] is Again.SELECTED:
+        stage, used = strategy.stages[s], used_devices(strategy)
+        share = freed_share(problem.profile, stage, Again.SELECTED)
+        for d in stage.devices:
+            memory = evaluation.memory[d]
+            lacking = memory.total_bytes - limit_bytes(problem, used, d)
+            if share * memory.stash_bytes < lacking:
+                return Again.LAYERS
     return left[0] if left else now
 
 
 def _with_fewer_segments(
-    problem: Problem, strategy: Strategy, room: int, lacking: int
+    problem: Problem, found: tuple[Strategy, Sequence[Again]], room: int, lacking: int
 ) -> tuple[Strategy, float]:
     """A strategy whose stages run as few layers again, or keep as few in the host's memory, as they
     fit with (`segments.with_fewer`), and the work. All stages leave out the same part of theirs,
     and hold as much ahead as before.
 
     Args:
+        found: a strategy, and what each of its stages runs again.
         room: bytes that its fullest device has left.
         lacking: by how many it is short without recomputation, about.
     """
-    every = [with_fewer(problem, one) for one in strategy.stages]
-    all_of = most = max(map(len, every))
+    strategy, recompute = found
+    chosen = [*zip(strategy.stages, recompute, strict=True)]
+    every = [num_optional(problem, *one) for one in chosen]
+    all_of = most = max(every)
     best, least, work_s = strategy, 0, 0.0
+    # Without any of them.
+    others = max(share_of_others(problem, *one) for one in chosen)
+    lacking = max(1, round(lacking - others * (lacking + room)))
     while most - least > 1:
         # Memory is nearly linear in their number.
         count = least + round((most - least) * lacking / max(lacking + room, 1))
         count = min(max(count, least + 1), most - 1)
         stages = tuple(
-            some[-(-count * len(some) // all_of) - 1] if some else one
-            for one, some in zip(strategy.stages, every, strict=True)
+            with_fewer(problem, *one, -(-count * n // all_of)) if n else one[0]
+            for one, n in zip(chosen, every, strict=True)
         )
         less = replace(strategy, stages=stages)
         evaluation = evaluate(problem, less)

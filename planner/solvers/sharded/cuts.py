@@ -1,4 +1,5 @@
-"""Where a chain of operators is cut into stages that run at the same pace.
+"""Where a chain of operators is cut into stages: that run at the same pace (`balanced_cuts`), or
+that have the same number of layers (`even_cuts`).
 
     N operators in order, cut into p stages; stage s is [a_s, a_s+1), a_0 = 0, a_p = N
     T_s(a, b)   time of the operators [a, b), with a second forward where stage s recomputes
@@ -19,9 +20,11 @@ Tried and left: stages that get shorter towards the end, because the last one st
 """
 
 from collections.abc import Sequence
+from itertools import groupby, pairwise
 
 import numpy as np
 
+from planner.artefacts.modules import block_of
 from planner.support.arrays import Floats
 
 # The shares by which stages may be longer than they have to be, to be cut where less crosses.
@@ -74,6 +77,36 @@ def balanced_cuts(
             best = value, cuts
     assert best is not None, "there is a slack"
     return tuple(tuple(range(best[1][s], best[1][s + 1])) for s in range(count))
+
+
+def even_cuts(modules: Sequence[str], num_stages: int) -> tuple[tuple[int, ...], ...] | None:
+    """The operators of each stage, where all have the same number of layers, which are numbered
+    modules. What comes before the first layer is in the first stage, and what comes after the last
+    one in the last. Each of these counts as a layer where layers can be dealt evenly with them
+    only. Where they cannot be at all, stages differ by a layer.
+
+    Args:
+        modules: (N,) path of the module that each operator came from.
+
+    Returns:
+        None where there are fewer layers than stages.
+
+    >>> even_cuts(["embed", "h.0", "h.0", "h.1", "h.2", "h.3", "head"], 2)
+    ((0, 1, 2, 3), (4, 5, 6))
+    >>> even_cuts(["embed", "h.0", "head"], 3)
+    """
+    firsts, at = [], 0
+    for block, some in groupby(map(block_of, modules)):
+        if any(part.isdecimal() for part in block.split(".")):
+            firsts.append(at)
+        at += len(list(some))
+    count = len(firsts)
+    if count < num_stages:
+        return None
+    ends = int(count % num_stages > 0 and (count + 2) % num_stages == 0)
+    inner = [s * (count + 2 * ends) // num_stages - ends for s in range(1, num_stages)]
+    cuts = [0, *(firsts[layer] for layer in inner), len(modules)]
+    return tuple(tuple(range(a, b)) for a, b in pairwise(cuts))
 
 
 def _smallest_largest(stage_s: Sequence[Floats]) -> float:

@@ -4,13 +4,14 @@ Devices are taken host by host, so that a mesh lies inside a host where it fits:
 mesh over neighbours, then the first axis, then replicas, then stages.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
 from math import isqrt
 
 import numpy as np
 
+from planner.artefacts.clocks import added_s
 from planner.artefacts.graph import consumers, producers, tensors_by_name
 from planner.artefacts.problem import Problem
 from planner.artefacts.profile import SplitRule
@@ -117,9 +118,11 @@ def chosen(
     """The rules of all operators along one axis, by the times on a device."""
     times = operator_times(problem, device)
     total = (times.forward_s + times.backward_s).tolist()
-    floor = sum(shortest_part_s(problem, device))
+    # A host starts each part in the time of the whole: what the parts of all operators add.
+    parts_s = added_s(times.device_s / axis.size, times.host_s).sum(axis=0)
+    floors = np.maximum(sum(shortest_part_s(problem, device)), parts_s).tolist()
     measured = _measured_s(problem, device, axis.size)
-    search = Search(problem.profile.graph, about, axis, policy, total, floor, measured)
+    search = Search(problem.profile.graph, about, axis, policy, total, floors, measured)
     return along(search, rules_of(problem.profile), beam)
 
 
@@ -210,3 +213,4 @@ class Layout:
     number: int = 0
     work_s: float = 0.0
     sharing: tuple[int, int] | None = None
+    levels: Mapping[str, int] = field(default_factory=dict)

@@ -12,6 +12,8 @@ along another dimension than the first, and norms run on parts (Korthikanti et a
     t   devices of a mesh, inside a host       d   replicas, or an axis of the mesh along the first
     p   stages of about the same time              dimension where there are too few microbatches
 
+Stages may be given the same number of layers, too, as Megatron-LM's are (`--even-layers`).
+
 All t d p that make up the number of devices are tried (Narayanan et al. 2021, section 3), as far as
 the limit of work allows, the most promising first (`promise.py`); each in
 two ways: with the weights cut for which that is fastest, and with those for which it would be if an
@@ -38,7 +40,7 @@ from planner.resharding.checks import all_violations
 from planner.solvers.sharded.along import Policy, cut_by
 from planner.solvers.sharded.best import best_of
 from planner.solvers.sharded.complete import may_leave, shardings
-from planner.solvers.sharded.cuts import balanced_cuts
+from planner.solvers.sharded.cuts import balanced_cuts, even_cuts
 from planner.solvers.sharded.degrees import grid
 from planner.solvers.sharded.layout import (
     NO_RULES,
@@ -58,6 +60,7 @@ from planner.solvers.sharded.promise import promises
 from planner.solvers.sharded.rules import named, share_work, weight_parts
 from planner.solvers.sharded.zero import data_policy
 from planner.support.arrays import Floats
+from planner.support.errors import OptionError
 from planner.support.memo import remembered
 
 # Work per second of an ordinary core: operators whose rules are searched for along the axes of a
@@ -86,7 +89,7 @@ def solve(problem: Problem, time_limit_s: float) -> Result:
         OptionError: if the degrees that are given do not fit the devices.
     """
     space = "Megatron-LM's grid of tensor, data and pipeline degrees"
-    points = grid(problem, switches_of(problem.search, Megatron))
+    points = _points(problem)
     if not has_rules(problem.profile):
         return Result(Status.UNKNOWN, None, space=space, reason=NO_RULES)
     layouts = _layouts(problem, points)
@@ -94,6 +97,27 @@ def solve(problem: Problem, time_limit_s: float) -> Result:
     if first is None:
         return Result(Status.INFEASIBLE, None, space=space, reason=NOTHING_TO_SPLIT)
     return best_of(problem, chain([first], layouts), space, time_limit_s)
+
+
+def _points(problem: Problem) -> Sequence[tuple[int, int, int]]:
+    """The points of the grid; with even layers, those that have no more stages than layers.
+
+    Raises:
+        OptionError: if there is none.
+    """
+    given = switches_of(problem.search, Megatron)
+    points = grid(problem, given)
+    if not given.even_layers:
+        return points
+    modules = problem.profile.modules
+    able = [point for point in points if even_cuts(modules, point[2]) is not None]
+    if not able:
+        raise OptionError(
+            f"--even-layers: expected a layer, that is a numbered module such as h.0, for each of"
+            f" {min(p for _, _, p in points)} stages; export the model from PyTorch, or give a"
+            " smaller --pipeline-degree"
+        )
+    return able
 
 
 def _layouts(problem: Problem, points: Sequence[tuple[int, int, int]]) -> Iterator[Layout]:
@@ -182,9 +206,13 @@ class _Cut:
 
     def layout(self, recompute: Sequence[bool]) -> Layout:
         """The layout for stages of which some recompute."""
-        stages = balanced_cuts(
-            self.forward_s, self.backward_s, self._crossing_s(), recompute, self.rounds
-        )
+        if switches_of(self.problem.search, Megatron).even_layers:
+            stages = even_cuts(self.problem.profile.modules, len(recompute))
+            assert stages is not None, "there are as many layers as stages"
+        else:
+            stages = balanced_cuts(
+                self.forward_s, self.backward_s, self._crossing_s(), recompute, self.rounds
+            )
         made: Sequence[Sharding | None] = [None] * len(stages)
         if self.mesh:
             made = shardings(self.problem.profile.graph, stages, self.mesh, self.lines)

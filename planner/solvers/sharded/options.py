@@ -20,6 +20,11 @@ class Megatron(Options):
         "megatron: split the operators between products along the sequence, or do not.",
         shown="both are tried",
     )
+    even_layers: bool | None = option(
+        "megatron: give each stage as many layers of the network as any other, as Megatron-LM does,"
+        " instead of as much time.",
+        shown="as much time",
+    )  # fmt: skip
     over_replicas: int | None = option(
         "megatron: split over the copies the optimizer's state (1), gradients too (2), parameters"
         " too (3), or nothing (0).",

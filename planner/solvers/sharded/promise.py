@@ -9,6 +9,7 @@ from planner.artefacts.graph import Graph, parameters_by_name, tensors_by_name
 from planner.artefacts.problem import Problem
 from planner.artefacts.profile import has_rules
 from planner.costs.operators import operator_times
+from planner.costs.process_memory import least_reserve_bytes
 from planner.costs.stage_memory import memory_of, own_limit_bytes
 from planner.costs.transfers import transfer_s
 from planner.costs.update import update_copies
@@ -46,7 +47,7 @@ def promises(
     summed = _summed_bytes(profile.graph)
     times = operator_times(problem, devices[0])
     forward_s, backward_s = float(times.forward_s.sum()), float(times.backward_s.sum())
-    room = min(own_limit_bytes(problem, device) for device in devices) - problem.training.reserve
+    room = min(own_limit_bytes(problem, d) - least_reserve_bytes(problem, d) for d in devices)
 
     choices = recompute_choices(problem)
 

@@ -53,6 +53,7 @@ class Named:
     parameter: bool
 
 
+@remembered
 def named(graph: Graph) -> Mapping[str, Named]:
     """All tensors and parameters."""
     found = {

@@ -55,7 +55,7 @@ def expected(model, stage, recompute):
         none = [0.0] * len(local.graph_index)
         moved = [float(any(map(sends, steps.get(row, [])))) for row in range(len(none))]
         order = pass_order(stage, model.graph)
-        durations = SideDurations(none, moved, none, none)
+        durations = SideDurations(none, moved, none, none, none)
         ahead = {"ahead": forward} if side else {}
         forward = forward or durations
         found = times(local, order, durations, beside=True, **ahead)
@@ -84,7 +84,7 @@ def check_order(model, mesh, zero, num_plans, seed):
         prefetch, recompute = BUDGETS[i % len(BUDGETS)], i % 4 == 1
         stage = replace(stage_of(model, sharding), prefetch=prefetch)
         if i % 3 == 2:
-            segments = random_segments(stage.operators, chance)
+            segments = random_segments(model.graph, chance)
             stage = replace(stage, recompute=True, recomputed=segments)
 
         def on_one(mesh, stage=stage, recompute=recompute):

@@ -74,8 +74,7 @@ def check(model, mesh, num_plans, seed, rules=None, zero=0, budgets=(None,)):
         if zero:
             sharding = cut_further(sharding, model, zero, chance)
         again, prefetch = i % 4 == 3, budgets[i % len(budgets)]
-        names = tuple(one.name for one in model.graph.operators)
-        segments = random_segments(names, chance) if i % 4 == 1 else ()
+        segments = random_segments(model.graph, chance) if i % 4 == 1 else ()
         found, errors, _ = worst(model, sharding, batches, expected, again, prefetch, segments)
         assert found < LIMIT, (i, prefetch, segments, sharding, errors)
 

@@ -6,6 +6,7 @@
     clusters.py     row -> topology
     profiles.py     row -> computed profile, kept in a folder
     bounds.py       row -> the bound that no kernels beat
+    recomputed.py   row -> what of a stage runs again, where no option says it
     sample.py       rows -> those that are predicted
     predict.py      row -> prediction, or the reason why there is none
     scores.py       rows and predictions -> errors

@@ -1,34 +1,70 @@
 """What the rows do not say, or the planner cannot express: one list for all rows.
 
-- GPT has learned positions, also where a row had others. Products have no biases, and nothing is
-  dropped out. GPT and BERT have one table for tokens and logits, Llama has two. BERT has logits of
-  15 % of its tokens, and its loss of the next sentence is left out.
-- Float32 parameters; the computation in the row's type, by autocast.
+- GPT has learned positions, also where a row had others. Products have no biases. GPT and BERT
+  have one table for tokens and logits, Llama has two. BERT has logits of 15 % of its tokens, and
+  its loss of the next sentence is left out.
+- Attention is one kernel that makes no scores, but in the runs of `UNFUSED`, which are older than
+  such kernels in their systems: there two products and a softmax read and write the scores of all
+  pairs of tokens, with scale and mask inside of other kernels.
+- Elements of hidden states and of attention are dropped out in the runs of `DROPPED`. A LeakyRelu,
+  which moves about as many bytes, stands for each Dropout, because that cannot be split.
+- GPT and Llama have parameters, activations and gradients in the row's type, and float32 copies of
+  the parameters in the optimizer, as Megatron-LM, DeepSpeed and FSDP's mixed precision have them;
+  gradients are added up in float32 in the runs of `FLOAT32_GRADIENTS`. BERT, ResNet-50 and the runs
+  of `AUTOCAST` have float32 parameters and autocast.
 - Adam, also for LAMB; momentum for ResNet-50.
 - Operators are split along the sequence, too, between the products of a tensor degree, in the runs
   of `SEQUENCE_PARALLEL`.
 - vTrain's and Megatron-LM's runs recompute every layer (`rows`), as their paper has it.
-- Recomputation is none or full: selective recomputation of attention is none, as fused attention
-  stashes no scores; selective recomputation by blocks or per operator is full.
+- Full recomputation is of every layer, and so is that of selected blocks, for which share of them
+  was not published. Selective recomputation is of the scores of attention; per operator, as in
+  torchtitan, of all but attention and the product of the gate (`recomputed`).
 - ZeRO-1 and the distributed optimizer keep optimizer state in parts over all copies, FSDP
   parameters and gradients, too, HSDP those over the copies of a host.
-- The schedule is 1F1B with its usual depths, on stages of about the same time. Each device of a
-  tensor degree sends a part of what crosses stages, where that is faster.
-- Hosts: NVLink and its all-reduces as in the shipped topologies (`HOSTS`). Between hosts each
-  device has the bandwidth of the row, or of `RATES` (Jean Zay's A100 50 Gbps, Selene 200 Gbps,
-  H100 and GH200 as the file says), and 5 us; an all-reduce over whole hosts uses `WHOLE_HOSTS` of
-  all cards.
+- The schedule is 1F1B with its usual depths. Stages have the same number of layers, as Megatron-LM
+  and DeepSpeed deal them, the embedding and the logits at the ends; these count as a layer each
+  where layers alone cannot be dealt evenly. Each device of a tensor degree sends a part of what
+  crosses stages, where that is faster.
+- All-reduces of a tensor degree run beside products, but not in the runs of `IN_LINE`, whose
+  Megatron-LM is of before 2022.
+- Hosts: NVLink and its all-reduces as in the shipped topologies (`HOSTS`), at a part of their
+  bandwidth where hosts have that part of the links (`NVLINKS`). Between hosts each device has the
+  bandwidth of the row, or of `RATES` (Jean Zay's A100 50 Gbps, Selene 200 Gbps, H100 and GH200 as
+  the file says), and 5 us; an all-reduce over whole hosts uses `WHOLE_HOSTS` of all cards.
 - Steps are compiled where the rows say so, and else eager.
-- Cards of `CARDS` have the memory of that type, and its bandwidth.
+- Cards of `CARDS` have memory, bandwidth and power of their own.
 """
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.artefacts.options import Optimizer, Recompute
-from tests.support.measured.networks import Kind
+from tests.support.measured.networks import Kind, Network
 from tests.support.measured.rows import Row
+
+UNFUSED = frozenset({
+    "vtrain-single", "vtrain-multi", "megatron-lm", "bloom", "bigscience-1.3B", "bigscience-V100",
+    "mt-nlg", "korthikanti", "nemo-launcher", "gpt-neox",
+})  # fmt: skip
+"""Sources that ran Megatron-LM, or a system made from it, of before 2023: flash attention is an
+option there since January 2023, and part of its kernels for training (Transformer Engine's) since
+later that year. NeMo's row with selective recomputation of attention had none, either.
+"""
+DROPPED = UNFUSED - {"gpt-neox"}
+"""Megatron-LM's default; GPT-NeoX's configuration has none (arXiv 2204.06745)."""
+
+FLOAT32_GRADIENTS = frozenset({"mt-nlg", "nemo-launcher", "megatron-core-h100", "simumax-b200"})
+"""Megatron-LM trains in bfloat16 so, and its arguments say it."""
+
+IN_LINE = frozenset({"megatron-lm", "bloom", "bigscience-1.3B", "bigscience-V100", "mt-nlg",
+                     "gpt-neox"})  # fmt: skip
+"""Asynchronous all-reduces of the gradients of inputs came into Megatron-LM in January 2022."""
+
+AUTOCAST = frozenset({"llm-foundry"})
+"""Its table says so: precision amp_bf16, and Composer's mixed precision DEFAULT, which gathers
+float32 parameters (github.com/mosaicml/llm-foundry, training benchmarks).
+"""
 
 OPTIMIZERS: Mapping[Kind, Optimizer] = {Kind.RESNET50: Optimizer.MOMENTUM}
 """All others are trained by Adam."""
@@ -40,7 +76,7 @@ RECOMPUTE: Mapping[str, Recompute] = {
     "none": Recompute.NONE,
     "full": Recompute.FULL,
     "selective": Recompute.NONE,
-    "selective per operator": Recompute.FULL,
+    "selective per operator": Recompute.NONE,
     "selective blocks": Recompute.FULL,
 }
 
@@ -69,6 +105,11 @@ HOSTS: Mapping[tuple[str, int], str] = {
 }
 """By type and number of the devices, a topology whose first devices make a host."""
 
+NVLINKS: Mapping[str, float] = {"bloom": 4 / 12}
+"""Of the links that the preset's GPUs have, those of a source: BLOOM's model card has 8 GPUs per
+node "using NVLink 4 inter-gpu connects", and an A100 may have 12.
+"""
+
 USUAL_RATE = "200 Gbps per GPU"
 RATES: Mapping[str, str] = {"bigscience-1.3B": "measured 10.6 GB/s over hosts"}
 """Of rows without a rate: the usual one, or that of the same cluster in another source."""
@@ -83,16 +124,34 @@ class Card:
     Attributes:
         memory_bytes: of a device.
         bandwidth_bytes_per_s: of its memory; None as in the table.
+        speed: its FLOP/s, over the table's, with less power than that type has.
     """
 
     memory_bytes: int
     bandwidth_bytes_per_s: float | None = None
+    speed: float = 1.0
 
 
 CARDS: Mapping[str, Card] = {
-    "torchtitan": Card(96 * 10**9, 2.4e12),
+    "torchtitan": Card(96 * 10**9, 2.4e12, speed=0.8),
     "sailor-gh200": Card(96 * 10**9),
 }
+"""Torchtitan's cards have 500 of 700 W; the public mean of products there is 0.56 of the peak, and
+0.70 with all power (`profilers/efficiencies.py`).
+"""
+
+
+def network(row: Row) -> Network:
+    """The network of a row, as its system ran it."""
+    assert row.network is not None
+    if row.network.kind not in (Kind.GPT, Kind.LLAMA) or row.source in AUTOCAST:
+        return row.network
+    return replace(
+        row.network,
+        dtype=row.dtype,
+        fused=row.source not in UNFUSED,
+        dropped=row.source in DROPPED,
+    )
 
 
 def level(row: Row) -> int:

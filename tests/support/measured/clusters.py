@@ -12,6 +12,7 @@ from tests.support.measured.assumptions import (
     CARDS,
     HOSTS,
     LINK_LATENCY,
+    NVLINKS,
     WHOLE_HOSTS,
     Card,
     rate_bytes_per_s,
@@ -26,18 +27,34 @@ def cluster(row: Row) -> Topology:
         KeyError: if `HOSTS` has no such host.
         ValueError: if the row's network is not known.
     """
-    host = _host(row.device, row.per_host, min(row.per_host, row.num_devices))
+    share = NVLINKS.get(row.source, 1.0)
+    host = _host(row.device, row.per_host, min(row.per_host, row.num_devices), share)
     whole = host if row.num_devices <= row.per_host else _joined(host, row)
     card = CARDS.get(row.source)
     return whole if card is None else _with_card(whole, card)
 
 
 @cache
-def _host(device: str, per_host: int, count: int) -> Topology:
-    """The first devices of a host, all of the type."""
+def _host(device: str, per_host: int, count: int, share: float) -> Topology:
+    """The first devices of a host, all of the type.
+
+    Args:
+        share: of the preset's links that the host has.
+    """
     preset = planner.read_topology(HOSTS[device, per_host], count, pruned=True)
-    devices = tuple(replace(one, type=device) for one in preset.devices)
-    return replace(preset, devices=devices, device_types=(shipped_device_type(device),))
+    return replace(
+        preset,
+        devices=tuple(replace(one, type=device) for one in preset.devices),
+        device_types=(shipped_device_type(device),),
+        links=tuple(
+            replace(one, bandwidth_bytes_per_s=share * one.bandwidth_bytes_per_s)
+            for one in preset.links
+        ),
+        tables=tuple(
+            replace(one, times=tuple((size, time_s / share) for size, time_s in one.times))
+            for one in preset.tables
+        ),
+    )
 
 
 def _joined(host: Topology, row: Row) -> Topology:
@@ -79,6 +96,7 @@ def _with_card(topology: Topology, card: Card) -> Topology:
         name=f"{kind.name} of {card.memory_bytes / 1e9:.0f} GB",
         memory_bytes=card.memory_bytes,
         memory_bandwidth_bytes_per_s=bandwidth,
+        flops={dtype: card.speed * peak for dtype, peak in kind.flops.items()},
     )
     devices = tuple(replace(one, type=own.name) for one in topology.devices)
     return replace(topology, devices=devices, device_types=(own,))

@@ -44,6 +44,9 @@ class Network:
         group: tokens that share the room of the experts.
         widening: of the 3 x 3 convolutions of a wide residual network.
         frozen: whether its batch normalizations keep their statistics, as in inference.
+        dtype: of its weights and activations.
+        fused: whether attention is one kernel; otherwise a GPT makes, keeps and reads its scores.
+        dropped: whether a GPT pays for dropout behind each branch, and in unfused attention.
     """
 
     kind: Kind
@@ -58,16 +61,31 @@ class Network:
     group: int = 0
     widening: int = 1
     frozen: bool = False
+    dtype: str = "float32"
+    fused: bool = True
+    dropped: bool = False
 
     @property
     def dims(self) -> dict[str, int]:
         """The sizes of its symbolic dimensions, besides the batch."""
         return {"seq": self.sequence} if self.kind is Kind.LLAMA else {}
 
+    @property
+    def onnx_type(self) -> int:
+        """ONNX's number for the type of its weights."""
+        return int(helper.np_dtype_to_tensor_dtype(np.dtype(self.dtype)))
+
 
 def model(network: Network) -> ModelProto:
-    """The network in training form; its batch is symbolic, its logits are its output."""
-    return _BUILDERS[network.kind](network)
+    """The network in training form; its batch is symbolic, its logits are its output. Operators
+    say which layer they are in, as torch's exporter writes it.
+    """
+    proto = _BUILDERS[network.kind](network)
+    for node in proto.graph.node:
+        scope = node.name.rpartition(".")[0]
+        path = ["", *filter(None, (scope.rpartition(".")[0], scope)), node.op_type]
+        node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=str(path))
+    return proto
 
 
 def _llama(network: Network) -> ModelProto:
@@ -78,6 +96,7 @@ def _llama(network: Network) -> ModelProto:
         network.inner,
         network.vocabulary,
         kv_heads=network.kv_heads,
+        dtype=network.onnx_type,
     )
 
 
@@ -86,17 +105,18 @@ def _gpt(network: Network) -> ModelProto:
     and logits (Radford et al. 2019). With experts, every other layer from the first one has them in
     place of the feed-forward part.
     """
-    flow, width = Flow("gpt", opset=23), network.width
+    flow, width = Flow("gpt", opset=23, dtype=network.onnx_type), network.width
     table = flow.weight("embedding", network.vocabulary, width)
     hidden = flow.add("Gather", table, "tokens")
     hidden = flow.add("Add", hidden, flow.weight("positions", network.sequence, width))
     for layer in range(network.layers):
         flow.scope = f"h.{layer}."
-        hidden = flow.add(
-            "Add", hidden, _attention(flow, _norm(flow, hidden, "ln1", width), network)
-        )
-        branch = _experts if network.experts and layer % 2 == 0 else _feed_forward
-        hidden = flow.add("Add", hidden, branch(flow, _norm(flow, hidden, "ln2", width), network))
+        for name, branch in (
+            ("ln1", _attention if network.fused else _unfused_attention),
+            ("ln2", _experts if network.experts and layer % 2 == 0 else _feed_forward),
+        ):
+            made = branch(flow, _norm(flow, hidden, name, width), network)
+            hidden = flow.add("Add", hidden, _dropped(flow, made, network))
     flow.scope = ""
     return _with_logits(flow, _norm(flow, hidden, "norm", width), table, network)
 
@@ -163,6 +183,34 @@ def _attention(flow: Flow, hidden: str, network: Network, is_causal: int = 1) ->
     return _linear(flow, mixed, "o", width, width)
 
 
+def _unfused_attention(flow: Flow, hidden: str, network: Network) -> str:
+    """Products and a softmax, as Megatron-LM runs them without flash attention: scale and mask are
+    part of other kernels (class ParallelAttention of its version 2.5).
+    """
+    width, heads = network.width, network.heads
+    apart = flow.constant("apart", np.array([0, 0, heads, width // heads]))
+    query, key, value = (
+        flow.add("Transpose", flow.add("Reshape", _linear(flow, hidden, name, width, width), apart),
+                 perm=perm)
+        for name, perm in (("q", [0, 2, 1, 3]), ("k", [0, 2, 3, 1]), ("v", [0, 2, 1, 3]))
+    )  # fmt: skip
+    shares = flow.add("Softmax", flow.add("MatMul", query, key), axis=-1)
+    mixed = flow.add("MatMul", _dropped(flow, shares, network), value)
+    mixed = flow.add("Transpose", mixed, perm=[0, 2, 1, 3])
+    joined = flow.constant("joined", np.array([0, 0, width]))
+    return _linear(flow, flow.add("Reshape", mixed, joined), "o", width, width)
+
+
+def _dropped(flow: Flow, hidden: str, network: Network) -> str:
+    """The tensor, after an operator that costs what dropping out elements does.
+
+    A Dropout cannot be split over devices. With n elements of two bytes it moves 5 n bytes each
+    way, with its mask; a LeakyRelu 4 n and 6 n, and it is there where a Dropout is, so layers that
+    run again move 14 n bytes in place of 15 n.
+    """
+    return flow.add("LeakyRelu", hidden) if network.dropped else hidden
+
+
 def _feed_forward(flow: Flow, hidden: str, network: Network) -> str:
     inner = flow.add("Gelu", _linear(flow, hidden, "up", network.width, network.inner))
     return _linear(flow, inner, "down", network.inner, network.width)
@@ -177,4 +225,4 @@ def _with_logits(flow: Flow, hidden: str, table: str, network: Network) -> Model
     logits = flow.add("MatMul", hidden, flow.add("Transpose", table, perm=[1, 0]))
     tokens = helper.make_tensor_value_info("tokens", TensorProto.INT64, ["batch", network.sequence])
     shape = ["batch", None, network.vocabulary]
-    return flow.model(tokens, helper.make_tensor_value_info(logits, TensorProto.FLOAT, shape))
+    return flow.model(tokens, helper.make_tensor_value_info(logits, flow.dtype, shape))

@@ -165,12 +165,16 @@ def _assumptions() -> str:
     """The list in the docstring of `assumptions.py`, and the tables that it names."""
     assert assumptions.__doc__ is not None
     written = assumptions.__doc__[assumptions.__doc__.index("\n- ") + 1 :].strip()
-    tables = {
-        "SEQUENCE_PARALLEL": ", ".join(sorted(assumptions.SEQUENCE_PARALLEL)),
+    sources = ("UNFUSED", "DROPPED", "FLOAT32_GRADIENTS", "AUTOCAST", "IN_LINE",
+               "SEQUENCE_PARALLEL")  # fmt: skip
+    tables = {name: ", ".join(sorted(getattr(assumptions, name))) for name in sources} | {
         "SHARING": _pairs(assumptions.SHARING),
         "RATES": f"{_pairs(assumptions.RATES)}; all others: {assumptions.USUAL_RATE}",
         "WHOLE_HOSTS": str(assumptions.WHOLE_HOSTS),
         "HOSTS": _pairs({f"{n} {kind}": name for (kind, n), name in assumptions.HOSTS.items()}),
+        "NVLINKS": _pairs(
+            {source: f"{share:.2f}" for source, share in assumptions.NVLINKS.items()}
+        ),
         "CARDS": _pairs({source: _card(one) for source, one in assumptions.CARDS.items()}),
     }
     return "\n".join([written, *(f"- `{name}`: {text}." for name, text in tables.items())])
@@ -181,10 +185,10 @@ def _pairs(some: Mapping[str, str]) -> str:
 
 
 def _card(one: assumptions.Card) -> str:
-    memory = f"{one.memory_bytes / 1e9:g} GB"
-    if one.bandwidth_bytes_per_s is None:
-        return memory
-    return f"{memory} at {one.bandwidth_bytes_per_s / 1e12:g} TB/s"
+    words = f"{one.memory_bytes / 1e9:g} GB"
+    if one.bandwidth_bytes_per_s is not None:
+        words += f" at {one.bandwidth_bytes_per_s / 1e12:g} TB/s"
+    return words if one.speed == 1 else f"{words}, {one.speed:g} of the FLOP/s"
 
 
 # ----------------------------------------------------------------------------- picture

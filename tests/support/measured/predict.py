@@ -17,6 +17,7 @@ from tests.support.measured import assumptions
 from tests.support.measured.bounds import least_s
 from tests.support.measured.clusters import cluster
 from tests.support.measured.profiles import FOLDER, profile
+from tests.support.measured.recomputed import running_again
 from tests.support.measured.rows import Row
 
 
@@ -83,7 +84,7 @@ def predict(row: Row, folder: Path = FOLDER) -> Predicted | LeftOut:
     if row.network is None:
         return LeftOut(row, "adapters of a rank that is not published", least)
     try:
-        plan, capacities = _plan(row, folder)
+        plan, capacities = planned(row, folder)
     except PlannerError as error:
         return LeftOut(row, str(error), least)
     memories = [one.memory for one in plan.prediction.devices]
@@ -99,7 +100,7 @@ def predict(row: Row, folder: Path = FOLDER) -> Predicted | LeftOut:
     )
 
 
-def _plan(row: Row, folder: Path) -> tuple[Plan, list[int]]:
+def planned(row: Row, folder: Path = FOLDER) -> tuple[Plan, list[int]]:
     """The row's plan, and the memory of each device in bytes.
 
     Raises:
@@ -112,6 +113,7 @@ def _plan(row: Row, folder: Path) -> tuple[Plan, list[int]]:
         data_degree=data,
         pipeline_degree=pipeline,
         sequence_parallel=row.source in assumptions.SEQUENCE_PARALLEL,
+        even_layers=True,
         over_replicas=assumptions.level(row),
     )
     training = planner.api.Training(
@@ -119,6 +121,7 @@ def _plan(row: Row, folder: Path) -> tuple[Plan, list[int]]:
         microbatch_size=row.microbatch,
         optimizer=assumptions.optimizer(row),
         recompute=assumptions.RECOMPUTE[row.recompute],
+        overlap=row.source not in assumptions.IN_LINE,
         device_memory=UNLIMITED,
     )
     for limit_s in LIMITS_S:
@@ -151,11 +154,14 @@ def _plan(row: Row, folder: Path) -> tuple[Plan, list[int]]:
 
 
 def _as_it_ran(row: Row, problem: Problem, strategy: Strategy) -> Strategy:
-    """A strategy with what no option says: usual depths of 1F1B, HSDP, and parts of tensors that
-    cross stages.
+    """A strategy with what no option says: usual depths of 1F1B, the segments that run again,
+    HSDP, and parts of tensors that cross stages.
     """
-    strategy = with_usual_warmup(strategy)
+    usual = with_usual_warmup(strategy)
+    stages = [running_again(one, row.recompute) for one in usual.stages]
     if row.sharing == "HSDP":
-        stages = tuple(replace(one, over=row.per_host, prefetch=None) for one in strategy.stages)
-        strategy = with_overlap(problem, replace(strategy, stages=stages))
+        stages = [replace(one, over=row.per_host) for one in stages]
+    if tuple(stages) != usual.stages:
+        stages = [replace(one, prefetch=None) for one in stages]
+    strategy = with_overlap(problem, replace(usual, stages=tuple(stages)))
     return with_local_all_gathers(problem, strategy)

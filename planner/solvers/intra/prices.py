@@ -1,0 +1,107 @@
+"""Seconds of what a split costs on a view, by the prices of the judge.
+
+What a microbatch costs counts once for each microbatch of a replica; sums of gradients, the step
+and gathers behind it count once. The latter go in buckets, so a parameter pays the part of a bucket
+that it fills.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+
+from planner.artefacts.problem import Problem
+from planner.artefacts.sharding import Rule, Sharding, Spec, reads
+from planner.artefacts.strategy import BUCKET_BYTES, Stage
+from planner.artefacts.topology import device_type
+from planner.costs.stage_pass import part_times_s, stage_collectives_s
+from planner.costs.update import step_s
+from planner.resharding.conversion import LOCAL, Step, conversion
+from planner.resharding.cut_losses import vocabulary_parallel_steps
+from planner.resharding.statistics import statistics_steps
+from planner.solvers.intra.space import View, classes
+from planner.solvers.sharded.rules import named
+from planner.support.arrays import Floats
+
+
+class Prices:
+    """The prices on a view.
+
+    Attributes:
+        rounds: microbatches of a replica in an iteration.
+    """
+
+    def __init__(self, problem: Problem, view: View) -> None:
+        self.problem, self.view = problem, view
+        self.rounds = problem.num_microbatches / view.replicas
+        self._kind = device_type(problem.topology, view.group[0])
+        self.converted_s = lru_cache(maxsize=None)(self._converted_s)
+        self.once_s = lru_cache(maxsize=None)(self._once_s)
+
+    def compute_s(self, rules: Sequence[Sequence[Rule]]) -> list[Floats]:
+        """Per operator, (2, k) forward and backward of a microbatch by each of its rules."""
+        profile = self.problem.profile
+        same = classes(profile)
+        own = sorted(set(same))
+        names = tuple(profile.graph.operators[v].name for v in own)
+        found = {v: np.zeros((2, len(rules[v]))) for v in own}
+        for k in range(max(len(rules[v]) for v in own)):
+            chosen = {
+                name: rules[v][min(k, len(rules[v]) - 1)]
+                for name, v in zip(names, own, strict=True)
+            }
+            sharding = Sharding(self.view.mesh, chosen, {}, {}, {})
+            stage = Stage(names, (self.view.groups[0],), 1, False, sharding)
+            index, both = part_times_s(self.problem, stage, self.view.groups[0][0])
+            for v, time_s in zip(index, both.T, strict=True):
+                if v >= 0 and k < len(rules[v]):
+                    found[v][:, k] = time_s
+        return [found[v] for v in same]
+
+    def statistics_s(self, v: int, rule: Rule) -> tuple[float, float]:
+        """All-reduces inside an operator, forward and backward."""
+        profile = self.problem.profile
+        about, operator = named(profile.graph), profile.graph.operators[v]
+        shapes = {name: about[name].shape for name in reads(operator)}
+        both = statistics_steps(operator, rule, shapes, self.view.mesh)
+        there, back = (
+            stage_collectives_s(self.problem, self.view.groups[0], self.view.mesh, side)
+            for side in both
+        )
+        return there, back
+
+    def loss_s(self, name: str, leaves: Spec) -> float:
+        """All-reduces of the loss of an output that leaves in a spec of the mesh."""
+        sharding = Sharding(self.view.mesh, {}, {}, {}, {name: leaves})
+        stage = Stage((), (self.view.groups[0],), 1, False, sharding)
+        steps = vocabulary_parallel_steps(self.problem.profile.graph, stage).get(name, ())
+        return stage_collectives_s(self.problem, self.view.groups[0], self.view.mesh, steps)
+
+    def _converted_s(self, shape: tuple[int, ...], item: float, old: Spec, new: Spec) -> float:
+        """Of a conversion of a tensor."""
+        if old == new:
+            return 0.0
+        steps = conversion(shape, item, self.view.sizes, old, new)
+        return stage_collectives_s(self.problem, self.view.group, self.view.sizes, steps)
+
+    def _once_s(self, shape: tuple[int, ...], item: float, old: Spec, new: Spec) -> float:
+        """Of a conversion of a parameter or its gradient in a bucket."""
+        if old == new:
+            return 0.0
+        steps = conversion(shape, item, self.view.sizes, old, new)
+        total = 0.0
+        for step in steps:
+            if step.kind in LOCAL or not step.bytes:
+                continue
+            size = max(step.bytes, BUCKET_BYTES)
+            whole = self._collective_s(replace(step, bytes=size))
+            total += whole * step.bytes / size
+        return total
+
+    def _collective_s(self, step: Step) -> float:
+        return stage_collectives_s(self.problem, self.view.group, self.view.sizes, [step])
+
+    def step_s(self, size_bytes: float) -> float:
+        """Of the optimizer, through so many bytes of parameters."""
+        return step_s(self.problem, size_bytes, self._kind)

@@ -1,0 +1,209 @@
+"""The space of one stage on one view of its devices: strategies of operators, and how parameters,
+and tensors from outside, may lie.
+
+A *view* is a mesh of every replica and, where there are several replicas, one axis more: the
+replicas, each of which has microbatches of its own (`resharding/over_replicas.py`). So data
+parallelism, ZeRO and FSDP are points of the same space as tensor parallelism.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
+from math import prod
+
+from planner.artefacts.graph import Operator, Parameter, Tensor
+from planner.artefacts.profile import Profile
+from planner.artefacts.sharding import (
+    CHUNKS,
+    OWN,
+    AxisRule,
+    Rule,
+    Spec,
+    blocks_of,
+    dim_of,
+    local_shape,
+    reads,
+)
+from planner.solvers.sharded.rules import Named, holds, named, rules_of
+from planner.support.memo import remembered
+
+LEVELS = (0, 1, 2, 3)
+"""Of what lies in parts: nothing, the optimizer's state, gradients, parameters, each with those
+before it."""
+
+
+@dataclass(frozen=True)
+class View:
+    """Devices as a mesh.
+
+    Attributes:
+        mesh: of each replica; the size of each axis is at least 2.
+        replicas: their number.
+        devices: replica by replica, each row-major.
+    """
+
+    mesh: tuple[int, ...]
+    replicas: int
+    devices: tuple[int, ...]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Of all axes, the replicas the last one."""
+        return (*self.mesh, self.replicas) if self.replicas > 1 else self.mesh
+
+    @cached_property
+    def group(self) -> tuple[int, ...]:
+        """The devices row-major by `sizes`."""
+        n = prod(self.mesh)
+        return tuple(
+            self.devices[r * n + i] for i in range(n) for r in range(self.replicas)
+        )  # fmt: skip
+
+    @property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """The devices of each replica."""
+        n = prod(self.mesh)
+        return tuple(self.devices[r * n : (r + 1) * n] for r in range(self.replicas))
+
+
+@dataclass(frozen=True)
+class Lies:
+    """How a parameter lies.
+
+    Attributes:
+        spec: on the mesh.
+        level: of `LEVELS`, over the replicas.
+        along: the axis of the mesh along which it is in parts of a level, and the part; None for
+            none.
+        mesh_level: that level.
+    """
+
+    spec: Spec
+    level: int = 0
+    along: tuple[int, str] | None = None
+    mesh_level: int = 0
+
+    def at(self, least: int, *, replicated: bool) -> Spec:
+        """The spec, with the replicas, of what is in parts from a level on.
+
+        Args:
+            least: 3 of the parameter, 2 of its gradient, 1 of the state.
+            replicated: whether replicas are an axis.
+        """
+        spec = list(self.spec)
+        if self.along is not None and self.mesh_level >= least:
+            spec[self.along[0]] = self.along[1]
+        return (*spec, *([CHUNKS if self.level >= least else "R"] if replicated else []))
+
+
+def strategies(profile: Profile, v: int, mesh: tuple[int, ...]) -> tuple[Rule, ...]:
+    """All rules of an operator on a mesh: products of those along each axis that divide what they
+    cut; that of running whole is the first.
+    """
+    return tuple(_products(profile, v, mesh))
+
+
+def _products(profile: Profile, v: int, mesh: tuple[int, ...]) -> Iterator[Rule]:
+    operator, about = profile.graph.operators[v], named(profile.graph)
+    every = [
+        [one.rule for i, one in enumerate(rules_of(profile)[v])
+         if not i or holds(one, operator, about, size)]
+        for size in mesh
+    ]  # fmt: skip
+    for axes in product(*every):
+        rule = _rule(axes)
+        if rule is not None and _divides(rule, operator, about, mesh):
+            yield rule
+
+
+def _rule(axes: Sequence[AxisRule]) -> Rule | None:
+    try:
+        return Rule(tuple(axes))
+    except ValueError:  # two axes cut a dimension of which one cuts blocks
+        return None
+
+
+def _divides(
+    rule: Rule, operator: Operator, about: Mapping[str, Named], mesh: tuple[int, ...]
+) -> bool:  # fmt: skip
+    """Whether the axes divide together what each of them divides."""
+    if len(mesh) == 1:
+        return True
+    names, specs = (*reads(operator), *operator.outputs), (*rule.inputs, *rule.outputs)
+    for name, spec in zip(names, specs, strict=True):
+        try:
+            local_shape(about[name].shape, spec, mesh)
+        except ValueError:
+            return False
+    return True
+
+
+def with_replicas(rule: Rule, operator: Operator, *, replicated: bool) -> Rule:
+    """The rule with the replicas as an axis."""
+    if not replicated:
+        return rule
+    inputs = (*[OWN] * len(operator.inputs), *["R"] * len(operator.parameters))
+    return Rule((*rule.axes, AxisRule(inputs, (OWN,) * len(operator.outputs))))
+
+
+def lies_of(
+    parameter: Parameter, wanted: Sequence[Spec], view: View, *, shared: bool
+) -> tuple[Lies, ...]:
+    """How a parameter may lie.
+
+    Args:
+        wanted: the specs that its readers may want on the mesh.
+        shared: whether replicas may keep parts of it.
+    """
+    specs = dict.fromkeys(spec for spec in wanted if "P" not in spec)
+    specs[("R",) * len(view.mesh)] = None
+    levels = LEVELS if shared and parameter.trainable and parameter.shape else (0,)
+    found = [Lies(spec, level) for spec in specs for level in levels]
+    if parameter.trainable and parameter.shape and not shared:
+        found += [
+            Lies(spec, 0, along, level)
+            for spec in specs
+            for along in _cuts(parameter, spec, view)
+            for level in LEVELS[1:]
+        ]
+    return tuple(found)
+
+
+def _cuts(parameter: Parameter, spec: Spec, view: View) -> Iterator[tuple[int, str]]:
+    """Axes along which a parameter lies whole, each with the first dimension that it can cut."""
+    for axis, part in enumerate(spec):
+        if part != "R" or any(blocks_of(one) > 1 for one in spec):
+            continue
+        later = {dim_of(one) for one in spec[axis + 1 :]}
+        for dim in (d for d in range(len(parameter.shape)) if d not in later):
+            cut = (*spec[:axis], f"S{dim}", *spec[axis + 1 :])
+            try:
+                local_shape(parameter.shape, cut, view.mesh)
+            except ValueError:
+                continue
+            yield axis, f"S{dim}"
+            break
+
+
+def comes(tensor: Tensor, wanted: Sequence[Spec], num_axes: int) -> tuple[Spec, ...]:
+    """How a tensor from outside may come: whole, or as a reader wants it."""
+    whole = ("R",) * num_axes
+    return tuple(dict.fromkeys([whole, *(spec for spec in wanted if "P" not in spec)]))
+
+
+@remembered
+def classes(profile: Profile) -> tuple[int, ...]:
+    """Per operator, the first one that costs the same by each rule."""
+    first: dict[object, int] = {}
+    return tuple(first.setdefault(_class(profile, v), v) for v in range(len(profile.operators)))
+
+
+def _class(profile: Profile, v: int) -> object:
+    operator, cost, about = profile.graph.operators[v], profile.operators[v], named(profile.graph)
+    return (
+        operator.type,
+        tuple(about[name] for name in (*reads(operator), *operator.outputs)),
+        replace(cost, name="", stash_tensors=(), parts=()),
+        tuple((one.part, one.forward, one.backward) for one in cost.parts),
+    )

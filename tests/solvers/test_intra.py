@@ -1,0 +1,103 @@
+"""The program of `intra-op`: what it counts is what the judge counts, and no recipe is better."""
+
+import random
+
+import numpy as np
+import pytest
+
+from planner.artefacts.options import Recompute
+from planner.artefacts.strategy import ScheduleName, Stage, Strategy
+from planner.costs.stage_pass import stage_pass
+from planner.resharding.checks import all_violations
+from planner.simulator.estimate import estimate_s
+from planner.solvers.intra.build import Parts, built, sharding_of
+from planner.solvers.intra.space import View
+from planner.solvers.registry import SOLVERS
+from tests.support.split_models import MODELS, loaded
+from tests.support.split_profiles import problem, profiled
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("intra")
+    return {name: loaded(make(folder / f"{name}.onnx")) for name, make in MODELS.items()}
+
+
+def drawn(made, chance):
+    """Random strategies of all nodes, with the shared copies that these need."""
+    picks = [chance.randrange(len(one.compute)) for one in made.node_s]
+    for (u, v), seconds in zip(made.edges, made.edge_s, strict=True):
+        if np.ndim(seconds.compute) and np.isinf(seconds.compute[picks[u], picks[v]]):
+            picks[u] = 1
+    return picks
+
+
+def needed(made, picks):
+    """The same without copies that nobody needs."""
+    picks, wanted = list(picks), set()
+    for (u, v), seconds in zip(made.edges, made.edge_s, strict=True):
+        if np.ndim(seconds.compute):
+            wanted.add(u) if np.isinf(seconds.compute[0, picks[v]]) else None
+            picks[u] = int(u in wanted)
+    return picks
+
+
+def counted(made, picks):
+    """Seconds by what they are."""
+    totals = np.sum([[part[picks[node]] for part in one]
+                     for node, one in enumerate(made.node_s)], axis=0)  # fmt: skip
+    for (u, v), one in zip(made.edges, made.edge_s, strict=True):
+        totals += [part[picks[u], picks[v]] if np.ndim(part) else part for part in one]
+    return Parts(*totals)
+
+
+def stage_of(given, made, picks):
+    sharding, levels = sharding_of(given, made, picks)
+    names = tuple(one.name for one in given.profile.graph.operators)
+    replicas = made.view.replicas
+    return Stage(names, made.view.groups, 1, False, sharding, over=replicas, zero_of=levels)
+
+
+@pytest.mark.parametrize(("mesh", "replicas"), [((2,), 1), ((4,), 1), ((2, 2), 1), ((2,), 2)])
+@pytest.mark.parametrize("name", ["mlp", "gpt", "cnn"])
+def test_random_answers_cost_in_the_program_what_their_passes_take(models, name, mesh, replicas):
+    """Computations, and collectives inside passes, of one microbatch."""
+    given = problem(profiled(models[name]), 4, 2, recompute=Recompute.NONE)
+    view = View(mesh, replicas, tuple(range(int(np.prod(mesh)) * replicas)))
+    made, chance, compared = built(given, view, again=False), random.Random(3), 0
+    for _ in range(40):
+        picks = needed(made, drawn(made, chance))
+        stage = stage_of(given, made, picks)
+        strategy = Strategy((stage,), ScheduleName.ONE_F_ONE_B, 2)
+        if all_violations(strategy, given.profile.graph, 4):
+            continue
+        compared += 1
+        own, found = stage_pass(given, stage, 0), counted(made, picks)
+        rounds = given.num_microbatches / replicas
+        steps = sum(made.node_s[node].compute[picks[node]] for node, _ in made.lies.values())
+        assert found.compute - steps == pytest.approx(rounds * own.compute_s.sum())
+        collectives_s = pytest.approx(rounds * own.collective_s.sum(), rel=1e-6)
+        # A parameter that two operators read pays for each of them, also where they share a copy.
+        assert (
+            found.inside > 0.999999 * rounds * own.collective_s.sum()
+            if name == "gpt"
+            else found.inside == collectives_s
+        )
+    assert compared > 10
+
+
+@pytest.mark.parametrize("bandwidth", [1e7, 1e9, 1e11])
+@pytest.mark.parametrize("name", ["mlp", "gpt", "cnn"])
+def test_no_recipe_is_better(models, name, bandwidth):
+    """Nothing runs beside computations, so that an iteration is nearly what the program adds up."""
+    given = problem(
+        profiled(models[name]), 4, 2, bandwidth, recompute=Recompute.NONE, overlap=False
+    )
+    times = {
+        solver: estimate_s(given, result.strategy)
+        for solver in ("intra-op", "zero", "megatron", "expert", "heuristic")
+        if (result := SOLVERS[solver](given, 20.0)).strategy is not None
+        and len(result.strategy.stages) == 1
+    }
+    assert len(times) > 2
+    assert times["intra-op"] <= 1.01 * min(times.values())
