@@ -192,7 +192,9 @@ class _HoldingProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def is_infra_mode(cls) -> bool:
-        """Whether it is no one's that watches what runs, such as memory (`launcher/mesh/queue.py`)."""
+        """Whether it is no one's that watches what runs, such as memory, for which queues wait
+        (`launcher/mesh/queue.py`).
+        """
         return True
 
     def __torch_dispatch__(
