@@ -157,9 +157,9 @@ def main(folder, names):
         begin_generation(name)
         begin_s = time.monotonic()
         found[name] = run_case(every[name], folder, rank, DEVICE)[0]
+        (folder / f"{rank}.json").write_text(json.dumps(found))
         if rank == 0:
             print(f"{name}: {time.monotonic() - begin_s:.1f} s", flush=True)
-    (folder / f"{rank}.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from planner.artefacts.sharding import (
     local_shape,
     reads,
 )
-from planner.solvers.sharded.rules import Named, holds, named, rules_of
+from planner.solvers.sharded.rules import Named, holds, named, rule_beside, rules_of
 from planner.support.memo import remembered
 
 LEVELS = (0, 1, 2, 3)
@@ -112,16 +112,9 @@ def _products(profile: Profile, v: int, mesh: tuple[int, ...]) -> Iterator[Rule]
         for size in mesh
     ]  # fmt: skip
     for axes in product(*every):
-        rule = _rule(axes)
+        rule = rule_beside(axes)
         if rule is not None and _divides(rule, operator, about, mesh):
             yield rule
-
-
-def _rule(axes: Sequence[AxisRule]) -> Rule | None:
-    try:
-        return Rule(tuple(axes))
-    except ValueError:  # two axes cut a dimension of which one cuts blocks
-        return None
 
 
 def _divides(

@@ -57,7 +57,7 @@ from planner.solvers.sharded.layout import (
 )
 from planner.solvers.sharded.options import Megatron
 from planner.solvers.sharded.promise import promises
-from planner.solvers.sharded.rules import named, share_work, weight_parts
+from planner.solvers.sharded.rules import named, rule_beside, share_work, weight_parts
 from planner.solvers.sharded.zero import data_policy
 from planner.support.arrays import Floats
 from planner.support.errors import OptionError
@@ -266,17 +266,27 @@ def _lines(
         forced: whether a tensor axis cuts something though that does not pay. Copies always do.
     """
     about, mesh = dict(named(problem.profile.graph)), tuple(size for size, _ in axes)
-    made = []
+    made: list[tuple[SplitRule, ...]] = []
     for a, (size, is_data) in enumerate(axes):
         axis = axis_of(problem, groups, mesh, a, rounds)
         policy = data_policy(problem) if is_data else _tensor_policy(problem, sequence=sequence)
         choose = chosen_for_sure if forced or is_data else chosen
-        rules = choose(problem, about, axis, policy, groups[0][0])
+        rules = choose(problem, about, axis, _beside(policy, made), groups[0][0])
         if not share_work(rules):
             return None
         made.append(rules)
         about = cut_by(about, _parts(problem, rules), size)
     return made
+
+
+def _beside(policy: Policy, made: Sequence[Sequence[SplitRule]]) -> Policy:
+    """The policy without the rules that do not go together with those along other axes."""
+
+    def allowed(v: int, rule: AxisRule) -> bool:
+        others = [lines[v].rule for lines in made]
+        return policy.rule(v, rule) and rule_beside([*others, rule]) is not None
+
+    return replace(policy, rule=allowed) if made else policy
 
 
 def _parts(problem: Problem, rules: tuple[SplitRule, ...]) -> dict[str, str]:

@@ -5,7 +5,15 @@ from dataclasses import dataclass
 
 from planner.artefacts.graph import ITEM_BYTES, Graph, Operator, parameters_by_name
 from planner.artefacts.profile import OperatorCost, Profile, SplitRule
-from planner.artefacts.sharding import AxisRule, blocks_of, dim_of, reads, whole_rule
+from planner.artefacts.sharding import (
+    AxisRule,
+    Rule,
+    blocks_of,
+    dim_of,
+    reads,
+    rule_of,
+    whole_rule,
+)
 from planner.support.memo import remembered
 
 
@@ -29,6 +37,16 @@ def weight_parts(graph: Graph, v: int, rule: AxisRule) -> list[str]:
     held = ((parameters.get(name), part)
             for name, part in zip(reads(operator), rule.inputs, strict=True))  # fmt: skip
     return [part for one, part in held if one and one.trainable and len(one.shape) > 1]
+
+
+def rule_beside(axes: Sequence[AxisRule]) -> Rule | None:
+    """The rule of an operator that runs by one rule along each axis; None where these do not go
+    together, because two of them cut a dimension of which one cuts blocks.
+    """
+    try:
+        return rule_of(map(str, axes))
+    except ValueError:
+        return None
 
 
 def share_work(rules: Iterable[SplitRule]) -> bool:
