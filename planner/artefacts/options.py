@@ -151,8 +151,8 @@ class Training(Options):
     )
     offload: Offload = option(
         "Keep activations in the host's memory from forward to backward: nowhere, where memory"
-        " needs it, or of every layer. The solvers single, data-parallel, even, pipedream, zero,"
-        " megatron and manual do; others keep them on the devices.",
+        " needs it, or of every layer. The solvers single, data-parallel, even, pipedream, manual"
+        " and those of split stages do; others keep them on the devices.",
         Offload.NO,
     )
     overlap: bool = option(
