@@ -182,6 +182,7 @@ def num_optional(problem: Problem, stage: Stage, what: Again) -> int:
 
 
 def _may_stay(problem: Problem, what: Again) -> bool:
+    """Whether layers that wait in the host's memory may as well stay on the device."""
     return what.offloads and problem.training.offload is Offload.AUTO
 
 

@@ -37,7 +37,7 @@ FEW, FIRST_S, PRICED_SHARE = 2, 1.0, 0.7
 fits, in seconds of an ordinary core; and the share of the limit after which no more are.
 """
 _ROUNDS = 5
-"""Times that stages which do not fit are made to recompute more; in the last all are."""
+"""Times that stages which do not fit are made to recompute more, at least; in the last all are."""
 
 
 def best_of(
@@ -228,7 +228,8 @@ def _that_fits(
     recompute = [choices[0]] * len(layout.operators)
     shortage, work_s, lacking = None, 0.0, 0
     sharing = _distributed_optimizer(problem, layout)
-    for attempt in range(-(sharing != layout.sharing), _ROUNDS + 1):
+    rounds = max(_ROUNDS, len(choices) + 1)
+    for attempt in range(-(sharing != layout.sharing), rounds + 1):
         strategy = first if shortage is None else _overlapped(problem, layout, recompute)
         strategy, evaluation = evaluated_with_overlap(problem, strategy)
         work_s += evaluation_work_s(strategy, evaluation)
@@ -243,7 +244,7 @@ def _that_fits(
             continue
         lacking = lacking or -_room(problem, strategy, evaluation)
         short = _short(problem, strategy, evaluation)
-        if attempt == _ROUNDS - 1:
+        if attempt == rounds - 1:
             short = set(range(len(recompute)))
         more = [
             _more(problem, strategy, evaluation, s, choices[choices.index(one) :])
