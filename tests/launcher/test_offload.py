@@ -6,13 +6,19 @@ from functools import partial
 
 import pytest
 import torch
+from torch import nn
 
 from planner.artefacts.losses import losses
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy, violations
 from planner.launcher.stage import StageModule
 from planner.launcher.stash import offload
-from planner.launcher.stash.offload import HostMemory
-from planner.launcher.stash.segments import with_segments
+from planner.launcher.stash.offload import HostMemory, HostPass
+from planner.launcher.stash.segments import (
+    KeptOperator,
+    OffloadedSegment,
+    RecomputedSegment,
+    with_segments,
+)
 from planner.operators import parameters, to_torch
 from planner.operators.losses import criterion
 from planner.operators.running import autocast
@@ -82,3 +88,34 @@ def test_gradients_have_the_bits_of_a_pass_that_keeps_everything(models, any_siz
         assert found[2].now_bytes == 0
         peaks.append(found[2].peak_bytes)
     assert max(peaks) > 0
+
+
+class Product(nn.Module):
+    """Of two factors, which is not computed again."""
+
+    def __init__(self):
+        super().__init__()
+        self.kept = KeptOperator(torch.mm)
+
+    def forward(self, x, y):
+        return self.kept(2.0 * x, y)
+
+
+class Square(nn.Module):
+    def forward(self, x):
+        return x * x
+
+
+def test_what_kept_operators_made_stays_on_the_device(any_size):
+    x, y = (torch.randn(8, 8, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    memory = HostMemory("cpu")
+    one = HostPass(memory, (x, y))
+    product, square = OffloadedSegment(RecomputedSegment(Product())), OffloadedSegment(Square())
+    with one.forward():
+        made = square(product(x, y)).sum()
+    # The square keeps the product, which is held.
+    assert memory.now_bytes == 0
+    one.begin_backward()
+    made.backward()
+    expected = torch.autograd.grad(((2.0 * x) @ y).square().sum(), (x, y))
+    torch.testing.assert_close((x.grad, y.grad), expected)
