@@ -199,7 +199,10 @@ def test_solve_prints_one_json_object_with_the_promised_fields(folder):
     assert found["iteration_s"] == min(
         row["iteration_s"] for row in found["compared"] if row["iteration_s"]
     )
-    of_stages = {"devices", "prefetch_bytes", "num_operators", "forward_s", "backward_s"}
+    of_stages = {
+        "devices", "prefetch_bytes", "process_bytes", "host_bytes", "num_operators", "forward_s",
+        "backward_s",
+    }  # fmt: skip
     assert set(found["stages"][0]) == of_stages
 
 
