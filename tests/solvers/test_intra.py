@@ -1,6 +1,7 @@
 """The program of `intra-op`: what it counts is what the judge counts, and no recipe is better."""
 
 import random
+import signal
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from planner.artefacts.strategy import ScheduleName, Stage, Strategy
 from planner.costs.stage_pass import stage_pass
 from planner.resharding.checks import all_violations
 from planner.simulator.estimate import estimate_s
+from planner.solvers.intra import solve as intra
 from planner.solvers.intra.build import Parts, built, sharding_of
 from planner.solvers.intra.space import View
 from planner.solvers.registry import SOLVERS
@@ -101,3 +103,19 @@ def test_no_recipe_is_better(models, name, bandwidth):
     }
     assert len(times) > 2
     assert times["intra-op"] <= 1.01 * min(times.values())
+
+
+def test_ctrl_c_ends_all_programs(models, monkeypatch):
+    """The first one is interrupted: what it has found is judged, and no other one begins."""
+    given = problem(profiled(models["mlp"]), 4, 2)
+    asked, real = [], intra.solve_program
+
+    def interrupted(*how):
+        asked.append(how)
+        signal.raise_signal(signal.SIGINT)
+        return real(*how)
+
+    monkeypatch.setattr(intra, "solve_program", interrupted)
+    result = intra.solve(given, 5.0)
+    assert result.space.endswith("interrupted") and result.strategy is not None
+    assert len(asked) <= 3  # with lower limits of memory

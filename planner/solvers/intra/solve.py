@@ -12,6 +12,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from planner.artefacts.options import Recompute
@@ -20,6 +21,12 @@ from planner.artefacts.profile import has_rules
 from planner.costs.evaluate import evaluate
 from planner.costs.stage_memory import limit_bytes
 from planner.resharding.checks import all_violations
+from planner.solvers.engines.watch import (
+    INTERRUPTED,
+    SearchWatch,
+    also_interrupt,
+    interruptible,
+)
 from planner.solvers.intra.build import Built, Parts, built, sharding_of
 from planner.solvers.intra.space import View
 from planner.solvers.program.solve import solve as solve_program
@@ -65,15 +72,35 @@ def solve(problem: Problem, time_limit_s: float) -> Result:
     if len(problem.topology.devices) == 1:
         return Result(Status.INFEASIBLE, None, space=space, reason=ONE_DEVICE)
     work_s = min(max(WORK_SHARE * time_limit_s, LEAST_WORK_S), MOST_WORK_S)
-    found = [
-        replace(layout, number=number)
-        for number, layout in enumerate(
-            layout for view in views(problem) for layout in _layouts(problem, view, work_s)
-        )
-    ]
+    found: list[Layout] = []
+    with _heard() as watch:
+        for view in views(problem):
+            found += _layouts(problem, view, work_s, watch)
+            if watch.interrupted:
+                space = f"{space}, {INTERRUPTED}"
+                break
     if not found:
         return Result(Status.UNKNOWN, None, space=space, reason=NOTHING_TO_SPLIT)
-    return best_of(problem, found, space, time_limit_s)
+    numbered = [replace(layout, number=number) for number, layout in enumerate(found)]
+    return best_of(problem, numbered, space, time_limit_s)
+
+
+@contextmanager
+def _heard() -> Iterator[SearchWatch]:
+    """Tells whether the user has pressed Ctrl-C, also while a program, which listens for itself, is
+    solved.
+    """
+    watch = SearchWatch(LOGGER, 1.0)
+
+    def interrupt() -> None:
+        watch.interrupted = True
+
+    also_interrupt.append(interrupt)
+    try:
+        with interruptible(watch):
+            yield watch
+    finally:
+        also_interrupt.remove(interrupt)
 
 
 def views(problem: Problem) -> Iterator[View]:
@@ -92,7 +119,9 @@ def views(problem: Problem) -> Iterator[View]:
                 yield View((left // inner, inner), replicas, devices)
 
 
-def _layouts(problem: Problem, view: View, work_s: float) -> list[Layout]:
+def _layouts(
+    problem: Problem, view: View, work_s: float, watch: SearchWatch
+) -> list[Layout]:  # fmt: skip
     """The layouts of a view: without recomputation, or, where none fits and it may be, with it."""
     ways = {Recompute.NONE: (False,), Recompute.FULL: (True,)}.get(
         problem.training.recompute, (False, True)
@@ -101,10 +130,10 @@ def _layouts(problem: Problem, view: View, work_s: float) -> list[Layout]:
     for again in ways:
         made = built(problem, view, again=again)
         for weights in BESIDE if problem.training.overlap else IN_LINE:
-            layout = _fitting(problem, made, weights, work_s)
+            layout = None if watch.interrupted else _fitting(problem, made, weights, work_s)
             if layout is not None and layout not in found:
                 found.append(layout)
-        if found:
+        if found or watch.interrupted:
             break
     return found
 
