@@ -11,9 +11,9 @@ program is solved again.
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 from planner.artefacts.options import Recompute
 from planner.artefacts.problem import Problem, Result, Status
@@ -21,14 +21,10 @@ from planner.artefacts.profile import has_rules
 from planner.costs.evaluate import evaluate
 from planner.costs.stage_memory import limit_bytes
 from planner.resharding.checks import all_violations
-from planner.solvers.engines.watch import (
-    INTERRUPTED,
-    SearchWatch,
-    also_interrupt,
-    interruptible,
-)
+from planner.solvers.engines.watch import also_interrupt
 from planner.solvers.intra.build import Built, Parts, built, sharding_of
 from planner.solvers.intra.space import View
+from planner.solvers.program.problem import Choice, ChoiceProgram
 from planner.solvers.program.solve import solve as solve_program
 from planner.solvers.segments import Again, recompute_choices
 from planner.solvers.sharded.best import best_of, strategy_of
@@ -72,35 +68,15 @@ def solve(problem: Problem, time_limit_s: float) -> Result:
     if len(problem.topology.devices) == 1:
         return Result(Status.INFEASIBLE, None, space=space, reason=ONE_DEVICE)
     work_s = min(max(WORK_SHARE * time_limit_s, LEAST_WORK_S), MOST_WORK_S)
-    found: list[Layout] = []
-    with _heard() as watch:
-        for view in views(problem):
-            found += _layouts(problem, view, work_s, watch)
-            if watch.interrupted:
-                space = f"{space}, {INTERRUPTED}"
-                break
+    found = [
+        replace(layout, number=number)
+        for number, layout in enumerate(
+            layout for view in views(problem) for layout in _layouts(problem, view, work_s)
+        )
+    ]
     if not found:
         return Result(Status.UNKNOWN, None, space=space, reason=NOTHING_TO_SPLIT)
-    numbered = [replace(layout, number=number) for number, layout in enumerate(found)]
-    return best_of(problem, numbered, space, time_limit_s)
-
-
-@contextmanager
-def _heard() -> Iterator[SearchWatch]:
-    """Tells whether the user has pressed Ctrl-C, also while a program, which listens for itself, is
-    solved.
-    """
-    watch = SearchWatch(LOGGER, 1.0)
-
-    def interrupt() -> None:
-        watch.interrupted = True
-
-    also_interrupt.append(interrupt)
-    try:
-        with interruptible(watch):
-            yield watch
-    finally:
-        also_interrupt.remove(interrupt)
+    return best_of(problem, found, space, time_limit_s)
 
 
 def views(problem: Problem) -> Iterator[View]:
@@ -119,9 +95,7 @@ def views(problem: Problem) -> Iterator[View]:
                 yield View((left // inner, inner), replicas, devices)
 
 
-def _layouts(
-    problem: Problem, view: View, work_s: float, watch: SearchWatch
-) -> list[Layout]:  # fmt: skip
+def _layouts(problem: Problem, view: View, work_s: float) -> list[Layout]:
     """The layouts of a view: without recomputation, or, where none fits and it may be, with it."""
     ways = {Recompute.NONE: (False,), Recompute.FULL: (True,)}.get(
         problem.training.recompute, (False, True)
@@ -130,10 +104,10 @@ def _layouts(
     for again in ways:
         made = built(problem, view, again=again)
         for weights in BESIDE if problem.training.overlap else IN_LINE:
-            layout = None if watch.interrupted else _fitting(problem, made, weights, work_s)
+            layout = _fitting(problem, made, weights, work_s)
             if layout is not None and layout not in found:
                 found.append(layout)
-        if found or watch.interrupted:
+        if found:
             break
     return found
 
@@ -144,7 +118,7 @@ def _fitting(problem: Problem, made: Built, weights: Parts, work_s: float) -> La
     limit = min(limit_bytes(problem, devices, d) for d in devices)
     layout = None
     for _ in range(1 + LOWERED):
-        answer = solve_program(made.program(weights, limit), work_s, _clock(CLOCK * work_s))
+        answer = _answer(made.program(weights, limit), work_s)
         LOGGER.info(
             "%s x %d replicas: %.6g of at least %.6g s",
             made.view.mesh, made.view.replicas, answer.cost, answer.bound,
@@ -167,10 +141,24 @@ def _fitting(problem: Problem, made: Built, weights: Parts, work_s: float) -> La
     return layout
 
 
-def _clock(limit_s: float) -> Callable[[], float]:
-    """Tells the time that is left of a limit that begins now."""
-    until_s = time.monotonic() + limit_s
-    return lambda: until_s - time.monotonic()
+def _answer(program: ChoiceProgram, work_s: float) -> Choice:
+    """The answer of a program.
+
+    Raises:
+        KeyboardInterrupt: if the user has pressed Ctrl-C, which ends all programs and not this one
+            alone.
+    """
+    heard: list[bool] = []
+    interrupt = partial(heard.append, True)
+    until_s = time.monotonic() + CLOCK * work_s
+    also_interrupt.append(interrupt)
+    try:
+        answer = solve_program(program, work_s, lambda: until_s - time.monotonic())
+    finally:
+        also_interrupt.remove(interrupt)
+    if heard:
+        raise KeyboardInterrupt
+    return answer
 
 
 def _layout(problem: Problem, made: Built, picks: tuple[int, ...]) -> Layout:
