@@ -122,35 +122,33 @@ class Built:
             self.edges.append((u, v))
             self.edge_s.append(seconds)
 
-    def program(self, weights: Parts, limit_bytes: int | None) -> ChoiceProgram:
+    def program(self, weights: Parts, limit_bytes: int) -> ChoiceProgram:
         """The program with weights."""
         return ChoiceProgram(
             tuple(one.weighted(weights) for one in self.node_s),
             tuple(self.edges),
             tuple(one.weighted(weights) for one in self.edge_s),
-            ((),) * len(self.node_s) if limit_bytes is None else tuple(self.held),
+            tuple(self.held),
             limit_bytes,
         )
 
 
-def built(problem: Problem, view: View, *, again: bool, shared: bool = True) -> Built:
+def built(problem: Problem, view: View, *, again: bool) -> Built:
     """The program of all operators of a problem on a view.
 
     Args:
         again: whether forwards run again in backwards, and nothing is stashed.
-        shared: whether replicas may keep parts.
     """
-    return _Builder(problem, view, again=again, shared=shared).built()
+    return _Builder(problem, view, again=again).built()
 
 
 class _Builder:
-    def __init__(self, problem: Problem, view: View, *, again: bool, shared: bool) -> None:
+    def __init__(self, problem: Problem, view: View, *, again: bool) -> None:
         self.problem, self.view, self.again = problem, view, again
         self.forwards = 2.0 if again else 1.0
         self.graph = problem.profile.graph
         self.prices = Prices(problem, view)
         self.replicated = view.replicas > 1
-        self.shared = shared and self.replicated
         self.with_backward = differentiated(self.graph)
         # Operators of equal layers are of one class, and share all tables.
         self.class_of = classes(problem.profile)
@@ -267,7 +265,7 @@ class _Builder:
         for want, copy_s in zip(shared, self._copies_s(key, homes, shared, tensor), strict=True):
             if copy_s.any():
                 copies[want] = self._free_node(2)
-                self.made.edge(source, copies[want], Parts(inside=self.prices.rounds * copy_s))
+                self.made.edge(source, copies[want], Parts(inside=copy_s))
         for v, some in zip(readers, wants, strict=True):
             table = self._table(
                 ("ends", key, tensor.shape, item, some),
@@ -284,11 +282,11 @@ class _Builder:
     def _copies_s(
         self, key: object, homes: Sequence[Ends], shared: Sequence[Ends], tensor: Tensor
     ) -> list[Floats]:
-        """Per shared copy, (k, 2) what it costs not to make it, and to make it."""
+        """Per shared copy, (k, 2) what it costs in an iteration not to make it, and to make it."""
         item = ITEM_BYTES[tensor.dtype]
 
         def make() -> list[Floats]:
-            table = self._matrix(homes, shared, tensor.shape, item) / self.prices.rounds
+            table = self._matrix(homes, shared, tensor.shape, item)
             return [np.stack([0.0 * column, column], axis=1) for column in table.T]
 
         return list(self._table(("copies", key, tensor.shape, item, tuple(shared)), make))
@@ -325,9 +323,9 @@ class _Builder:
             rules = self.rules[v]
             homes = [Ends(one.outputs[o], gradient_spec(one, one.outputs[o])) for one in rules]
             return v, tuple(homes), key
-        specs = comes(tensors_by_name(self.graph)[name], wanted, len(self.view.sizes))
+        specs = comes(wanted, len(self.view.sizes))
         if self.replicated:
-            specs = tuple(dict.fromkeys((*one[:-1], "M") for one in specs))
+            specs = tuple(dict.fromkeys((*one[:-1], OWN) for one in specs))
         node = self._free_node(len(specs))
         self.made.inputs[name] = node, specs
         return node, tuple(Ends(one, one) for one in specs), specs
@@ -349,7 +347,7 @@ class _Builder:
             return
         n = len(self.view.mesh)
         wanted = [end.spec[:n] for v in readers for end in self._wants(v, one.name, False)]
-        lies = lies_of(one, wanted, self.view, shared=self.shared)
+        lies = lies_of(one, wanted, self.view)
         node = self._parameter_node(one, lies)
         self.made.lies[one.name] = node, lies
         for k, v in enumerate(readers):

@@ -12,7 +12,7 @@ from functools import cached_property
 from itertools import product
 from math import prod
 
-from planner.artefacts.graph import Operator, Parameter, Tensor
+from planner.artefacts.graph import Operator, Parameter
 from planner.artefacts.profile import Profile
 from planner.artefacts.sharding import (
     CHUNKS,
@@ -140,20 +140,18 @@ def with_replicas(rule: Rule, operator: Operator, *, replicated: bool) -> Rule:
     return Rule((*rule.axes, AxisRule(inputs, (OWN,) * len(operator.outputs))))
 
 
-def lies_of(
-    parameter: Parameter, wanted: Sequence[Spec], view: View, *, shared: bool
-) -> tuple[Lies, ...]:
-    """How a parameter may lie.
+def lies_of(parameter: Parameter, wanted: Sequence[Spec], view: View) -> tuple[Lies, ...]:
+    """How a parameter may lie: in parts over replicas, or, without these, along the mesh.
 
     Args:
         wanted: the specs that its readers may want on the mesh.
-        shared: whether replicas may keep parts of it.
     """
     specs = dict.fromkeys(spec for spec in wanted if "P" not in spec)
     specs[("R",) * len(view.mesh)] = None
-    levels = LEVELS if shared and parameter.trainable and parameter.shape else (0,)
+    parts, shared = parameter.trainable and parameter.shape, view.replicas > 1
+    levels = LEVELS if parts and shared else (0,)
     found = [Lies(spec, level) for spec in specs for level in levels]
-    if parameter.trainable and parameter.shape and not shared:
+    if parts and not shared:
         found += [
             Lies(spec, 0, along, level)
             for spec in specs
@@ -179,7 +177,7 @@ def _cuts(parameter: Parameter, spec: Spec, view: View) -> Iterator[tuple[int, s
             break
 
 
-def comes(tensor: Tensor, wanted: Sequence[Spec], num_axes: int) -> tuple[Spec, ...]:
+def comes(wanted: Sequence[Spec], num_axes: int) -> tuple[Spec, ...]:
     """How a tensor from outside may come: whole, or as a reader wants it."""
     whole = ("R",) * num_axes
     return tuple(dict.fromkeys([whole, *(spec for spec in wanted if "P" not in spec)]))
