@@ -7,7 +7,7 @@ what one makes and another one wants, there and back.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf, prod
@@ -430,33 +430,34 @@ def sharding_of(
     problem: Problem, made: Built, picks: Sequence[int]
 ) -> tuple[Sharding, dict[str, int]]:
     """The sharding of an answer, and the levels of parameters over replicas."""
-    graph, view = problem.profile.graph, made.view
-    n = len(view.mesh)
-    whole = ("R",) * n
+    graph, mesh = problem.profile.graph, made.view.mesh
     rules = {operator.name: made.rules[v][picks[v]] for v, operator in enumerate(graph.operators)}
     lies = {name: some[picks[node]] for name, (node, some) in made.lies.items()}
-    known = parameters_by_name(graph)
-
-    def at(least: int) -> dict[str, Spec]:
-        return {name: one.at(least, replicated=False) for name, one in lies.items()}
-
-    parameters, gradients, states = at(3), at(2), at(1)
-    outputs = {
-        name: leaving_spec(graph, name, rules[operator.name].outputs[o])
-        for operator in graph.operators
-        for o, name in enumerate(operator.outputs)
-        if name in graph.outputs
-    }
-    inputs = {name: some[picks[node]][:n] for name, (node, some) in made.inputs.items()}
+    parameters, gradients, states = (
+        {name: one.at(least, replicated=False) for name, one in lies.items()} for least in (3, 2, 1)
+    )
+    made_by = producers(graph)
+    outputs = {}
+    for name in (one for one in graph.outputs if one in made_by):
+        operator = graph.operators[made_by[name]]
+        spec = rules[operator.name].outputs[operator.outputs.index(name)]
+        outputs[name] = leaving_spec(graph, name, spec)
+    inputs = {name: some[picks[node]][: len(mesh)] for name, (node, some) in made.inputs.items()}
     sharding = Sharding(
-        mesh=view.mesh,
+        mesh=mesh,
         rules={name: one for name, one in rules.items() if any(a.is_split for a in one.axes)},
-        parameters={name: one for name, one in parameters.items() if one != whole},
-        inputs={name: one for name, one in inputs.items() if one != whole},
-        outputs={name: one for name, one in outputs.items() if one != whole},
-        gradients={name: one for name, one in gradients.items()
-                   if known[name].trainable and one != parameters[name]},
-        states={name: one for name, one in states.items()
-                if known[name].trainable and one != gradients[name]},
-    )  # fmt: skip
+        parameters=_unlike(parameters, {}, mesh),
+        inputs=_unlike(inputs, {}, mesh),
+        outputs=_unlike(outputs, {}, mesh),
+        gradients=_unlike(gradients, parameters, mesh),
+        states=_unlike(states, gradients, mesh),
+    )
     return sharding, {name: one.level for name, one in lies.items() if one.level}
+
+
+def _unlike(
+    specs: Mapping[str, Spec], usual: Mapping[str, Spec], mesh: tuple[int, ...]
+) -> dict[str, Spec]:
+    """The specs that are not the usual ones; usual is whole where nothing is said."""
+    whole = ("R",) * len(mesh)
+    return {name: spec for name, spec in specs.items() if spec != usual.get(name, whole)}
