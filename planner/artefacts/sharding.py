@@ -227,6 +227,7 @@ class Sharding:
         return prod(self.mesh)
 
 
+@lru_cache(maxsize=CACHED)
 def dim_of(part: str) -> int | None:
     """The dimension that a spec cuts on an axis; None where it cuts none.
 
@@ -238,6 +239,7 @@ def dim_of(part: str) -> int | None:
     return int(part[1:].partition("/")[0]) if part.startswith("S") else None
 
 
+@lru_cache(maxsize=CACHED)
 def blocks_of(part: str) -> int:
     """The number of blocks that are cut each for itself; 1 for all but S<d>/<c>.
 

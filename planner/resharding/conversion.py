@@ -21,6 +21,7 @@ import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from itertools import count
 from math import prod
 
@@ -106,29 +107,27 @@ def conversion(
     for spec in (old, new):
         check_spec(spec, len(mesh))
         tiles(shape, spec, mesh, 0)
-    found = _paths(shape, item_bytes, mesh, old, _asked(old, new)).get(new)
+    found = _paths(shape, item_bytes, mesh, old, _asked(new)).get(new)
     if found is None:
         raise ValueError(f"{old} -> {new}: no path of collectives")
     return found
 
 
-def _asked(old: Spec, new: Spec) -> Spec:
+def _asked(new: Spec) -> Spec:
     """Of a spec what decides which steps are tried on the way to it: sums, chunks and blocks. One
-    search has the paths to all specs without these.
+    search has the paths to all specs with the same of these.
     """
-    return new if _is_special(new) else ("R",) * len(old)
-
-
-def _is_special(spec: Spec) -> bool:
-    return any(part in ("P", CHUNKS) or blocks_of(part) > 1 for part in spec)
+    return tuple(part if part in ("P", CHUNKS) or blocks_of(part) > 1 else "R" for part in new)
 
 
 @remembered(kept=16384)
 def _paths(
     shape: tuple[int, ...], item_bytes: float, mesh: tuple[int, ...], old: Spec, asked: Spec
 ) -> Mapping[Spec, tuple[Step, ...]]:
-    """The cheapest paths from a spec to what is asked, with sums, chunks or blocks, or to all that
-    have none of these.
+    """The cheapest paths from a spec to all others.
+
+    Args:
+        asked: see `_asked`.
     """
     size = int(prod(shape) * item_bytes)
     best: dict[Spec, _Cost] = {old: (0.0, 0, 0)}
@@ -140,14 +139,7 @@ def _paths(
         if spec in found or cost > best[spec]:
             continue
         found[spec] = path
-        if spec == asked and _is_special(asked):
-            break
-        for step, after in _steps(shape, spec, asked, size, mesh):
-            n = mesh[step.axis]
-            received = 0.0
-            if step.kind not in LOCAL:
-                rounds = 2 if step.kind is Collective.ALL_REDUCE else 1
-                received = rounds * (n - 1) / n * step.bytes
+        for step, after, received in _steps(shape, spec, asked, size, mesh):
             then = (cost[0] + received, cost[1] + (step.kind not in LOCAL), cost[2] + 1)
             if after not in best or then < best[after]:
                 best[after] = then
@@ -155,17 +147,36 @@ def _paths(
     return found
 
 
+@lru_cache(maxsize=65536)
 def _steps(
-    shape: tuple[int, ...], spec: Spec, new: Spec, size: int, mesh: tuple[int, ...]
-) -> Iterator[tuple[Step, Spec]]:  # fmt: skip
-    """The steps that may be taken from a spec, and the spec behind each.
+    shape: tuple[int, ...], spec: Spec, asked: Spec, size: int, mesh: tuple[int, ...]
+) -> tuple[tuple[Step, Spec, float], ...]:  # fmt: skip
+    """The steps that may be taken from a spec, the spec behind each, and the bytes that a device
+    receives by it.
 
     Args:
+        asked: see `_asked`.
         size: of the whole tensor, in bytes.
     """
+    return tuple(
+        (step, spec_after(spec, [step]), _received(step, mesh[step.axis]))
+        for step in _possible(shape, spec, asked, size, mesh)
+    )
+
+
+def _received(step: Step, n: int) -> float:
+    """Bytes that each of n devices receives."""
+    if step.kind in LOCAL:
+        return 0.0
+    return (2 if step.kind is Collective.ALL_REDUCE else 1) * (n - 1) / n * step.bytes
+
+
+def _possible(
+    shape: tuple[int, ...], spec: Spec, asked: Spec, size: int, mesh: tuple[int, ...]
+) -> Iterator[Step]:
     # All bytes are those of the buffer of one device. Divisions are exact, because both specs were
     # checked to cut the shape evenly.
-    blocked = {part for part in (*spec, *new) if blocks_of(part) > 1}
+    blocked = {part for part in (*spec, *asked) if blocks_of(part) > 1}
     cuts = [*(f"S{dim}" for dim in range(len(shape))), *sorted(blocked)]
     local = _local_bytes(shape, spec, size, mesh)
     for axis, part in enumerate(spec):
@@ -173,7 +184,7 @@ def _steps(
             # A later axis cuts what this one left of the dimension: without this cut, its parts
             # would not lie beside each other. The cut of the last axis comes off first.
             continue
-        for kind, target in _kinds(part, new[axis]):
+        for kind, target in _kinds(part, asked[axis]):
             whole = kind in (Collective.ALL_GATHER, Collective.SCATTER)
             for one in [target] if target else cuts:
                 if (target and target != CHUNKS) or _can_cut(shape, mesh, spec, axis, one):
@@ -182,8 +193,7 @@ def _steps(
                         rows = _rows(shape, spec, axis, mesh)
                     if kind is Collective.REDUCE_SCATTER and rows:
                         held = held * -(-rows // mesh[axis]) * mesh[axis] // rows
-                    step = Step(kind, axis, part, one, held, rows)
-                    yield step, spec_after(spec, [step])
+                    yield Step(kind, axis, part, one, held, rows)
 
 
 def _local_bytes(

@@ -12,7 +12,7 @@ from functools import lru_cache
 import numpy as np
 
 from planner.artefacts.problem import Problem
-from planner.artefacts.sharding import Rule, Sharding, Spec, reads
+from planner.artefacts.sharding import OWN, Rule, Sharding, Spec, reads
 from planner.artefacts.strategy import BUCKET_BYTES, Stage
 from planner.artefacts.topology import device_type
 from planner.costs.stage_pass import part_times_s, stage_collectives_s
@@ -79,10 +79,12 @@ class Prices:
         return stage_collectives_s(self.problem, self.view.groups[0], self.view.mesh, steps)
 
     def _converted_s(self, shape: tuple[int, ...], item: float, old: Spec, new: Spec) -> float:
-        """Of a conversion of a tensor."""
+        """Of a conversion of a tensor. Nothing changes along replicas that have their own."""
         if old == new:
             return 0.0
-        steps = conversion(shape, item, self.view.sizes, old, new)
+        if old[-1] == new[-1] == OWN:
+            old, new = old[:-1], new[:-1]
+        steps = conversion(shape, item, self.view.sizes[: len(old)], old, new)
         return stage_collectives_s(self.problem, self.view.group, self.view.sizes, steps)
 
     def _once_s(self, shape: tuple[int, ...], item: float, old: Spec, new: Spec) -> float:
