@@ -122,13 +122,18 @@ class Built:
             self.edges.append((u, v))
             self.edge_s.append(seconds)
 
-    def program(self, weights: Parts, limit_bytes: int) -> ChoiceProgram:
-        """The program with weights."""
+    def program(self, weights: Parts, limit_bytes: int, *, keeps: bool = True) -> ChoiceProgram:
+        """The program with weights.
+
+        Args:
+            keeps: whether what operators keep for their backwards counts as memory.
+        """
+        held = self.held if keeps else [()] * len(self.rules) + self.held[len(self.rules) :]
         return ChoiceProgram(
             tuple(one.weighted(weights) for one in self.node_s),
             tuple(self.edges),
             tuple(one.weighted(weights) for one in self.edge_s),
-            tuple(self.held),
+            tuple(held),
             limit_bytes,
         )
 

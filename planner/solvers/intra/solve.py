@@ -3,31 +3,36 @@
 Each view of the devices (`space.py`) is a choice program over all rules of all operators and all
 ways in which parameters, gradients and state may lie (`build.py`), as in the intra-operator pass of
 Alpa (Zheng et al., OSDI 2022, section 4). An iteration is no sum: collectives run beside
-computations. So a program is solved for several weights of collectives, and the judge compares the
+computations. So a program is solved for several weights of its parts, and the judge compares the
 answers. Memory that a program does not count, such as workspaces, is taken off the limit, and the
 program is solved again.
+
+**The bound.** Computations are one queue of a device, collectives inside passes and gathers behind
+the step another one, sums of gradients a third. An iteration takes at least as long as each, so for
+weights w of the three at least (w1 C + w2 I + w3 S) / (w1 + w2 + w3). The least of that over all
+assignments is what the program's own bound is a bound of, provided that only bytes are counted which
+every schedule holds. The largest over the weights bounds the view, and the least over the views the
+space. Where a bound says that nothing on a view is faster than the best plan so far, the view is
+left.
 """
 
 import logging
 import math
 import time
-from collections.abc import Iterator
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterator, Sequence
 
-from planner.artefacts.options import Recompute
+from planner.artefacts.options import Offload, Recompute
 from planner.artefacts.problem import Problem, Result, Status
 from planner.artefacts.profile import has_rules
+from planner.artefacts.strategy import Strategy, used_devices
 from planner.costs.evaluate import evaluate
 from planner.costs.stage_memory import limit_bytes
-from planner.resharding.checks import all_violations
-from planner.solvers.engines.watch import also_interrupt
+from planner.solvers.engines.watch import INTERRUPTED, SearchWatch, interruptible
 from planner.solvers.intra.build import Built, Parts, built, sharding_of
 from planner.solvers.intra.space import View
 from planner.solvers.program.problem import Choice, ChoiceProgram
 from planner.solvers.program.solve import solve as solve_program
-from planner.solvers.segments import Again, recompute_choices
-from planner.solvers.sharded.best import best_of, strategy_of
+from planner.solvers.sharded.best import LayoutSearch, Seen, is_plain
 from planner.solvers.sharded.layout import (
     NO_RULES,
     NOTHING_TO_SPLIT,
@@ -41,14 +46,21 @@ from planner.solvers.sharded.layout import (
 
 LOGGER = logging.getLogger(__name__)
 
-IN_LINE = (Parts(1, 1, 1, 1), Parts(1, 1, 0.1, 1))
-BESIDE = (*IN_LINE[:1], Parts(1, 1, 0.1, 0.3), Parts(1, 0.3, 0.1, 0.1), Parts(1, 0.1, 0.1, 0.1))
+IN_LINE = (Parts(1, 1, 0.1, 1), Parts(1, 1, 1, 1))
+BESIDE = (
+    Parts(1, 0.1, 0.1, 0.1),
+    Parts(1, 1, 1, 1),
+    Parts(1, 0.3, 0.1, 0.1),
+    Parts(1, 1, 0.1, 0.3),
+)
 """Weights of the parts of an iteration: all of them wait, or some run beside computations; sums of
 gradients always may."""
 LOWERED = 2
 """Times that the limit of memory is lowered, at most."""
 MARGIN = 1.02
 """By how much more than what a plan takes beyond the limit."""
+BEHIND = 1.2
+"""Of a view whose first plan takes so many times as long as the best one, no more are made."""
 WORK_SHARE = 0.02
 """Of the limit of work, for one program."""
 LEAST_WORK_S, MOST_WORK_S = 0.5, 5.0
@@ -67,101 +79,140 @@ def solve(problem: Problem, time_limit_s: float) -> Result:
         return Result(Status.UNKNOWN, None, space=space, reason=NO_RULES)
     if len(problem.topology.devices) == 1:
         return Result(Status.INFEASIBLE, None, space=space, reason=ONE_DEVICE)
-    work_s = min(max(WORK_SHARE * time_limit_s, LEAST_WORK_S), MOST_WORK_S)
-    found = [
-        replace(layout, number=number)
-        for number, layout in enumerate(
-            layout for view in views(problem) for layout in _layouts(problem, view, work_s)
-        )
-    ]
-    if not found:
-        return Result(Status.UNKNOWN, None, space=space, reason=NOTHING_TO_SPLIT)
-    return best_of(problem, found, space, time_limit_s)
+    with interruptible(SearchWatch(LOGGER, 1.0)) as watch:
+        search = _Search(problem, time_limit_s, watch)
+        bound_s = min(map(search.view, views(problem)), default=math.inf)
+    return search.result(space, bound_s)
 
 
 def views(problem: Problem) -> Iterator[View]:
-    """All devices as replicas of equal meshes: of one axis, and of two, the second one inside
-    hosts.
+    """All devices as replicas of equal meshes, those of more replicas first: meshes of one axis,
+    and of two, the second one inside hosts, where the mesh is or there is one replica.
     """
     devices, host = host_by_host(problem), smallest_host(problem)
     asynchronous = problem.training.schedule.is_asynchronous
-    for replicas in divisors(len(devices)):
+    for replicas in reversed(divisors(len(devices))):
         if problem.num_microbatches % replicas or (asynchronous and replicas > 1):
             continue
         left = len(devices) // replicas
         yield View((left,), replicas, devices)
         for inner in divisors(left):
-            if 1 < inner < left and host % inner == 0:
+            if 1 < inner < left and host % inner == 0 and (replicas == 1 or host % left == 0):
                 yield View((left // inner, inner), replicas, devices)
 
 
-def _layouts(problem: Problem, view: View, work_s: float) -> list[Layout]:
-    """The layouts of a view: without recomputation, or, where none fits and it may be, with it."""
-    ways = {Recompute.NONE: (False,), Recompute.FULL: (True,)}.get(
-        problem.training.recompute, (False, True)
-    )
-    found: list[Layout] = []
-    for again in ways:
-        made = built(problem, view, again=again)
-        for weights in BESIDE if problem.training.overlap else IN_LINE:
-            layout = _fitting(problem, made, weights, work_s)
-            if layout is not None and layout not in found:
-                found.append(layout)
-        if found:
-            break
-    return found
+class _Search:
+    """The views so far.
 
-
-def _fitting(problem: Problem, made: Built, weights: Parts, work_s: float) -> Layout | None:
-    """The answer of a program, with a limit of memory at which it fits; None if there is none."""
-    devices = made.view.devices
-    limit = min(limit_bytes(problem, devices, d) for d in devices)
-    layout = None
-    for _ in range(1 + LOWERED):
-        answer = _answer(made.program(weights, limit), work_s)
-        LOGGER.info(
-            "%s x %d replicas: %.6g of at least %.6g s",
-            made.view.mesh, made.view.replicas, answer.cost, answer.bound,
-        )  # fmt: skip
-        if answer.picks is None:
-            return layout
-        layout = _layout(problem, made, answer.picks)
-        choices = recompute_choices(problem)
-        again = next((c for c in choices if c is Again.LAYERS), choices[-1])
-        strategy = strategy_of(problem, layout, [again if made.again else choices[0]])
-        if all_violations(strategy, problem.profile.graph, len(devices)):
-            return None
-        memory = evaluate(problem, strategy).memory
-        over = max(memory[d].total_bytes - limit_bytes(problem, devices, d) for d in devices)
-        if over <= 0:
-            return layout
-        limit -= round(MARGIN * over)
-        if limit <= 0:
-            return layout
-    return layout
-
-
-def _answer(program: ChoiceProgram, work_s: float) -> Choice:
-    """The answer of a program.
-
-    Raises:
-        KeyboardInterrupt: if the user has pressed Ctrl-C, which ends all programs and not this one
-            alone.
+    Args:
+        limit_s: limit of work, in seconds of an ordinary core.
+        watch: says whether the user has had enough.
     """
-    heard: list[bool] = []
-    interrupt = partial(heard.append, True)
-    until_s = time.monotonic() + CLOCK * work_s
-    also_interrupt.append(interrupt)
-    try:
-        answer = solve_program(program, work_s, lambda: until_s - time.monotonic())
-    finally:
-        also_interrupt.remove(interrupt)
-    if heard:
-        raise KeyboardInterrupt
-    return answer
+
+    def __init__(self, problem: Problem, limit_s: float, watch: SearchWatch) -> None:
+        self._problem, self._watch, training = problem, watch, problem.training
+        self._work_s = min(max(WORK_SHARE * limit_s, LEAST_WORK_S), MOST_WORK_S)
+        self._found = LayoutSearch(problem)
+        self._seen: list[Layout] = []
+        self._runs_again = training.recompute in (Recompute.FULL, Recompute.SELECTIVE)
+        # What a forward keeps is there until its backward if nothing else may become of it.
+        self._keeps = training.recompute is Recompute.NONE and training.offload is Offload.NO
+
+    def result(self, space: str, bound_s: float) -> Result:
+        """The answer.
+
+        Args:
+            bound_s: of all views.
+        """
+        found, cut = self._found, self._watch.interrupted
+        if cut:
+            space += f", as far as they were looked at ({INTERRUPTED})"
+        if not found.fitting:
+            return Result(
+                Status.INFEASIBLE if bound_s == math.inf else Status.UNKNOWN, None, space=space,
+                reason=found.reason or NOTHING_TO_SPLIT, reproducible=not cut,
+                short_of_memory=found.short or bound_s == math.inf, work_s=found.work_s,
+            )  # fmt: skip
+        first, *others = found.best
+        return Result(
+            Status.FEASIBLE, first, min(bound_s, found.best_s), space, reproducible=not cut,
+            others=tuple(others), work_s=found.work_s,
+        )  # fmt: skip
+
+    def view(self, view: View) -> float:
+        """Looks for plans on a view; none of them is faster than what is returned, in s."""
+        bound_s = 0.0
+        if self._watch.interrupted:
+            return bound_s
+        made = built(self._problem, view, again=False)
+        again = built(self._problem, view, again=True) if self._runs_again else None
+        for weights in BESIDE if self._problem.training.overlap else IN_LINE:
+            answer, seen = self._tried(made, weights, keeps=self._keeps)
+            bound_s = max(bound_s, answer.bound / self._total(weights))
+            if bound_s >= self._found.best_s or self._watch.interrupted:
+                break
+            LOGGER.debug("%s", weights)
+            if again is not None:
+                _, seen = self._tried(again, weights, keeps=True)
+            elif seen is not None and not self._keeps and not is_plain(seen.strategy):
+                self._tried(made, weights, keeps=True)
+            if seen is not None and BEHIND * self._found.best_s < seen.time_s < math.inf:
+                break
+        LOGGER.info("%s x %d: at least %.6g s", view.mesh, view.replicas, bound_s)
+        return bound_s
+
+    def _total(self, weights: Parts) -> float:
+        """What the weights of an iteration's parts come to, as far as they have queues of their
+        own.
+        """
+        inside = max(weights.inside, weights.gathers)
+        if self._problem.training.overlap:
+            return float(weights.compute + inside + weights.sums)
+        return float(max(weights.compute, inside) + weights.sums)
+
+    def _tried(self, made: Built, weights: Parts, *, keeps: bool) -> tuple[Choice, Seen | None]:
+        """The answer of a program, and its plan, with a limit of memory at which that fits.
+
+        Args:
+            keeps: whether all that is kept for a backward counts.
+        """
+        problem, devices = self._problem, made.view.devices
+        limit = min(limit_bytes(problem, devices, d) for d in devices)
+        first: Choice | None = None
+        seen: Seen | None = None
+        for _ in range(1 + LOWERED):
+            most = self._found.best_s * self._total(weights)
+            answer = self._answer(made.program(weights, limit, keeps=keeps), most)
+            first = first or answer
+            layout = None if answer.picks is None else _layout(problem, made, answer.picks)
+            if layout is None or layout in self._seen:
+                break
+            self._seen.append(layout)
+            seen = self._found.see(layout)
+            if seen is None or (seen.time_s < math.inf and (not keeps or is_plain(seen.strategy))):
+                break
+            limit -= self._over(seen.first if keeps else seen.strategy)
+            if limit <= 0:
+                break
+        assert first is not None, "there is at least one"
+        return first, seen
+
+    def _over(self, strategy: Strategy) -> int:
+        """By how many bytes a limit is lowered for what a plan takes beyond it."""
+        memory, used = evaluate(self._problem, strategy).memory, used_devices(strategy)
+        over = (memory[d].total_bytes - limit_bytes(self._problem, used, d) for d in used)
+        return round(MARGIN * max(0, *over))
+
+    def _answer(self, program: ChoiceProgram, most: float) -> Choice:
+        """The answer of a program, of assignments that cost less than `most`."""
+        until_s = time.monotonic() + CLOCK * self._work_s
+        return solve_program(
+            program, self._work_s, lambda: until_s - time.monotonic(), self._problem.search.seed,
+            most,
+        )  # fmt: skip
 
 
-def _layout(problem: Problem, made: Built, picks: tuple[int, ...]) -> Layout:
+def _layout(problem: Problem, made: Built, picks: Sequence[int]) -> Layout:
     sharding, levels = sharding_of(problem, made, picks)
     view = made.view
     return Layout(

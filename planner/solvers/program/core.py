@@ -8,6 +8,7 @@ Of the moments only those stay at which a largest set is held: what is held at a
 there, too, and bytes are not negative.
 """
 
+import math
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -101,6 +102,12 @@ class Scale(NamedTuple):
     def cost(self, core_cost: int) -> Fraction:
         """The cost in the program that one in the core stands for."""
         return Fraction(core_cost + self.constant) / Fraction(2) ** self.shift
+
+    def core_cost(self, cost: float) -> int:
+        """The least cost in the core that stands for at least as much; `NEVER` for infinity."""
+        if cost == math.inf:
+            return NEVER
+        return math.ceil(Fraction(cost) * Fraction(2) ** self.shift) - self.constant
 
 
 def core_of(program: ChoiceProgram) -> tuple[Core, Scale]:

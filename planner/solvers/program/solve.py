@@ -102,12 +102,19 @@ class News(NamedTuple):
 class Half:
     """One process's part: a core that becomes smaller, its prices, and a search.
 
+    Args:
+        core: the first one.
+        enough: its cost from which on no assignment is asked for.
+
     Attributes:
         news: the best that is known, in the first core.
     """
 
-    def __init__(self, core: Core, seed: int, over: Callable[[], bool]) -> None:
-        self.news, self._over, self._seed = News(), over, seed
+    def __init__(
+        self, core: Core, seed: int, over: Callable[[], bool], enough: int = MOST_COST
+    ) -> None:
+        self.news, self._over, self._seed = News(enough), over, seed
+        self.core = core
         self._reduced = Reduced(core, 0, ())
         self._fixed_at = MOST_COST + 1
         self._tried = self._climbs = self._again = False
@@ -161,7 +168,8 @@ class Half:
         """Climbs to better prices for some work, and takes over what that brings; the work."""
         steps, begin = 0, self._search.all_work
         while not self._climb.done and steps < MOST_STEPS and not self._over():
-            if self._search.all_work - begin > work:
+            most = self.news.cost - self._reduced.constant
+            if self._search.all_work - begin > work or self._climb.bound >= most:
                 break
             self._climb.step()
             steps += 1
@@ -217,11 +225,17 @@ class Half:
 
 
 def solve(
-    program: ChoiceProgram, limit_s: float, left_s: Callable[[], float], seed: int = 0
+    program: ChoiceProgram,
+    limit_s: float,
+    left_s: Callable[[], float],
+    seed: int = 0,
+    most: float = math.inf,
 ) -> Choice:
     """The best assignment that is found, and a bound.
 
     Args:
+        most: assignments that cost as much are not asked for. Where there are no others, that is
+            the bound, and the status UNKNOWN.
         limit_s: limit of work of each of two processes, in seconds of an ordinary core.
         left_s: tells the time that is left; what is known then is the answer.
         seed: of all draws.
@@ -239,8 +253,12 @@ def solve(
         if not first.core.num_nodes:
             news = News(0, np.empty(0, np.int64), 0, True)
         else:
-            news = _searched(first.core, limit_s, left_s, seed, over, _teller(scale, first))
+            enough = min(scale.core_cost(most) - first.constant, MOST_COST)
+            half = Half(first.core, seed, over, enough)
+            news = _searched(half, limit_s, left_s, seed, over, _teller(scale, first))
         picks = None if news.picks is None else first.expanded(news.picks).tolist()
+        if picks is None and news.done and most < math.inf:
+            return Choice(Status.UNKNOWN, None, math.inf, most, not over())
         return choice_of(program, news, picks, scale, first.constant, not over())
 
 
@@ -263,18 +281,17 @@ def _teller(scale: Scale, first: Reduced) -> Callable[[News], None]:
 
 
 def _searched(
-    core: Core,
+    half: Half,
     limit_s: float,
     left_s: Callable[[], float],
     seed: int,
     over: Callable[[], bool],
     tell: Callable[[News], None],
 ) -> News:
-    """What two processes find out about a core."""
-    half = Half(core, seed, over)
+    """What two processes find out about a core, each with a half of its own."""
     half.begin(int(CLIMB_SHARE * limit_s * WORK_PER_S))
     tell(half.news)
-    if len(core.matrix) <= TINY:
+    if len(half.core.matrix) <= TINY:
         half.prove(left_s)
     asked: list[int] = []
 

@@ -50,7 +50,7 @@ def best_of(
         limit_s: limit of work, in seconds of an ordinary core. `FEW` layouts are looked at whatever
             they take, and more for `FIRST_S` where none fits.
     """
-    search, rest = _LayoutSearch(problem), iter(layouts)
+    search, rest = LayoutSearch(problem), iter(layouts)
     most_s = max(limit_s, FIRST_S)
     while not search.fitting and search.work_s <= most_s:
         some = search.priced(rest, PRICED_SHARE * limit_s)
@@ -86,7 +86,21 @@ class _Priced(NamedTuple):
     strategy: Strategy
 
 
-class _LayoutSearch:
+class Seen(NamedTuple):
+    """A layout that was looked at.
+
+    Attributes:
+        first: its strategy without recomputation.
+        strategy: as little is run again as it fits with, or all that may be.
+        time_s: about its time; inf where it does not fit.
+    """
+
+    first: Strategy
+    strategy: Strategy
+    time_s: float
+
+
+class LayoutSearch:
     """The layouts that were looked at.
 
     Attributes:
@@ -112,6 +126,11 @@ class _LayoutSearch:
             for k, (time_s, strategy) in enumerate(self.fitting)
             if k <= OTHERS or time_s < self._enough_s
         )
+
+    @property
+    def best_s(self) -> float:
+        """The best estimate, in s; inf as long as no strategy fits."""
+        return self.fitting[0][0] if self.fitting else math.inf
 
     @property
     def _enough_s(self) -> float:
@@ -158,16 +177,39 @@ class _LayoutSearch:
                 self.cut = not fitting
                 break
             self.tried = True
-            for choices in choice_orders(self.problem):
-                strategy, shortage, work_s = _that_fits(self.problem, layout, first, choices)
-                self.work_s += work_s
-                if shortage is None:
-                    fitting.append((estimate_s(self.problem, strategy), strategy))
-                    fitting.sort(key=lambda one: one[0])
-                self.reason = self.reason or shortage
-                self.short = self.short or shortage is not None
-                if not any(one.recompute or one.offloaded for one in strategy.stages):
-                    break
+            self._fit(layout, first)
+
+    def _fit(self, layout: Layout, first: Strategy) -> Seen:
+        """Makes strategies of a layout that fit; the last one."""
+        strategy, time_s = first, math.inf
+        for choices in choice_orders(self.problem):
+            strategy, shortage, work_s = _that_fits(self.problem, layout, first, choices)
+            self.work_s += work_s
+            if shortage is None:
+                time_s = estimate_s(self.problem, strategy)
+                self.fitting.append((time_s, strategy))
+                self.fitting.sort(key=lambda one: one[0])
+            self.reason = self.reason or shortage
+            self.short = self.short or shortage is not None
+            if is_plain(strategy):
+                break
+        return Seen(first, strategy, time_s)
+
+    def see(self, layout: Layout) -> Seen | None:
+        """Looks at one layout whatever that takes; None if it is no strategy. One that is slower
+        without recomputation than the best one is not made to fit.
+        """
+        found = self.priced(iter([layout]), math.inf)
+        if not found:
+            return None
+        if found[0].estimate_s >= UNSURE * self.best_s:
+            return Seen(found[0].strategy, found[0].strategy, found[0].estimate_s)
+        return self._fit(layout, found[0].strategy)
+
+
+def is_plain(strategy: Strategy) -> bool:
+    """Whether nothing runs again or waits in the host's memory."""
+    return not any(stage.recompute or stage.offloaded for stage in strategy.stages)
 
 
 def strategy_of(problem: Problem, layout: Layout, recompute: Sequence[Again]) -> Strategy:
