@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 WORKERS := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 READY := $(VENV)/.ready
 
-BENCHMARKS := ablation accuracy bottleneck convergence demo estimates gpu gradients iopddl launch memory mutants \
+BENCHMARKS := ablation accuracy bottleneck convergence demo estimates gpu gradients iopddl launch launched memory mutants \
 	netsplit overhead overlap periodic pipedream placements points profile simulate solve solvers split start \
 	strategies truth zoo
 
@@ -70,7 +70,7 @@ SMALLEST := --family wresnet --size 1 --gpus 8 --no-overlap
 
 # A benchmark is a module of tests/bench with the name of its target. RUNS are the modules and
 # arguments of those that need more; `make bench-NAME ARGS=..` gives other arguments.
-bench-accuracy bench-convergence bench-memory bench-periodic bench-placements bench-points \
+bench-accuracy bench-convergence bench-launched bench-memory bench-periodic bench-placements bench-points \
 	bench-profile bench-truth: \
 	RUNS = "$* --write"
 bench-ablation: RUNS = "$* --write" "$* $(SMALLEST) --write" "$* $(SMALLEST) --frozen --write"

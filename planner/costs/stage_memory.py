@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from planner.artefacts.graph import (
     Graph,
+    Parameter,
     loss_outputs,
     parameters_by_name,
     producers,
@@ -43,7 +44,7 @@ from planner.costs.passes import (
 )
 from planner.costs.update import stepped_bytes, update_copies
 from planner.resharding.over_replicas import over_replicas
-from planner.resharding.sums import parameter_specs
+from planner.resharding.sums import ParameterSpecs, parameter_specs
 
 
 class StaticBytes(NamedTuple):
@@ -142,6 +143,40 @@ def memory_of(
     return _memory(profile, inside, shared, _stage_static_bytes(stage, profile, shared))
 
 
+class ParameterBytes(NamedTuple):
+    """Bytes of a parameter on each device of a mesh.
+
+    Attributes:
+        parameter: of its values, and of the part that is stepped where that is a copy.
+        gradient: of its gradient, and of that of the part that is stepped where that is another.
+        state: of the part that is stepped; the optimizer's state is a multiple.
+    """
+
+    parameter: int
+    gradient: int
+    state: int
+
+
+def parameter_bytes(one: Parameter, lies: ParameterSpecs, mesh: tuple[int, ...]) -> ParameterBytes:
+    """The bytes of a parameter; of one that is not trained only those of its values.
+
+    >>> weight = Parameter("w", (8, 8), "float32", True)
+    >>> parameter_bytes(weight, ParameterSpecs(("R",), ("P",), ("S1",)), (2,))
+    ParameterBytes(parameter=384, gradient=384, state=128)
+    """
+    size = local_bytes(one, lies.parameter, mesh)
+    if not one.trainable:
+        return ParameterBytes(size, 0, 0)
+    gradient, cut = (local_gradient_bytes(one, of, mesh) for of in (lies.gradient, lies.state))
+    state = local_bytes(one, lies.state, mesh)
+    # A part that does not lie in one piece in its parameter is there twice.
+    further = zip(lies.parameter, lies.state, strict=True)
+    apart = {dim_of(after) for before, after in further if before == "R" != after} - {0}
+    return ParameterBytes(
+        size + (state if apart else 0), gradient + (cut if cut != gradient else 0), state
+    )
+
+
 def _stage_static_bytes(
     stage: Stage, profile: Profile, shared: Collection[str] = ()
 ) -> StaticBytes:
@@ -157,23 +192,15 @@ def _stage_static_bytes(
     for name, lies in parameter_specs(stage, graph).items():
         if name in shared:
             continue
-        size = local_bytes(known[name], lies.parameter, mesh)
-        parameter += size
+        size = parameter_bytes(known[name], lies, mesh)
+        parameter, gradient, state = (
+            parameter + size.parameter, gradient + size.gradient, state + size.state
+        )  # fmt: skip
         if known[name].trainable:
-            accumulated = local_gradient_bytes(known[name], lies.gradient, mesh)
-            cut = local_gradient_bytes(known[name], lies.state, mesh)
-            part = local_bytes(known[name], lies.state, mesh)
+            trainable += local_bytes(known[name], lies.parameter, mesh)
             stepped.append(
                 replace(known[name], shape=local_shape(known[name].shape, lies.state, mesh))
             )
-            trainable += size
-            # Gradients of parts have buffers of their own where they are others.
-            gradient += accumulated + (cut if cut != accumulated else 0)
-            state += part
-            # A part that does not lie in one piece in its parameter is there twice.
-            further = zip(lies.parameter, lies.state, strict=True)
-            if {dim_of(after) for before, after in further if before == "R" != after} - {0}:
-                parameter += part
     casts = sum(n for name, n in kept_casts(stage, profile).items() if name not in shared)
     return StaticBytes(
         parameter + casts,

@@ -9,6 +9,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from keyword import kwlist
 from operator import getitem
 
 import torch
@@ -248,13 +249,15 @@ def _word(name: str) -> str:
 def _targets(model: Model) -> Mapping[str, str]:
     """The place of each parameter or constant of the model in a module.
 
-    Parts that would hide an attribute of the module, or stand for a tensor and a submodule at
-    once, get an underscore at the end. Asking the whole model makes them the same in every stage.
+    Parts that would hide an attribute of the module, are a word of Python, or stand for a tensor
+    and a submodule at once, get an underscore at the end. Asking the whole model makes them the
+    same in every stage.
     """
     names = dict.fromkeys(p.name for p in model.graph.parameters)
     names |= dict.fromkeys(n for node in model.nodes for n in node.inputs if n in model.values)
     reserved = frozenset(dir(fx.GraphModule(nn.Module(), fx.Graph()))) | {
         *("input_names", "output_names"),
+        *kwlist,
     }
     leaves: set[str] = set()
     folders: set[str] = set()

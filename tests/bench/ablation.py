@@ -1,4 +1,4 @@
-"""Alpa's ablation of splits inside one host (ten minutes at first, then five).
+"""Alpa's ablation of splits inside one host (a quarter of an hour at first, then ten minutes).
 
     python -m tests.bench.ablation --write
     python -m tests.bench.ablation --family wresnet --gpus 8 --no-overlap
@@ -20,15 +20,18 @@ from planner.artefacts.options import Recompute, Search, Training
 from planner.artefacts.plan import Plan
 from planner.artefacts.profile import Profile
 from planner.artefacts.topology import Topology
+from planner.clusters.yaml.read import device_table
 from planner.solvers.sharded.options import Megatron, Zero
 from planner.support.options import Options
-from planner.support.units import format_bytes, format_seconds
+from planner.support.units import format_bytes, format_seconds, parse_bytes
 from tests.bench.solvers import put, table
 from tests.support.alpa import FAMILIES, Family
+from tests.support.charts import Chart, Look, picture
 from tests.support.measured.predict import UNLIMITED
 from tests.support.measured.profiles import FOLDER, computed
 
 FILE = Path(__file__).parents[2] / "docs" / "ablation.md"
+PICTURE = FILE.with_suffix(".svg")
 HOST, DEVICE = "p3-16xlarge", "V100-SXM2-16GB"
 GPUS = (1, 2, 4, 8)
 LIMIT_S = 10.0
@@ -55,7 +58,18 @@ WAYS = (
     Way("ZeRO-3", "zero", (Zero(3),)),
     Way("Heuristic", "heuristic"),
     Way("Megatron", "megatron", (Megatron(pipeline_degree=1),)),
+    Way("intra-op", "intra-op"),
 )
+
+
+LOOKS = {
+    "Data": Look("#999999", 4.0),
+    "ZeRO-2": Look("#7fb0d8", 3.0),
+    "ZeRO-3": Look("#1f5fa8", 2.5),
+    "Heuristic": Look("#3a7d3a", 2.0, "2,3"),
+    "Megatron": Look("#c2511d", 2.0, "6,3"),
+    "intra-op": Look("#000000", 1.5),
+}
 
 
 @dataclass(frozen=True)
@@ -178,6 +192,35 @@ def title(name: str, *, size: int | None, frozen: bool, overlap: bool) -> str:
     return ", ".join([name, *(words for words, holds in about.items() if holds)])
 
 
+def charts(name: str) -> tuple[Chart, Chart]:
+    """Two charts of a family from its table on the page: TFLOP/s of the plans that fit, and the
+    memory of all.
+    """
+    rate: dict[str, list[tuple[float, float]]] = {}
+    memory: dict[str, list[tuple[float, float]]] = {}
+    for line in FILE.read_text().partition(f"<!-- begin {name} -->\n")[2].splitlines()[2:]:
+        if not line.startswith("|"):
+            break
+        one = dict(zip(COLUMNS, map(str.strip, line.split("|")[1:-1]), strict=True))
+        if one["way"] in LOOKS and one["memory"]:
+            gpus = float(one["GPUs"])
+            memory.setdefault(one["way"], []).append((gpus, parse_bytes(one["memory"]) / 2**30))
+            if one["fits"] == "yes":
+                rate.setdefault(one["way"], []).append((gpus, float(one["TFLOP/s"])))
+    # A line of one point is a dash.
+    rate = {way: some if len(some) > 1 else [(x + d, y) for x, y in some for d in (-0.15, 0.15)]
+            for way, some in rate.items()}  # fmt: skip
+    limit = device_table()[DEVICE].memory_bytes
+    most = [max(y for some in lines.values() for _, y in some) for lines in (rate, memory)]
+    return (
+        Chart(f"{name}: TFLOP/s of plans that fit", "GPUs", rate, (0.0, 1.05 * most[0])),
+        Chart(
+            f"{name}: memory in GiB", "GPUs", memory, (0.0, 1.05 * most[1]),
+            mark=(limit / 2**30, "a GPU's"),
+        ),
+    )  # fmt: skip
+
+
 def main() -> None:
     """Prints all tables, and writes them where that is asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -203,6 +246,9 @@ def main() -> None:
         print(f"{head}\n\n{text}\n", flush=True)
         if options.write:
             put(FILE, head, text)
+    if options.write:
+        rows_of_charts = [charts(family.name) for family in FAMILIES.values()]
+        PICTURE.write_text(picture("Ways to split inside a host", rows_of_charts, LOOKS))
 
 
 if __name__ == "__main__":

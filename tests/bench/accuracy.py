@@ -60,7 +60,7 @@ from planner.simulator.traces.calibrate import (
 )
 from planner.simulator.traces.read import read_trace
 from tests.bench.solvers import put
-from tests.support.accuracy_plans import SUBJECTS, Drawn, draw, draw_split
+from tests.support.accuracy_plans import SUBJECTS, Drawn, Subject, draw, draw_split
 from tests.support.models import cached
 from tests.support.shaped_hosts import missing, on_hosts, on_ranks
 
@@ -126,10 +126,16 @@ def pace_s() -> float:
     return geometric_mean(times_s)
 
 
-def prepare(folder: Path, models: Sequence[str], ranks: Sequence[int], slow: bool) -> None:
+def prepare(
+    folder: Path,
+    models: Sequence[str],
+    ranks: Sequence[int],
+    slow: bool,
+    subjects: Mapping[str, Subject] = SUBJECTS,
+) -> None:
     """Topologies and profiles, measured here."""
     for name in models:
-        cached(name, folder, SUBJECTS[name].build)
+        cached(name, folder, subjects[name].build)
     for nproc in ranks:
         say(f"probing {nproc} ranks")
         planner(["topology", "probe", "-o", f"cluster{nproc}.yaml"], folder, nproc)
@@ -140,7 +146,7 @@ def prepare(folder: Path, models: Sequence[str], ranks: Sequence[int], slow: boo
     for name in models:
         say(f"profiling {name}")
         before_s = pace_s()
-        subject = SUBJECTS[name]
+        subject = subjects[name]
         dims = [text for dim in subject.dims for text in ("--dim", dim)]
         # On all cores, which the processes share whose slowdown it measures.
         planner(

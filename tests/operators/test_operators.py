@@ -331,18 +331,19 @@ def test_nodes_keep_their_names():
 
 
 def test_names_that_clash_get_underscores_in_every_stage():
-    names = ["a", "a.b", "a_.b", "a..b", "forward", "x.training", 'say "w"', "say 'w'"]
+    names = ["a", "a.b", "a_.b", "a..b", "forward", "x.training", 'say "w"', "say 'w'", "in.class"]
     size = ((2,), "float32")
     nodes = [node("Add", [f"t{i}", name], [f"t{i + 1}"], f"n{i}") for i, name in enumerate(names)]
-    known = {name: np.full(2, 10.0**i, np.float32) for i, name in enumerate(names)}
-    tensors = dict.fromkeys([f"t{i}" for i in range(9)], size)
-    model = model_of(nodes, tensors, known, trained=names, outputs=["t8"])
+    known = {name: np.full(2, 2.0**i, np.float32) for i, name in enumerate(names)}
+    tensors = dict.fromkeys([f"t{i}" for i in range(10)], size)
+    model = model_of(nodes, tensors, known, trained=names, outputs=["t9"])
     module = to_torch(model)
     targets = [
         "a", "a_.b", "a_.b_", "a_._.b", "forward_", "x.training_", "say__w_", "say__w__",
+        "in_.class_",
     ]  # fmt: skip
     assert {name for name, _ in module.named_parameters()} == set(targets)
-    assert module(torch.zeros(2))[0].tolist() == [11111111.0, 11111111.0]
+    assert module(torch.zeros(2))[0].tolist() == [511.0, 511.0]
     for i, target in enumerate(targets):
         stage = to_torch(model, [i])
         assert [name for name, _ in stage.named_parameters()] == [target]

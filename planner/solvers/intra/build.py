@@ -33,9 +33,11 @@ from planner.artefacts.problem import Problem
 from planner.artefacts.profile import storage_owner
 from planner.artefacts.sharding import OWN, Rule, Sharding, Spec, dim_of, local_shape, reads
 from planner.costs.local_stage import work_share
+from planner.costs.stage_memory import parameter_bytes
 from planner.costs.update import state_copies
 from planner.resharding.gradients import gradient_spec
 from planner.resharding.reshardings import reads_back
+from planner.resharding.sums import ParameterSpecs
 from planner.solvers.intra.prices import Prices
 from planner.solvers.intra.space import (
     Lies,
@@ -380,15 +382,11 @@ class _Builder:
             home, gradient, stepped = (
                 lie.at(least, replicated=self.replicated) for least in (3, 2, 1)
             )
-            count = [prod(local_shape(one.shape, spec, self.view.sizes))
-                     for spec in (home, gradient, stepped)]  # fmt: skip
-            if not one.trainable:
-                rows.append((0.0, 0.0, count[0] * item))
-                continue
+            size = parameter_bytes(one, ParameterSpecs(home, gradient, stepped), self.view.sizes)
             rows.append((
-                self.prices.step_s(count[2] * item),
+                self.prices.step_s(size.state),
                 self.prices.once_s(one.shape, item, stepped, home),
-                (count[0] + state * count[2]) * item + count[1] * one.gradient_item_bytes,
+                size.parameter + size.gradient + state * size.state,
             ))  # fmt: skip
         step_s, gather_s, size = np.array(rows).T
         return self.made.node(Parts(step_s, 0.0 * step_s, 0.0 * step_s, gather_s), size)

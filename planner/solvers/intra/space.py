@@ -41,11 +41,13 @@ class View:
         mesh: of each replica; the size of each axis is at least 2.
         replicas: their number.
         devices: replica by replica, each row-major.
+        levels: of `LEVELS`, those that parameters may have; 0 is one of them.
     """
 
     mesh: tuple[int, ...]
     replicas: int
     devices: tuple[int, ...]
+    levels: tuple[int, ...] = LEVELS
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -149,14 +151,15 @@ def lies_of(parameter: Parameter, wanted: Sequence[Spec], view: View) -> tuple[L
     specs = dict.fromkeys(spec for spec in wanted if "P" not in spec)
     specs[("R",) * len(view.mesh)] = None
     parts, shared = parameter.trainable and parameter.shape, view.replicas > 1
-    levels = LEVELS if parts and shared else (0,)
+    levels = view.levels if parts and shared else (0,)
     found = [Lies(spec, level) for spec in specs for level in levels]
     if parts and not shared:
         found += [
             Lies(spec, 0, along, level)
             for spec in specs
             for along in _cuts(parameter, spec, view)
-            for level in LEVELS[1:]
+            for level in view.levels
+            if level
         ]
     return tuple(found)
 

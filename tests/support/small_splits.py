@@ -1,0 +1,122 @@
+"""Random graphs that are small enough to try all their splits, and prices of these by the judge.
+
+Nothing runs beside computations: devices have no core to spare, and links no latency. So the
+simulated iteration is the sum of its parts, however gradients lie in buckets.
+"""
+
+import random
+from dataclasses import replace
+from itertools import product
+
+from planner.artefacts.graph import Graph, Operator, Parameter, Tensor
+from planner.artefacts.options import Optimizer
+from planner.artefacts.profile import OperatorCost, SplitRule
+from planner.artefacts.strategy import ScheduleName, Stage, Strategy
+from planner.costs.local_stage import local_stage
+from planner.costs.stage_memory import stage_memory
+from planner.costs.update import state_copies
+from planner.resharding.checks import all_violations
+from planner.simulator.estimate import estimate_s
+from planner.solvers.intra.build import sharding_of
+from tests.support.builders import cluster, problem_of, unit_type
+from tests.support.split import mlp
+
+ROWS, WIDTHS = 8, (8, 16, 32)
+KIND = unit_type(bandwidth=1e9)
+# Rules for one axis by type; products and scalings have a parameter.
+RULES = {
+    "MatMul": ("S0,R->S0", "R,S1->S1", "S1,S0->P", "P,R->P"),
+    "Mul": ("S0,R->S0", "S1,S0->S1", "P,R->P"),
+    "Add": ("S0,S0->S0", "S1,S1->S1", "P,P->P"),
+    "Gelu": ("S0->S0", "S1->S1"),
+    "Softmax": ("S0->S0",),
+}
+
+
+def small(seed, size, split, most):
+    """A profile of operators in a row, with shortcuts.
+
+    Args:
+        size: number of operators.
+        split: number of operators with rules besides running whole.
+        most: number of these rules of each at most.
+    """
+    chance = random.Random(seed)
+    ruled = chance.sample(range(size), split)
+    tensors, parameters, operators, costs = [], [], [], []
+    tensors.append(Tensor("x", (ROWS, chance.choice(WIDTHS)), "float32", False))
+    for v in range(size):
+        last = tensors[-1]
+        alike = [one.name for one in tensors[:-1] if one.shape == last.shape]
+        kind = chance.choice([one for one in RULES if alike or one != "Add"])
+        inputs = (last.name, chance.choice(alike)) if kind == "Add" else (last.name,)
+        width = chance.choice(WIDTHS) if kind == "MatMul" else last.shape[1]
+        held = {"MatMul": (last.shape[1], width), "Mul": (width,)}.get(kind)
+        if held:
+            parameters.append(Parameter(f"w{v}", held, "float32", chance.random() < 0.6))
+        flows = any(one.trainable for one in parameters)
+        tensors.append(Tensor(f"t{v}", (ROWS, width), "float32", flows))
+        operators.append(Operator(f"o{v}", kind, inputs, (f"t{v}",), (f"w{v}",) if held else ()))
+        count = chance.randint(1, min(most, len(RULES[kind]))) if v in ruled else 0
+        rules = chance.sample(RULES[kind], count)
+        forward_s = chance.uniform(1, 20) * 1e-6
+        stash = chance.sample([*inputs, f"t{v}"], chance.randint(0, 1 + len(inputs)))
+        costs.append(
+            OperatorCost(f"o{v}", forward_s, chance.uniform(1, 3) * forward_s, 0, 0, 10**9, 10**6,
+                         tuple(stash), chance.choice((0, 64)),
+                         rules=tuple(SplitRule(one) for one in sorted(rules)))
+        )  # fmt: skip
+    graph = Graph(tuple(operators), tuple(tensors), tuple(parameters), ("x",), (tensors[-1].name,))
+    return replace(mlp(), graph=graph, operators=tuple(costs))
+
+
+def given(profile, count, bandwidth=1e9, **options):
+    """A problem of 4 microbatches on one host."""
+    topology = cluster([KIND] * count, bandwidth, cores=count)
+    options = {"optimizer": Optimizer.ADAM, "overlap": False, **options}
+    return problem_of(profile, topology, 4, measured_on=KIND, **options)
+
+
+def strategy_of(problem, made, picks):
+    """The strategy of an answer of a program; what runs again is one segment."""
+    sharding, levels = sharding_of(problem, made, picks)
+    names = tuple(one.name for one in problem.profile.graph.operators)
+    stage = Stage(
+        names, made.view.groups, 1, made.again, sharding, over=made.view.replicas, zero_of=levels,
+        recomputed=(names,) if made.again else (),
+    )  # fmt: skip
+    return Strategy((stage,), ScheduleName.ONE_F_ONE_B, problem.num_microbatches)
+
+
+def ways(made):
+    """The number of strategies of each node that is free: operators, parameters, inputs."""
+    counts = {v: len(rules) for v, rules in enumerate(made.rules)}
+    return counts | {n: len(some) for n, some in (*made.lies.values(), *made.inputs.values())}
+
+
+def every_answer(problem, made):
+    """All answers of a program that are strategies, with their judged seconds and bytes."""
+    counts, devices = ways(made), len(problem.topology.devices)
+    for chosen in product(*map(range, counts.values())):
+        picks = [0] * len(made.node_s)
+        for node, pick in zip(counts, chosen, strict=True):
+            picks[node] = pick
+        strategy = strategy_of(problem, made, picks)
+        if not all_violations(strategy, problem.profile.graph, devices):
+            yield estimate_s(problem, strategy), held_bytes(problem, strategy)
+
+
+def held_bytes(problem, strategy):
+    """The judge's bytes on each device of parameters, gradients and state, and of what operators
+    make and keep until their backward.
+    """
+    profile, (stage,) = problem.profile, strategy.stages
+    static, local = stage_memory(profile, stage).static, local_stage(profile, stage)
+    total = static.parameter + static.gradient
+    total += state_copies(profile.parameter_dtype, problem.training.optimizer) * static.state
+    if stage.recompute:
+        return total
+    stashed = {name for one in profile.operators for name in one.stash_tensors}
+    made = {name for one in profile.graph.operators for name in one.outputs}
+    total += sum(one.bytes for one in local.profile.graph.tensors if one.name in stashed & made)
+    return total + sum(local.profile.operators[i].stash_private_bytes for i in local.operator_rows)
