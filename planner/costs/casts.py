@@ -77,11 +77,12 @@ def held_private_bytes(profile: Profile, v: int) -> int:
 
 def cast_bytes(profile: Profile) -> Mapping[str, int]:
     """Bytes of the copies of whole weights, by weight."""
-    known, share = parameters_by_name(profile.graph), _share(profile)
+    known, share = parameters_by_name(profile.graph), cast_share(profile)
     return {name: round(share * known[name].bytes) for name in cast_weights(profile)}
 
 
-def _share(profile: Profile) -> float:
+def cast_share(profile: Profile) -> float:
+    """Bytes of a copy over those of its weight."""
     return ITEM_BYTES[profile.dtype] / ITEM_BYTES["float32"]
 
 
@@ -93,7 +94,9 @@ def kept_casts(stage: Stage, profile: Profile) -> Mapping[str, int]:
     shared = over_replicas(stage, graph)
     known, lies = parameters_by_name(graph), parameter_specs(shared, graph)
     return {
-        name: round(_share(profile) * local_bytes(known[name], lies[name].parameter, shared.mesh))
+        name: round(
+            cast_share(profile) * local_bytes(known[name], lies[name].parameter, shared.mesh)
+        )
         for name in dict.fromkeys(_read_at_home(shared, profile))
         if name in own
     }

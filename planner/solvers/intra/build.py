@@ -7,7 +7,7 @@ what one makes and another one wants, there and back.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf, prod
@@ -31,7 +31,8 @@ from planner.artefacts.losses import losses
 from planner.artefacts.operator_types import VIEW, facts
 from planner.artefacts.problem import Problem
 from planner.artefacts.profile import storage_owner
-from planner.artefacts.sharding import OWN, Rule, Sharding, Spec, dim_of, local_shape, reads
+from planner.artefacts.sharding import CHUNKS, OWN, Rule, Spec, dim_of, local_shape, reads
+from planner.costs.casts import cast_share, cast_weights
 from planner.costs.local_stage import work_share
 from planner.costs.stage_memory import parameter_bytes
 from planner.costs.update import state_copies
@@ -95,7 +96,9 @@ class Built:
         node_s: per node, (k,) seconds of an iteration.
         edges: per edge, its nodes.
         edge_s: per edge, (k, l) seconds; inf where both do not go together.
-        held: per node.
+        held: per node, (k,) bytes; None for none.
+        kept: per node, what it holds besides unless that is made again.
+        unsure: edges that may cost less.
         rules: per operator, its strategies; operator v is node v.
         lies: by name, node and strategies of a parameter.
         inputs: by name, node and specs of a tensor from outside.
@@ -107,37 +110,62 @@ class Built:
     node_s: list[Parts] = field(default_factory=list)
     edges: list[tuple[int, int]] = field(default_factory=list)
     edge_s: list[Parts] = field(default_factory=list)
-    held: list[tuple[Held, ...]] = field(default_factory=list)
+    held: list[Floats | None] = field(default_factory=list)
+    kept: list[Floats | None] = field(default_factory=list)
+    unsure: set[int] = field(default_factory=set)
     lies: dict[str, tuple[int, tuple[Lies, ...]]] = field(default_factory=dict)
     inputs: dict[str, tuple[int, tuple[Spec, ...]]] = field(default_factory=dict)
 
-    def node(self, seconds: Parts, bytes_: Floats | None = None) -> int:
-        """Adds a node that holds some bytes; its index."""
+    def node(
+        self, seconds: Parts, bytes_: Floats | None = None, kept_bytes: Floats | None = None
+    ) -> int:  # fmt: skip
+        """Adds a node; its index.
+
+        Args:
+            bytes_: that it holds whatever the schedule.
+            kept_bytes: that it holds unless they are made again.
+        """
         self.node_s.append(seconds)
-        size = None if bytes_ is None else np.ceil(bytes_).astype(np.int64)
-        self.held.append(() if size is None or not size.any() else (Held(0, 0, size),))
+        self.held.append(bytes_)
+        self.kept.append(kept_bytes)
         return len(self.node_s) - 1
 
-    def edge(self, u: int, v: int, seconds: Parts) -> None:
-        """Adds an edge, if it costs anything."""
+    def edge(self, u: int, v: int, seconds: Parts, *, sure: bool = True) -> None:
+        """Adds an edge, if it costs anything.
+
+        Args:
+            sure: whether it always costs that; it may cost less.
+        """
         if any(np.any(one) for one in seconds):
+            if not sure:
+                self.unsure.add(len(self.edges))
             self.edges.append((u, v))
             self.edge_s.append(seconds)
 
-    def program(self, weights: Parts, limit_bytes: int, *, keeps: bool = True) -> ChoiceProgram:
+    def program(
+        self, weights: Parts, limit_bytes: int, kept: float = 1.0, *, sure: bool = False
+    ) -> ChoiceProgram:
         """The program with weights.
 
         Args:
-            keeps: whether what operators keep for their backwards counts as memory.
+            kept: share of what is held unless it is made again.
+            sure: whether only edges count that always cost as much.
         """
-        held = self.held if keeps else [()] * len(self.rules) + self.held[len(self.rules) :]
+        edges = [e for e in range(len(self.edges)) if not (sure and e in self.unsure)]
         return ChoiceProgram(
             tuple(one.weighted(weights) for one in self.node_s),
-            tuple(self.edges),
-            tuple(one.weighted(weights) for one in self.edge_s),
-            tuple(held),
+            tuple(self.edges[e] for e in edges),
+            tuple(self.edge_s[e].weighted(weights) for e in edges),
+            tuple((*_held(a), *_held(b, kept)) for a, b in zip(self.held, self.kept, strict=True)),
             limit_bytes,
         )
+
+
+def _held(bytes_: Floats | None, share: float = 1.0) -> tuple[Held, ...]:
+    """What a node holds, by its strategies."""
+    if bytes_ is None or not share or not bytes_.any():
+        return ()
+    return (Held(0, 0, np.ceil(share * bytes_).astype(np.int64)),)
 
 
 def built(problem: Problem, view: View, *, again: bool) -> Built:
@@ -204,7 +232,7 @@ class _Builder:
                     sums=np.zeros_like(leaving),
                     gathers=np.zeros_like(leaving),
                 ),
-                None if self.again else self._stash_bytes(v, stashed),
+                kept_bytes=None if self.again else self._stash_bytes(v, stashed),
             )
 
     def _statistics_s(self, v: int) -> Floats:
@@ -355,14 +383,14 @@ class _Builder:
         n = len(self.view.mesh)
         wanted = [end.spec[:n] for v in readers for end in self._wants(v, one.name, False)]
         lies = lies_of(one, wanted, self.view)
-        node = self._parameter_node(one, lies)
+        node = self._parameter_node(one, lies, {*wanted})
         self.made.lies[one.name] = node, lies
         for k, v in enumerate(readers):
             wants = self._wants(v, one.name, one.trainable)
             key = one.shape, one.dtype, one.trainable, lies, self.class_of[v], wants
             inside, sums = self._table(key, partial(self._parameter_table, one, lies, wants, v))
-            # Readers share one gradient, which is added up once.
-            self.made.edge(node, v, Parts(inside=inside, sums=sums if k == 0 else 0.0))
+            # Readers share one gradient, which is added up once, and may share copies.
+            self.made.edge(node, v, Parts(inside=inside, sums=sums if k == 0 else 0.0), sure=k == 0)
 
     def _parameter_table(
         self, one: Parameter, lies: Sequence[Lies], wants: Sequence[Ends], v: int
@@ -373,10 +401,16 @@ class _Builder:
         inside, sums = np.moveaxis(small[:, [columns.index(w) for w in wants]], 2, 0)
         return inside, sums
 
-    def _parameter_node(self, one: Parameter, lies: Sequence[Lies]) -> int:
-        """Its step, gathers behind that, and bytes that it, its gradient and its state take."""
+    def _parameter_node(
+        self, one: Parameter, lies: Sequence[Lies], wanted: Collection[Spec]
+    ) -> int:  # fmt: skip
+        """Its step, gathers behind that, and bytes that it, its gradient and its state take; and
+        those of a copy in the type of autocast, where it lies as one of the specs that its readers
+        may want.
+        """
         problem, item = self.problem, ITEM_BYTES[one.dtype]
         state = state_copies(problem.profile.parameter_dtype, problem.training.optimizer)
+        share = cast_share(problem.profile) * (one.name in cast_weights(problem.profile))
         rows = []
         for lie in lies:
             home, gradient, stepped = (
@@ -387,9 +421,11 @@ class _Builder:
                 self.prices.step_s(size.state),
                 self.prices.once_s(one.shape, item, stepped, home),
                 size.parameter + size.gradient + state * size.state,
+                share * size.parameter if home[: len(self.view.mesh)] in wanted
+                and CHUNKS not in home else 0.0,
             ))  # fmt: skip
-        step_s, gather_s, size = np.array(rows).T
-        return self.made.node(Parts(step_s, 0.0 * step_s, 0.0 * step_s, gather_s), size)
+        step_s, gather_s, held, cast = np.array(rows).T
+        return self.made.node(Parts(step_s, 0.0 * step_s, 0.0 * step_s, gather_s), held, cast)
 
     def _parameter_s(
         self, one: Parameter, lie: Lies, want: Ends, v: int
@@ -427,40 +463,3 @@ def leaving_spec(graph: Graph, name: str, spec: Spec) -> Spec:
         again = dim_of(part) in classes and any(dim_of(one) in classes for one in leaves)
         leaves.append(part if part == OWN or (cut and not again) else "R")
     return tuple(leaves)
-
-
-def sharding_of(
-    problem: Problem, made: Built, picks: Sequence[int]
-) -> tuple[Sharding, dict[str, int]]:
-    """The sharding of an answer, and the levels of parameters over replicas."""
-    graph, mesh = problem.profile.graph, made.view.mesh
-    rules = {operator.name: made.rules[v][picks[v]] for v, operator in enumerate(graph.operators)}
-    lies = {name: some[picks[node]] for name, (node, some) in made.lies.items()}
-    parameters, gradients, states = (
-        {name: one.at(least, replicated=False) for name, one in lies.items()} for least in (3, 2, 1)
-    )
-    made_by = producers(graph)
-    outputs = {}
-    for name in (one for one in graph.outputs if one in made_by):
-        operator = graph.operators[made_by[name]]
-        spec = rules[operator.name].outputs[operator.outputs.index(name)]
-        outputs[name] = leaving_spec(graph, name, spec)
-    inputs = {name: some[picks[node]][: len(mesh)] for name, (node, some) in made.inputs.items()}
-    sharding = Sharding(
-        mesh=mesh,
-        rules={name: one for name, one in rules.items() if any(a.is_split for a in one.axes)},
-        parameters=_unlike(parameters, {}, mesh),
-        inputs=_unlike(inputs, {}, mesh),
-        outputs=_unlike(outputs, {}, mesh),
-        gradients=_unlike(gradients, parameters, mesh),
-        states=_unlike(states, gradients, mesh),
-    )
-    return sharding, {name: one.level for name, one in lies.items() if one.level}
-
-
-def _unlike(
-    specs: Mapping[str, Spec], usual: Mapping[str, Spec], mesh: tuple[int, ...]
-) -> dict[str, Spec]:
-    """The specs that are not the usual ones; usual is whole where nothing is said."""
-    whole = ("R",) * len(mesh)
-    return {name: spec for name, spec in specs.items() if spec != usual.get(name, whole)}

@@ -10,8 +10,8 @@ program is solved again.
 **The bound.** Computations are one queue of a device, collectives inside passes and gathers behind
 the step another one, sums of gradients a third. An iteration takes at least as long as each, so for
 weights w of the three at least (w1 C + w2 I + w3 S) / (w1 + w2 + w3). The least of that over all
-assignments is what the program's own bound is a bound of, provided that only bytes are counted which
-every schedule holds. The largest over the weights bounds the view, and the least over the views the
+assignments is what the program's own bound is a bound of, if only that counts which every schedule
+pays and holds. The largest over the weights bounds the view, and the least over the views the
 space. Where a bound says that nothing on a view is faster than the best plan so far, the view is
 left.
 """
@@ -20,6 +20,7 @@ import logging
 import math
 import time
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from planner.artefacts.options import Offload, Recompute
 from planner.artefacts.problem import Problem, Result, Status
@@ -28,11 +29,12 @@ from planner.artefacts.strategy import Strategy, used_devices
 from planner.costs.evaluate import evaluate
 from planner.costs.stage_memory import limit_bytes
 from planner.solvers.engines.watch import INTERRUPTED, SearchWatch, interruptible
-from planner.solvers.intra.build import Built, Parts, built, sharding_of
+from planner.solvers.intra.answer import sharding_of
+from planner.solvers.intra.build import Built, Parts, built
 from planner.solvers.intra.space import View
-from planner.solvers.program.problem import Choice, ChoiceProgram
+from planner.solvers.program.problem import Choice, ChoiceProgram, peak_bytes
 from planner.solvers.program.solve import solve as solve_program
-from planner.solvers.sharded.best import LayoutSearch, Seen, is_plain
+from planner.solvers.sharded.best import LayoutSearch
 from planner.solvers.sharded.layout import (
     NO_RULES,
     NOTHING_TO_SPLIT,
@@ -47,16 +49,14 @@ from planner.solvers.sharded.layout import (
 LOGGER = logging.getLogger(__name__)
 
 IN_LINE = (Parts(1, 1, 0.1, 1), Parts(1, 1, 1, 1))
-BESIDE = (
-    Parts(1, 0.1, 0.1, 0.1),
-    Parts(1, 1, 1, 1),
-    Parts(1, 0.3, 0.1, 0.1),
-    Parts(1, 1, 0.1, 0.3),
-)
+BESIDE = (Parts(1, 0.1, 0.1, 0.1), Parts(1, 1, 0.1, 0.3), Parts(1, 0.3, 0.1, 0.1))
 """Weights of the parts of an iteration: all of them wait, or some run beside computations; sums of
 gradients always may."""
-LOWERED = 2
+LOWERED = 4
 """Times that the limit of memory is lowered, at most."""
+SHORT, LESS = 1.02, 0.3
+"""Where memory makes the answer so many times dearer, one is tried that counts less of what is kept
+for the backward, for the rest may be made again."""
 MARGIN = 1.02
 """By how much more than what a plan takes beyond the limit."""
 BEHIND = 1.2
@@ -64,6 +64,8 @@ BEHIND = 1.2
 WORK_SHARE = 0.02
 """Of the limit of work, for one program."""
 LEAST_WORK_S, MOST_WORK_S = 0.5, 5.0
+GAP = 5e-3
+"""Of a program's answer to its bound, which is good enough."""
 CLOCK = 10
 """A program's limit on the wall over that of its work, for proofs, which count none."""
 
@@ -101,6 +103,18 @@ def views(problem: Problem) -> Iterator[View]:
                 yield View((left // inner, inner), replicas, devices)
 
 
+class _Tried(NamedTuple):
+    """What became of a program.
+
+    Attributes:
+        cost: of its answer; inf without one.
+        least_s: about the time of its plan without recomputation; 0 where there is none.
+    """
+
+    cost: float
+    least_s: float = 0.0
+
+
 class _Search:
     """The views so far.
 
@@ -114,9 +128,11 @@ class _Search:
         self._work_s = min(max(WORK_SHARE * limit_s, LEAST_WORK_S), MOST_WORK_S)
         self._found = LayoutSearch(problem)
         self._seen: list[Layout] = []
+        self._more = 0  # bytes that plans on a view take beyond those that a program counts
         self._runs_again = training.recompute in (Recompute.FULL, Recompute.SELECTIVE)
         # What a forward keeps is there until its backward if nothing else may become of it.
         self._keeps = training.recompute is Recompute.NONE and training.offload is Offload.NO
+        self._may_run_again = not self._keeps and not self._runs_again
 
     def result(self, space: str, bound_s: float) -> Result:
         """The answer.
@@ -146,17 +162,19 @@ class _Search:
             return bound_s
         made = built(self._problem, view, again=False)
         again = built(self._problem, view, again=True) if self._runs_again else None
+        self._more = 0
+        limit = min(limit_bytes(self._problem, view.devices, d) for d in view.devices)
+        bound_s = 0.0
         for weights in BESIDE if self._problem.training.overlap else IN_LINE:
-            answer, seen = self._tried(made, weights, keeps=self._keeps)
-            bound_s = max(bound_s, answer.bound / self._total(weights))
+            sure = made.program(weights, limit, float(self._keeps), sure=True)
+            least = self._answer(sure, weights)
+            bound_s = max(bound_s, least.bound / self._total(weights))
             if bound_s >= self._found.best_s or self._watch.interrupted:
                 break
-            LOGGER.debug("%s", weights)
-            if again is not None:
-                _, seen = self._tried(again, weights, keeps=True)
-            elif seen is not None and not self._keeps and not is_plain(seen.strategy):
-                self._tried(made, weights, keeps=True)
-            if seen is not None and BEHIND * self._found.best_s < seen.time_s < math.inf:
+            found = self._tried(again or made, weights, limit)
+            if self._may_run_again and found.cost > SHORT * least.cost:
+                self._tried(made, weights, limit, LESS)
+            if found.least_s > BEHIND * self._found.best_s:
                 break
         LOGGER.info("%s x %d: at least %.6g s", view.mesh, view.replicas, bound_s)
         return bound_s
@@ -170,32 +188,32 @@ class _Search:
             return float(weights.compute + inside + weights.sums)
         return float(max(weights.compute, inside) + weights.sums)
 
-    def _tried(self, made: Built, weights: Parts, *, keeps: bool) -> tuple[Choice, Seen | None]:
-        """The answer of a program, and its plan, with a limit of memory at which that fits.
+    def _tried(self, made: Built, weights: Parts, limit: int, kept: float = 1.0) -> _Tried:
+        """What becomes of a program: its answer, with a limit of memory at which the plan fits.
 
         Args:
-            keeps: whether all that is kept for a backward counts.
+            kept: share of what is kept for a backward that counts.
         """
-        problem, devices = self._problem, made.view.devices
-        limit = min(limit_bytes(problem, devices, d) for d in devices)
-        first: Choice | None = None
-        seen: Seen | None = None
-        for _ in range(1 + LOWERED):
-            most = self._found.best_s * self._total(weights)
-            answer = self._answer(made.program(weights, limit, keeps=keeps), most)
-            first = first or answer
-            layout = None if answer.picks is None else _layout(problem, made, answer.picks)
-            if layout is None or layout in self._seen:
+        cost, found = math.inf, None
+        for _ in range(1 + (LOWERED if kept == 1 else 0)):
+            program = made.program(weights, limit - self._more if kept == 1 else limit, kept)
+            answer = self._answer(program, weights)
+            if answer.picks is None:
                 break
-            self._seen.append(layout)
-            seen = self._found.see(layout)
-            if seen is None or (seen.time_s < math.inf and (not keeps or is_plain(seen.strategy))):
+            cost = min(cost, answer.cost)
+            found = self._found.see(_layout(self._problem, made, answer.picks))
+            over = 0 if found is None else self._over(found.strategy)
+            if over <= 0:
                 break
-            limit -= self._over(seen.first if keeps else seen.strategy)
-            if limit <= 0:
+            self._more = limit - peak_bytes(program, answer.picks) + over
+            if self._more >= limit:
                 break
-        assert first is not None, "there is at least one"
-        return first, seen
+        if found is None:
+            return _Tried(cost)
+        if found.layout not in self._seen:
+            self._seen.append(found.layout)
+            self._found.make_fit(found)
+        return _Tried(cost, found.estimate_s)
 
     def _over(self, strategy: Strategy) -> int:
         """By how many bytes a limit is lowered for what a plan takes beyond it."""
@@ -203,12 +221,12 @@ class _Search:
         over = (memory[d].total_bytes - limit_bytes(self._problem, used, d) for d in used)
         return round(MARGIN * max(0, *over))
 
-    def _answer(self, program: ChoiceProgram, most: float) -> Choice:
-        """The answer of a program, of assignments that cost less than `most`."""
+    def _answer(self, program: ChoiceProgram, weights: Parts) -> Choice:
+        """The answer of a program, if a plan may be faster by it than the best one."""
         until_s = time.monotonic() + CLOCK * self._work_s
         return solve_program(
             program, self._work_s, lambda: until_s - time.monotonic(), self._problem.search.seed,
-            most,
+            self._found.best_s * self._total(weights), GAP,
         )  # fmt: skip
 
 

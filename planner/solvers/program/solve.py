@@ -99,6 +99,21 @@ class News(NamedTuple):
     done: bool = False
 
 
+def _nearness(gap: float, offset: int) -> Callable[[News], bool]:
+    """Whether the best assignment is as near to the bound as is good enough, and known.
+
+    Args:
+        gap: (cost - bound) / bound.
+        offset: of costs in the first core.
+    """
+
+    def near(news: News) -> bool:
+        apart = news.cost - news.bound
+        return apart <= 0 or (news.picks is not None and apart <= gap * (news.bound + offset))
+
+    return near
+
+
 class Half:
     """One process's part: a core that becomes smaller, its prices, and a search.
 
@@ -108,13 +123,14 @@ class Half:
 
     Attributes:
         news: the best that is known, in the first core.
+        near: whether news are good enough.
     """
 
     def __init__(
         self, core: Core, seed: int, over: Callable[[], bool], enough: int = MOST_COST
     ) -> None:
         self.news, self._over, self._seed = News(enough), over, seed
-        self.core = core
+        self.core, self.near = core, _nearness(0.0, 0)
         self._reduced = Reduced(core, 0, ())
         self._fixed_at = MOST_COST + 1
         self._tried = self._climbs = self._again = False
@@ -167,18 +183,22 @@ class Half:
     def _settle(self, work: int) -> int:
         """Climbs to better prices for some work, and takes over what that brings; the work."""
         steps, begin = 0, self._search.all_work
+        self._settle_climb()
         while not self._climb.done and steps < MOST_STEPS and not self._over():
-            most = self.news.cost - self._reduced.constant
-            if self._search.all_work - begin > work or self._climb.bound >= most:
+            if self._search.all_work - begin > work or self.near(self.news):
                 break
             self._climb.step()
+            self._settle_climb()
             steps += 1
-        self._settle_picks()
-        bound = min(self._climb.bound + self._reduced.constant, self._fixed_at)
-        self.hear(News(bound=bound))
         if self.news.bound >= self.news.cost:
             self.hear(News(done=True))
         return self._search.all_work - begin
+
+    def _settle_climb(self) -> None:
+        """Takes over what the climb has found."""
+        self._settle_picks()
+        bound = min(self._climb.bound + self._reduced.constant, self._fixed_at)
+        self.hear(News(bound=bound))
 
     def _settle_picks(self) -> None:
         """Takes the search's best assignment over, if it is better."""
@@ -230,12 +250,14 @@ def solve(
     left_s: Callable[[], float],
     seed: int = 0,
     most: float = math.inf,
+    gap: float = 0.0,
 ) -> Choice:
     """The best assignment that is found, and a bound.
 
     Args:
         most: assignments that cost as much are not asked for. Where there are no others, that is
             the bound, and the status UNKNOWN.
+        gap: (cost - bound) / bound that is good enough.
         limit_s: limit of work of each of two processes, in seconds of an ordinary core.
         left_s: tells the time that is left; what is known then is the answer.
         seed: of all draws.
@@ -255,6 +277,7 @@ def solve(
         else:
             enough = min(scale.core_cost(most) - first.constant, MOST_COST)
             half = Half(first.core, seed, over, enough)
+            half.near = _nearness(gap, scale.constant + first.constant)
             news = _searched(half, limit_s, left_s, seed, over, _teller(scale, first))
         picks = None if news.picks is None else first.expanded(news.picks).tolist()
         if picks is None and news.done and most < math.inf:
@@ -293,6 +316,8 @@ def _searched(
     tell(half.news)
     if len(half.core.matrix) <= TINY:
         half.prove(left_s)
+    if half.news.done or half.near(half.news):
+        return half.news
     asked: list[int] = []
 
     def beside(question: tuple[News, int]) -> News:
@@ -308,7 +333,7 @@ def _searched(
 
     left, work = int(limit_s * WORK_PER_S), FIRST_WORK
     with Forked(beside, cpu_limit_s=max(0, math.ceil(left_s())) + 60) as process:
-        while left > 0 and not half.news.done and not over():
+        while left > 0 and not half.news.done and not half.near(half.news) and not over():
             try:
                 process.ask((half.news, work))
                 half.work(work)

@@ -71,7 +71,7 @@ def best_of(
     )
 
 
-class _Priced(NamedTuple):
+class Priced(NamedTuple):
     """A layout without recomputation.
 
     Attributes:
@@ -84,20 +84,6 @@ class _Priced(NamedTuple):
     number: int
     layout: Layout
     strategy: Strategy
-
-
-class Seen(NamedTuple):
-    """A layout that was looked at.
-
-    Attributes:
-        first: its strategy without recomputation.
-        strategy: as little is run again as it fits with, or all that may be.
-        time_s: about its time; inf where it does not fit.
-    """
-
-    first: Strategy
-    strategy: Strategy
-    time_s: float
 
 
 class LayoutSearch:
@@ -137,7 +123,7 @@ class LayoutSearch:
         """The estimate from which on a strategy is none of the best."""
         return max(self.fitting[OTHERS][0], UNSURE * self.fitting[0][0])
 
-    def priced(self, layouts: Iterator[Layout], limit_s: float) -> list[_Priced]:
+    def priced(self, layouts: Iterator[Layout], limit_s: float) -> list[Priced]:
         """The estimates of the next layouts without recomputation, the best first. None are left if
         it is empty.
 
@@ -145,21 +131,21 @@ class LayoutSearch:
             limit_s: the work after which no more than `FEW` are taken.
         """
         problem, first = self.problem, recompute_choices(self.problem)[0]
-        found: list[_Priced] = []
+        found: list[Priced] = []
         for layout in layouts:
             strategy = _overlapped(problem, layout, [first] * len(layout.operators))
             wrong = next(asynchronous_violations(strategy, problem.profile.graph), None)
             wrong = wrong or next(iter(_wrong(problem, strategy)), None)
             if wrong is None:
                 value_s = estimate_s(problem, strategy)
-                found.append(_Priced(value_s, layout.number, layout, strategy))
+                found.append(Priced(value_s, layout.number, layout, strategy))
             self.reason = self.reason or wrong
             self.work_s += layout.work_s + estimate_work_s(strategy)
             if len(found) >= FEW and self.work_s > limit_s:
                 break
         return sorted(found, key=lambda one: one[:2])
 
-    def fit(self, found: Sequence[_Priced], limit_s: float) -> None:
+    def fit(self, found: Sequence[Priced], limit_s: float) -> None:
         """Makes strategies of layouts that fit.
 
         Args:
@@ -179,37 +165,32 @@ class LayoutSearch:
             self.tried = True
             self._fit(layout, first)
 
-    def _fit(self, layout: Layout, first: Strategy) -> Seen:
+    def _fit(self, layout: Layout, first: Strategy) -> Strategy:
         """Makes strategies of a layout that fit; the last one."""
-        strategy, time_s = first, math.inf
+        strategy = first
         for choices in choice_orders(self.problem):
             strategy, shortage, work_s = _that_fits(self.problem, layout, first, choices)
             self.work_s += work_s
             if shortage is None:
-                time_s = estimate_s(self.problem, strategy)
-                self.fitting.append((time_s, strategy))
+                self.fitting.append((estimate_s(self.problem, strategy), strategy))
                 self.fitting.sort(key=lambda one: one[0])
             self.reason = self.reason or shortage
             self.short = self.short or shortage is not None
-            if is_plain(strategy):
+            if not any(one.recompute or one.offloaded for one in strategy.stages):
                 break
-        return Seen(first, strategy, time_s)
+        return strategy
 
-    def see(self, layout: Layout) -> Seen | None:
-        """Looks at one layout whatever that takes; None if it is no strategy. One that is slower
-        without recomputation than the best one is not made to fit.
+    def see(self, layout: Layout) -> Priced | None:
+        """Looks at one layout whatever that takes; None if it is no strategy."""
+        return next(iter(self.priced(iter([layout]), math.inf)), None)
+
+    def make_fit(self, one: Priced) -> Strategy:
+        """Makes strategies of a layout that fit; the last one. A layout that is slower without
+        recomputation than the best strategy is left as it is.
         """
-        found = self.priced(iter([layout]), math.inf)
-        if not found:
-            return None
-        if found[0].estimate_s >= UNSURE * self.best_s:
-            return Seen(found[0].strategy, found[0].strategy, found[0].estimate_s)
-        return self._fit(layout, found[0].strategy)
-
-
-def is_plain(strategy: Strategy) -> bool:
-    """Whether nothing runs again or waits in the host's memory."""
-    return not any(stage.recompute or stage.offloaded for stage in strategy.stages)
+        if one.estimate_s >= UNSURE * self.best_s:
+            return one.strategy
+        return self._fit(one.layout, one.strategy)
 
 
 def strategy_of(problem: Problem, layout: Layout, recompute: Sequence[Again]) -> Strategy:

@@ -1,0 +1,75 @@
+"""From the answer of a choice program to a sharding."""
+
+from collections.abc import Mapping, Sequence
+from math import prod
+
+from planner.artefacts.graph import holders, parameters_by_name, producers
+from planner.artefacts.problem import Problem
+from planner.artefacts.sharding import Sharding, Spec, local_shape
+from planner.solvers.intra.build import Built, leaving_spec
+from planner.solvers.intra.space import LEVELS
+
+
+def sharding_of(
+    problem: Problem, made: Built, picks: Sequence[int]
+) -> tuple[Sharding, dict[str, int]]:
+    """The sharding of an answer, and the levels of parameters over replicas."""
+    graph, mesh = problem.profile.graph, made.view.mesh
+    picks = _in_order_of_use(problem, made, picks)
+    rules = {operator.name: made.rules[v][picks[v]] for v, operator in enumerate(graph.operators)}
+    lies = {name: some[picks[node]] for name, (node, some) in made.lies.items()}
+    parameters, gradients, states = (
+        {name: one.at(least, replicated=False) for name, one in lies.items()} for least in (3, 2, 1)
+    )
+    made_by = producers(graph)
+    outputs = {}
+    for name in (one for one in graph.outputs if one in made_by):
+        operator = graph.operators[made_by[name]]
+        spec = rules[operator.name].outputs[operator.outputs.index(name)]
+        outputs[name] = leaving_spec(graph, name, spec)
+    inputs = {name: some[picks[node]][: len(mesh)] for name, (node, some) in made.inputs.items()}
+    sharding = Sharding(
+        mesh=mesh,
+        rules={name: one for name, one in rules.items() if any(a.is_split for a in one.axes)},
+        parameters=_unlike(parameters, {}, mesh),
+        inputs=_unlike(inputs, {}, mesh),
+        outputs=_unlike(outputs, {}, mesh),
+        gradients=_unlike(gradients, parameters, mesh),
+        states=_unlike(states, gradients, mesh),
+    )
+    return sharding, {name: one.level for name, one in lies.items() if one.level}
+
+
+def _in_order_of_use(problem: Problem, made: Built, picks: Sequence[int]) -> list[int]:
+    """The answer with the levels of weights over replicas dealt anew, to as many bytes: weights
+    that are read first have the lowest.
+
+    To the program it makes little difference which weights these are. But what is gathered behind a
+    step is in one queue, in the order of its readers, and a weight that is in parts itself is
+    gathered behind all of that, so it had better be one that is read late.
+    """
+    graph, view = problem.profile.graph, made.view
+    known, readers = parameters_by_name(graph), holders(graph)
+    ordered, dealt = list(picks), dict.fromkeys(LEVELS, 0)
+    weights = []
+    for name in sorted(made.lies, key=lambda one: min(readers[one])):
+        node, lies = made.lies[name]
+        spec, level = lies[picks[node]].spec, lies[picks[node]].level
+        by_level = {one.level: k for k, one in enumerate(lies) if one.spec == spec}
+        if view.replicas > 1 and len(known[name].shape) > 1 and len(by_level) == len(LEVELS):
+            size = prod(local_shape(known[name].shape, spec, view.mesh))
+            dealt[level] += size
+            weights.append((node, size, by_level))
+    for node, size, by_level in weights:
+        level = next((one for one, left in dealt.items() if left > 0), LEVELS[-1])
+        dealt[level] -= size
+        ordered[node] = by_level[level]
+    return ordered
+
+
+def _unlike(
+    specs: Mapping[str, Spec], usual: Mapping[str, Spec], mesh: tuple[int, ...]
+) -> dict[str, Spec]:
+    """The specs that are not the usual ones; usual is whole where nothing is said."""
+    whole = ("R",) * len(mesh)
+    return {name: spec for name, spec in specs.items() if spec != usual.get(name, whole)}
