@@ -13,7 +13,7 @@ whether it runs beside computations or not.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
 import numpy as np
@@ -66,6 +66,26 @@ class OperatorCosts:
     received_bytes: Floats
     parameter_bytes: Floats
     held_bytes: Floats
+
+    def over(self, operators: Sequence[int]) -> "OperatorCosts":
+        """Those of some operators together: numbers in place of (N,), (3,) in place of (3, N)."""
+        mine = list(operators)
+        return OperatorCosts(*(getattr(self, one.name)[..., mine].sum(-1) for one in fields(self)))
+
+    @property
+    def total_s(self) -> float:
+        """All times of all operators."""
+        every = self.compute_s, self.optimizer_s, self.collective_s
+        return float(sum(np.sum(times_s) for times_s in every))
+
+
+def together(some: Iterable[OperatorCosts]) -> OperatorCosts:
+    """The sum of costs of as many operators; of none, zeros."""
+    every = list(some)
+    if not every:
+        return OperatorCosts(*(np.zeros(shape) for shape in ((), (), 3, 3, (), 3)))
+    names = [one.name for one in fields(OperatorCosts)]
+    return OperatorCosts(*(sum(getattr(one, name) for one in every) for name in names))
 
 
 def operator_costs(problem: Problem, strategy: Strategy) -> OperatorCosts:
