@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from planner.artefacts.graph import parameters_by_name
-from planner.artefacts.modules import part_of_block
+from planner.artefacts.modules import block_of, part_of_block
 from planner.artefacts.plan import Plan
 from planner.artefacts.problem import Problem
 from planner.artefacts.profile import Profile
@@ -27,7 +27,7 @@ from planner.costs.by_operator import (
 from planner.planning.portfolio import SolverComparison, SolverRow
 from planner.reports.plans import NOTICEABLE
 from planner.reports.split_words import in_words, word_of
-from planner.reports.tables import MAX_ROWS, Column, Table, device_runs, json_rows, table
+from planner.reports.tables import MAX_ROWS, Column, Table, count, device_runs, json_rows, table
 from planner.support.units import format_bytes, format_seconds
 
 WORTH_A_WORD = 0.02
@@ -39,14 +39,6 @@ ROUNDED = 0.02
 
 Split = tuple[tuple[int, tuple[str, ...]], ...]
 """Of each axis of a mesh, its size, and in words what the operators split along it."""
-
-
-class _Name(NamedTuple):
-    """The path of a module, before and behind the number of its layer, if it has one."""
-
-    before: str
-    behind: str = ""
-    number: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,29 +90,37 @@ class ModuleCosts:
 def module_costs(problem: Problem, strategy: Strategy) -> tuple[ModuleCosts, ...]:
     """The modules of a sound strategy, in the order of the graph."""
     profile, stages = problem.profile, stage_of(strategy, problem.profile.graph)
-    costs, names = operator_costs(problem, strategy), modules_of(profile)
+    costs = operator_costs(problem, strategy)
     parts: dict[tuple[str, int], list[int]] = {}
-    for v, part in enumerate(zip(names, stages, strict=True)):
+    for v, part in enumerate(zip(modules_of(profile), stages, strict=True)):
         parts.setdefault(part, []).append(v)
-    alike: dict[tuple[object, ...], list[tuple[_Name, int, list[int]]]] = {}
+    alike: dict[tuple[object, ...], list[ModuleCosts]] = {}
     for (path, s), operators in parts.items():
-        name, stage = _name(path), strategy.stages[s]
-        split = _split(profile, strategy, s, operators)
-        key = name.before, name.behind, _kind(profile, operators), stage.num_replicas, split
-        alike.setdefault(key, []).append((name, s, operators))
-    return tuple(
-        ModuleCosts(
-            before=some[0][0].before,
-            behind=some[0][0].behind,
-            layers=tuple(sorted({n.number for n, _, _ in some if n.number is not None})),
-            stages=tuple(sorted({s for _, s, _ in some})),
-            replicas=strategy.stages[some[0][1]].num_replicas,
-            split=_split(profile, strategy, some[0][1], some[0][2]),
-            operators=operators,
+        before, behind, number = _parts_of(path)
+        one = ModuleCosts(
+            before=before,
+            behind=behind,
+            layers=() if number is None else (number,),
+            stages=(s,),
+            replicas=strategy.stages[s].num_replicas,
+            split=_split(profile, strategy, s, operators),
+            operators=tuple(operators),
             costs=costs.over(operators),
         )
-        for some in alike.values()
-        for operators in [tuple(v for _, _, mine in some for v in mine)]
+        kind, held = _kind(profile, operators), one.share and _share_text(one.share)
+        key = one.place, kind, one.replicas, one.split, held
+        alike.setdefault(key, []).append(one)
+    return tuple(map(_joined, alike.values()))
+
+
+def _joined(some: Sequence[ModuleCosts]) -> ModuleCosts:
+    """Modules that are alike, as one."""
+    return replace(
+        some[0],
+        layers=tuple(sorted({n for one in some for n in one.layers})),
+        stages=tuple(sorted({s for one in some for s in one.stages})),
+        operators=tuple(v for one in some for v in one.operators),
+        costs=together([one.costs for one in some]),
     )
 
 
@@ -143,13 +143,17 @@ def _of_parameter(name: str) -> str:
     return part_of_block(name.removesuffix(".weight").removesuffix(".bias"))
 
 
-def _name(path: str) -> _Name:
-    parts = path.split(".")
-    at = next((i for i, part in enumerate(parts) if part.isdecimal()), None)
-    if at is None:
-        return _Name(path or "the whole network")
-    before, behind = parts[:at], parts[at + 1 :]
-    return _Name("".join(f"{p}." for p in before), "".join(f".{p}" for p in behind), int(parts[at]))
+def _parts_of(path: str) -> tuple[str, str, int | None]:
+    """A path before and behind the number of its layer, and that, if it has one.
+
+    >>> _parts_of("net.h.0.attn"), _parts_of("wte")
+    (('net.h.', '.attn', 0), ('wte', '', None))
+    """
+    block = block_of(path)
+    before, _, number = block.rpartition(".")
+    if not number.isdecimal():
+        return path or "the whole network", "", None
+    return f"{before}." if before else "", path.removeprefix(block), int(number)
 
 
 def _kind(profile: Profile, operators: Sequence[int]) -> object:
@@ -243,7 +247,9 @@ def with_modules(plain: dict[str, Any], comparison: SolverComparison) -> dict[st
 
 
 def _modules_of(row: SolverRow) -> list[dict[str, Any]] | None:
-    return row.plan and modules_json(module_costs(row.problem, row.plan.strategy))
+    if row.plan is None:
+        return None
+    return modules_json(module_costs(row.problem, row.plan.strategy))
 
 
 def modules_table(plans: Mapping[str, Sequence[ModuleCosts]]) -> Table:
@@ -351,10 +357,10 @@ def _share_text(share: tuple[float, float, float]) -> str:
     """Parts of parameters, gradients and state; one where they are the same.
 
     >>> _share_text((0.25, 0.25, 0.25)), _share_text((1.0, 1.0, 0.12501)), _share_text((0.7,) * 3)
-    ('1/4', 'all, all, 1/8', '0.70')
+    ('1/4', 'all,all,1/8', '0.70')
     """
     texts = [_fraction(part) for part in share]
-    return ", ".join(texts if len(set(texts)) > 1 else texts[:1])
+    return ",".join(texts if len(set(texts)) > 1 else texts[:1])
 
 
 def _fraction(part: float) -> str:
@@ -384,11 +390,16 @@ def iteration_line(plan: Plan, rows: Sequence[ModuleCosts]) -> str:
     )
     # Between stages there are transfers, too, which are no module's.
     beside_s = costs.total_s - work_s - waits_s if len(plan.strategy.stages) == 1 else 0.0
-    said = beside_s > NOTICEABLE * plan.prediction.iteration_s
-    hidden = f" ({format_seconds(beside_s)} of collectives run beside these)" if said else ""
+    parts = [
+        (work_s, "of passes and steps"),
+        (beside_s, "of collectives beside these"),
+        (waits_s, "of sums and transfers that nothing hides"),
+        (idle_s, "idle"),
+    ]
+    iteration_s, rounds = plan.prediction.iteration_s, plan.strategy.num_microbatches
+    said = [f"{format_seconds(t)} {words}" for t, words in parts if t > NOTICEABLE * iteration_s]
     return (
-        f"{plan.solver}: {format_seconds(plan.prediction.iteration_s)} per iteration:"
-        f" {format_seconds(work_s)} of passes and steps{hidden};"
-        f" {format_seconds(waits_s)} of sums and transfers that nothing hides;"
-        f" {format_seconds(idle_s)} idle"
+        f"{plan.solver}, {count(len(plan.strategy.stages), 'stage')},"
+        f" {count(rounds, 'microbatch', 'microbatches')}: {format_seconds(iteration_s)} per"
+        f" iteration, {', '.join(said)}"
     )
