@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from planner.artefacts.options import Recompute
-from planner.artefacts.strategy import used_devices
+from planner.artefacts.strategy import ScheduleName, Stage, Strategy, used_devices
 from planner.costs.by_operator import BACKWARD, FORWARD, ONCE, operator_costs
 from planner.costs.evaluate import evaluate
 from planner.costs.stage_pass import collective_steps, gather_s, stage_pass
@@ -14,6 +14,7 @@ from planner.solvers.registry import SOLVERS
 from planner.solvers.sharded.options import Megatron, Zero
 from tests.support.split import megatron, mlp, one_stage, with_stage, zero
 from tests.support.split_models import MODELS, loaded
+from tests.support.split_models import megatron as megatron_blocks
 from tests.support.split_profiles import FAST, problem, profiled
 
 PLANS = [
@@ -125,3 +126,26 @@ def test_state_in_parts_over_replicas_is_a_part_of_each_parameter():
     # A reduce-scatter of gradients and an all-gather of parameters bring a half each.
     assert found.received_bytes[ONCE].tolist() == [64, 4096, 0, 4096]
     assert found.received_bytes[:2].sum() == 0
+
+
+def test_sums_belong_to_the_products_whose_summands_they_add_up_and_not_to_readers(models):
+    """The weights of a block that are cut by rows are o of attention and d of the MLP."""
+    model = models["gpt"]
+    profile = profiled(model)
+    given = problem(profile, 2, 1)
+    found = operator_costs(given, one_stage(profile, megatron_blocks(model, 2), [(0, 1)]))
+    paid = np.flatnonzero(found.collective_s[FORWARD])
+    assert [profile.graph.operators[v].parameters for v in paid] == [("0o",), ("0d",)]
+
+
+def test_parameters_of_two_stages_on_one_device_are_stepped_once(models):
+    """The table of the embedding is the head's, too."""
+    profile = profiled(models["gpt"])
+    names = [one.name for one in profile.graph.operators]
+    halves = tuple(names[:9]), tuple(names[9:])
+    stages = tuple(Stage.whole(half, [0], 1, recompute=False) for half in halves)
+    given = problem(profile, 2, 1)
+    together = operator_costs(given, Strategy(stages, ScheduleName.ONE_F_ONE_B, 1))
+    alone = operator_costs(given, one_stage(profile, None, [(0,)]))
+    assert together.optimizer_s.tolist() == alone.optimizer_s.tolist()
+    assert together.parameter_bytes.tolist() == alone.parameter_bytes.tolist()
