@@ -1,20 +1,23 @@
 """`--by-module`, of commands that show plans."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import click
-
 from planner.commands.terminal import say, show
+from planner.support.options import Options, option
 
 if TYPE_CHECKING:
     from planner.api import Plan, Problem
 
-BY_MODULE = click.option(
-    "--by-module",
-    is_flag=True,
-    help="Show how the operators of each module are split, and what the module costs.",
-)
+
+@dataclass(frozen=True, slots=True)
+class Explaining(Options):
+    """What is told of plans besides their figures."""
+
+    by_module: bool = option(
+        "Show how the operators of each module are split, and what the module costs.", False
+    )
 
 
 def print_modules(plans: "Sequence[tuple[Problem, Plan]]") -> None:

@@ -11,7 +11,7 @@ import click
 
 from planner import api
 from planner.api import Asking, Search, Training, WhatIf
-from planner.commands.by_module import BY_MODULE, print_modules
+from planner.commands.by_module import Explaining, print_modules
 from planner.commands.errors import NO_PLAN
 from planner.commands.options import (
     JSON,
@@ -51,7 +51,7 @@ class Running(Options):
 @takes(Training, "training")
 @searching
 @takes(WhatIf, "what_if")
-@BY_MODULE
+@takes(Explaining, "explaining")
 @file_option("--csv", "csv_path", help="Write the table to this file.")
 @OPERATORS
 @JSON
@@ -65,7 +65,7 @@ def compare(
     training: Training,
     search: Search,
     what_if: WhatIf,
-    by_module: bool,
+    explaining: Explaining,
     csv_path: Path | None,
     as_json: bool,
 ) -> None:
@@ -99,9 +99,9 @@ def compare(
         )  # fmt: skip
     if steps is None and csv_path is not None:
         _write_rows(plans, csv_path)
-    output = Output(csv_path, as_json, by_module)
+    output = Output(csv_path, as_json, explaining.by_module)
     if not as_json:
-        print_plans(plans, by_module=by_module)
+        print_plans(plans, by_module=explaining.by_module)
     if steps is None or inputs.model is None:
         finish(plans, output)
     else:

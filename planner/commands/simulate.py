@@ -11,7 +11,7 @@ import click
 
 from planner import api
 from planner.api import Manual, Training, WhatIf
-from planner.commands.by_module import BY_MODULE, print_modules
+from planner.commands.by_module import Explaining, print_modules
 from planner.commands.errors import NO_PLAN
 from planner.commands.options import JSON, InputNames, given_flags, takes
 from planner.commands.terminal import say, say_note, show, show_chart
@@ -44,7 +44,7 @@ FOR_A_STRATEGY = frozenset(
 @takes(Manual, "stages")
 @takes(WhatIf, "what_if")
 @takes(Drawing, "drawing")
-@BY_MODULE
+@takes(Explaining, "explaining")
 @JSON
 @click.pass_context
 def simulate(
@@ -56,7 +56,7 @@ def simulate(
     stages: Manual,
     what_if: WhatIf,
     drawing: Drawing,
-    by_module: bool,
+    explaining: Explaining,
     as_json: bool,
 ) -> None:
     """Simulates one iteration of a STRATEGY, or of your own cuts of a profile.
@@ -97,9 +97,9 @@ def simulate(
     if svg_path is not None:
         api.write_svg(simulation, svg_path)
     if as_json:
-        print_json(simulation, simulation.plan, trace_path, svg_path, by_module=by_module)
+        print_json(simulation, simulation.plan, trace_path, svg_path, explaining)
     else:
-        _print_simulation(simulation, simulation.plan, drawing.gantt, by_module=by_module)
+        _print_simulation(simulation, simulation.plan, drawing.gantt, explaining)
         if trace_path is not None:
             say(f"wrote {trace_path}; open it with https://ui.perfetto.dev")
         if svg_path is not None:
@@ -141,12 +141,10 @@ def _what_if_note(
 
 def print_json(
     simulation: "Simulation", plan: "Plan", trace_path: Path | None, svg_path: Path | None,
-    *, by_module: bool = False,
+    explaining: Explaining,
 ) -> None:  # fmt: skip
-    """One object: the prediction, the timeline, the critical path, and the files written.
-
-    Args:
-        by_module: whether it has the modules.
+    """One object: the prediction, the timeline, the critical path, the files written and, if they
+    are asked for, the modules.
     """
     from planner.reports.by_module import module_costs, modules_json
     from planner.reports.simulation import simulation_json
@@ -154,19 +152,19 @@ def print_json(
     trace, svg = (None if path is None else str(path) for path in (trace_path, svg_path))
     num_devices = len(simulation.problem.topology.devices)
     plain = simulation_json(plan, simulation.account, num_devices, trace, svg)
-    if by_module:
+    if explaining.by_module:
         plain["modules"] = modules_json(module_costs(simulation.problem, plan.strategy))
     click.echo(json.dumps(plain))
 
 
 def _print_simulation(
-    simulation: "Simulation", plan: "Plan", drawn: bool, *, by_module: bool
+    simulation: "Simulation", plan: "Plan", drawn: bool, explaining: Explaining
 ) -> None:
     """Tables for people.
 
     Args:
         drawn: whether the activity of every device is drawn.
-        by_module: whether the modules are shown.
+        explaining: whether the modules are shown.
     """
     from planner.reports.plans import certificate_lines, parameter_table, stage_table, times_line
     from planner.reports.simulation import device_table
@@ -174,7 +172,7 @@ def _print_simulation(
     show(stage_table(plan))
     if (split := parameter_table(plan)) is not None:
         show(split)
-    if by_module:
+    if explaining.by_module:
         print_modules([(simulation.problem, plan)])
     show(device_table(plan))
     if simulation.account is not None:

@@ -34,6 +34,8 @@ WORTH_A_WORD = 0.02
 """Operators that take less of the time of their module are not told of."""
 WORTH_A_LINE = 0.005
 """Modules that take less of the time, and have less of the parameters, are told of together."""
+MAX_RUNS = 3
+"""Runs of layers that a line names."""
 ROUNDED = 0.02
 """By how much a fraction may be off."""
 
@@ -69,6 +71,13 @@ class ModuleCosts:
     def module(self) -> str:
         """The path, such as "h.0-2,5.attn"."""
         return f"{self.before}{device_runs(self.layers).replace(' ', ',')}{self.behind}"
+
+    @property
+    def label(self) -> str:
+        """The path for people, without the numbers of layers that lie apart."""
+        if not _lie_apart(self.layers):
+            return self.module
+        return f"{self.before}*{self.behind}, {count(len(self.layers), 'layer')}"
 
     @property
     def place(self) -> tuple[str, str]:
@@ -320,7 +329,7 @@ def _alike(names: Sequence[Sequence[str]]) -> Iterator[Sequence[str]]:
 
 def _of_layers(rows: Sequence[ModuleCosts]) -> Iterator[_Line]:
     for one in rows:
-        yield _Line(one.module, in_words(one.split, one.replicas), one.share, one.costs)
+        yield _Line(one.label, in_words(one.split, one.replicas), one.share, one.costs)
 
 
 def _of_place(plans: Mapping[str, Sequence[ModuleCosts]]) -> Iterator[_Line]:
@@ -330,8 +339,23 @@ def _of_place(plans: Mapping[str, Sequence[ModuleCosts]]) -> Iterator[_Line]:
     yield _Line(replace(first, layers=tuple(layers)).module)
     for name, rows in plans.items():
         for one, line in zip(rows, _of_layers(rows), strict=True):
-            own = f" {device_runs(one.layers)}" if [*one.layers] != layers else ""
+            own = _layers_text(one.layers) if [*one.layers] != layers else ""
             yield line._replace(label=f"  {name}{own}")
+
+
+def _layers_text(layers: Sequence[int]) -> str:
+    """Some layers, behind the name of a plan.
+
+    >>> _layers_text([0, 1, 2, 5]), _layers_text([0, 2, 4, 6])
+    (' 0-2 5', ', 4 layers')
+    """
+    apart = _lie_apart(layers)
+    return f", {count(len(layers), 'layer')}" if apart else f" {device_runs(layers)}"
+
+
+def _lie_apart(layers: Sequence[int]) -> bool:
+    """Whether a text has no room for the numbers of layers."""
+    return len(device_runs(layers).split()) > MAX_RUNS
 
 
 def _worth_a_line(plans: Iterable[Sequence[ModuleCosts]]) -> tuple[tuple[str, str], ...]:

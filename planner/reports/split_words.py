@@ -9,6 +9,9 @@ a dimension goes on along the rules, from what an operator reads to what it make
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from math import prod
+from operator import itemgetter
 from typing import NamedTuple
 
 from planner.artefacts.graph import (
@@ -162,10 +165,13 @@ def in_words(axes: Sequence[tuple[int, Sequence[str]]], replicas: int = 1) -> st
 
     >>> in_words([(2, ["samples"]), (4, ["columns", "rows"])])
     'samples/2 x columns,rows/4'
-    >>> in_words([(4, ["whole"])]), in_words([(2, ["whole"]), (4, ["rows"])], 3), in_words([], 8)
-    ('whole', '3 replicas x rows/4', '8 replicas')
+    >>> in_words([(2, ["rows"]), (4, ["rows"])]), in_words([(4, ["whole"])]), in_words([], 8)
+    ('rows/8', 'whole', '8 replicas')
+    >>> in_words([(2, ["whole"]), (4, ["rows"])], 3)
+    '3 replicas x rows/4'
     """
-    cut = [(size, words) for size, words in axes if size > 1 and [*words] != [WHOLE]]
     found = [f"{replicas} replicas"] if replicas > 1 else []
-    found += [f"{','.join(words)}/{size}" for size, words in cut]
+    cut = [(size, words) for size, words in axes if size > 1 and [*words] != [WHOLE]]
+    for words, alike in groupby(cut, key=itemgetter(1)):
+        found.append(f"{','.join(words)}/{prod(size for size, _ in alike)}")
     return " x ".join(found) or WHOLE
