@@ -42,8 +42,9 @@ from planner.resharding.sums import gradient_sums, parameter_specs, stages_of, s
 from planner.support.arrays import Floats
 
 FORWARD, BACKWARD, ONCE = range(3)
-"""When collectives run: in forwards; in backwards, with forwards that are run again there; once per
-iteration."""
+"""When collectives run: in forwards; in backwards, with forwards that are run again there; for the
+step, which is once per iteration, or under an asynchronous schedule once per microbatch of all
+replicas."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +92,10 @@ def together(some: Iterable[OperatorCosts]) -> OperatorCosts:
 def operator_costs(problem: Problem, strategy: Strategy) -> OperatorCosts:
     """The costs of a sound strategy, operator by operator."""
     dealt = _Dealer(problem, strategy)
-    for stage in strategy.stages:
+    for s, stage in enumerate(strategy.stages):
         dealt.passes(stage)
         dealt.gathers(stage)
-        dealt.steps(stage)
+        dealt.steps(s)
     dealt.sums()
     return dealt.costs
 
@@ -168,6 +169,14 @@ class _Dealer:
 
     # ----------------------------------------------------------------- once per iteration
 
+    def _steps(self, s: int) -> int:
+        """The number of steps of a stage in an iteration: under an asynchronous schedule, one after
+        each microbatch of its replicas.
+        """
+        asynchronous = self.strategy.schedule.is_asynchronous
+        replicas = self.strategy.stages[s].num_replicas
+        return self.strategy.num_microbatches // replicas if asynchronous else 1
+
     def gathers(self, stage: Stage) -> None:
         """Adds what gathers parameters after a step on parts of them."""
         shared = over_replicas(stage, self._graph)
@@ -193,8 +202,9 @@ class _Dealer:
         )  # fmt: skip
         times_s = priced(self.problem, self.strategy).costs.sum_s
         for one, time_s in zip(every, times_s, strict=True):
-            weight = len(one.devices) / self._devices
-            sizes = [self._gradient_bytes(name, used_in[name][0]) for name in one.parameters]
+            s = used_in[one.parameters[0]][0]
+            weight = self._steps(s) * len(one.devices) / self._devices
+            sizes = [self._gradient_bytes(name, s) for name in one.parameters]
             self._once(one.parameters, weight * time_s, sizes)
             share = weight * _received_in_sum(one) / max(one.bytes, 1)
             self._add(
@@ -218,10 +228,11 @@ class _Dealer:
             self.costs.collective_s[ONCE], [self._owners[name] for name in names], time_s * share
         )
 
-    def steps(self, stage: Stage) -> None:
+    def steps(self, s: int) -> None:
         """Adds the optimizer's steps of a stage, and what is held for them. Parameters that another
         stage of the same device has, too, are stepped once.
         """
+        stage = self.strategy.stages[s]
         known, mesh = parameters_by_name(self._graph), over_replicas(stage, self._graph).mesh
         per_byte_s = sum(
             step_s(self.problem, 1, device_type(self.problem.topology, device))
@@ -234,7 +245,7 @@ class _Dealer:
             self._stepped.add((stage.devices, name))
             specs = lies.parameter, lies.gradient, lies.state
             held = [local_bytes(one, spec, mesh) for spec in specs]
-            self.costs.optimizer_s[v] += per_byte_s * held[-1] / self._devices
+            self.costs.optimizer_s[v] += self._steps(s) * per_byte_s * held[-1] / self._devices
             self.costs.parameter_bytes[v] += one.bytes
             self.costs.held_bytes[:, v] += held
 

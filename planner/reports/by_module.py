@@ -34,6 +34,8 @@ WORTH_A_WORD = 0.02
 """Operators that take less of the time of their module are not told of."""
 WORTH_A_LINE = 0.005
 """Modules that take less of the time, and have less of the parameters, are told of together."""
+MOST_LINES = 60
+"""Of plans beside each other."""
 MAX_RUNS = 3
 """Runs of layers that a line names."""
 ROUNDED = 0.02
@@ -285,7 +287,8 @@ def _costs_of_line(line: _Line) -> OperatorCosts | None:
 
 
 def _lines(plans: Mapping[str, Sequence[ModuleCosts]]) -> Iterator[_Line]:
-    shown = _worth_a_line(plans.values())
+    most = MAX_ROWS if len(plans) == 1 else MOST_LINES // (len(plans) + 1)
+    shown = _worth_a_line(plans.values(), max(1, most))
     root = _root([before for before, _ in shown])
     for place in shown:
         mine = {
@@ -358,8 +361,12 @@ def _lie_apart(layers: Sequence[int]) -> bool:
     return len(device_runs(layers).split()) > MAX_RUNS
 
 
-def _worth_a_line(plans: Iterable[Sequence[ModuleCosts]]) -> tuple[tuple[str, str], ...]:
-    """The places with the most time or parameters in any plan, in the order of the graph."""
+def _worth_a_line(plans: Iterable[Sequence[ModuleCosts]], most: int) -> tuple[tuple[str, str], ...]:
+    """The places with the most time or parameters in any plan, in the order of the graph.
+
+    Args:
+        most: number of places.
+    """
     worth: dict[tuple[str, str], float] = {}
     first: dict[tuple[str, str], int] = {}
     for rows in plans:
@@ -373,8 +380,8 @@ def _worth_a_line(plans: Iterable[Sequence[ModuleCosts]]) -> tuple[tuple[str, st
             share = whole.total_s / of_all.total_s if of_all.total_s else 0.0
             held = float(whole.parameter_bytes) / size if size else 0.0
             worth[place] = max(worth.get(place, 0.0), share, held)
-    most = sorted(worth, key=lambda place: (-worth[place], first[place]))[:MAX_ROWS]
-    return tuple(sorted((p for p in most if worth[p] >= WORTH_A_LINE), key=lambda p: first[p]))
+    found = sorted(worth, key=lambda place: (-worth[place], first[place]))[:most]
+    return tuple(sorted((p for p in found if worth[p] >= WORTH_A_LINE), key=lambda p: first[p]))
 
 
 def _share_text(share: tuple[float, float, float]) -> str:

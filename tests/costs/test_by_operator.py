@@ -9,6 +9,7 @@ from planner.costs.by_operator import BACKWARD, FORWARD, ONCE, operator_costs
 from planner.costs.evaluate import evaluate
 from planner.costs.stage_pass import collective_steps, gather_s, stage_pass
 from planner.costs.update import step_s
+from planner.planning.judge import judge_unchanged
 from planner.resharding.over_replicas import over_replicas
 from planner.solvers.registry import SOLVERS
 from planner.solvers.sharded.options import Megatron, Zero
@@ -80,6 +81,18 @@ def test_operators_together_cost_what_the_judge_counts(models, name, solver, swi
     held = sum(size * len(stage.devices) for size, stage in state) / len(used_devices(strategy))
     assert found.optimizer_s.sum() == pytest.approx(step_s(given, held, FAST))
     assert found.held_bytes[2].sum() == pytest.approx(sum(size for size, _ in state))
+
+
+@pytest.mark.parametrize("schedule", ScheduleName)
+@pytest.mark.parametrize("solver", ["single", "data-parallel", "even", "antichain"])
+def test_devices_compute_as_long_as_in_the_simulator(models, solver, schedule):
+    """Also where a stage steps after every microbatch of its replicas."""
+    given = problem(profiled(models["cnn"]), 4, 8, recompute=Recompute.NONE, schedule=schedule)
+    result = SOLVERS[solver](given, 1.0)
+    verdict, _ = judge_unchanged(given, result.strategy)
+    found, devices = operator_costs(given, result.strategy), verdict.prediction.devices
+    computing_s = sum(one.compute_s for one in devices) / len(devices)
+    assert found.compute_s.sum() + found.optimizer_s.sum() == pytest.approx(computing_s)
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])

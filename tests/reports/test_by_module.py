@@ -8,11 +8,12 @@ import pytest
 
 from planner.artefacts.files import write_profile
 from planner.artefacts.options import Recompute
-from planner.artefacts.strategy import Stage, Strategy
+from planner.artefacts.strategy import ScheduleName, Stage, Strategy
 from planner.commands.terminal import draw
 from planner.costs.by_operator import operator_costs
 from planner.planning.portfolio import compare
 from planner.reports.by_module import (
+    _lines,
     iteration_line,
     module_costs,
     modules_json,
@@ -132,6 +133,24 @@ def test_plans_beside_each_other_have_a_line_under_each_module_and_one_of_all(pr
         assert "of passes and steps" in line
 
 
+def test_small_modules_and_those_beyond_the_limit_are_told_of_together(profile, monkeypatch):
+    monkeypatch.setattr("planner.reports.by_module.MAX_ROWS", 2)
+    (row,) = compared(profile, "data-parallel").rows
+    rows = module_costs(row.problem, row.plan.strategy)
+    shown = modules_table({"data-parallel": rows})
+    labels = [line[0] for line in shown.rows]
+    assert labels == ["h.0-2.attn", "h.0-2.mlp", "others", "all modules"]
+    *parts, every = [line.costs.total_s for line in _lines({"data-parallel": rows})]
+    assert sum(parts) == pytest.approx(every)
+
+
+def test_layers_that_lie_apart_are_counted(profile):
+    (row, *_) = module_costs(*split_by(profile, None, 1))
+    some = replace(row, before="h.", behind=".attn", layers=(0, 2, 4, 6, 8))
+    assert (some.module, some.label) == ("h.0,2,4,6,8.attn", "h.*.attn, 5 layers")
+    assert replace(some, layers=(0, 1, 2, 5)).label == "h.0-2,5.attn"
+
+
 def test_the_table_of_one_plan_fits_100_columns(profile):
     from rich.console import Console
 
@@ -149,7 +168,10 @@ def test_stages_of_a_pipeline_share_rows(profile):
     stages = (Stage.whole(tuple(names[:cut]), [0], 2, False),
               Stage.whole(tuple(names[cut:]), [1], 1, False))  # fmt: skip
     given = problem(profile, 2, 2, recompute=Recompute.NONE)
-    found = {one.module: one for one in module_costs(given, Strategy(stages, "1f1b", 2))}
+    found = {
+        one.module: one
+        for one in module_costs(given, Strategy(stages, ScheduleName.ONE_F_ONE_B, 2))
+    }
     assert found["net.h.0-2.attn"].stages == (0, 1)
     assert found["net.embed"].costs.collective_s[2] > 0  # tied to the head
 
