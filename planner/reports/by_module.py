@@ -136,22 +136,38 @@ def _joined(some: Sequence[ModuleCosts]) -> ModuleCosts:
 
 
 def modules_of(profile: Profile) -> tuple[str, ...]:
-    """The module of each operator, of a layer its parts: where the profile names none, as its
-    parameter is called or, without one, that of an operator before it.
+    """The module of each operator: of a layer, its parts. Where the profile names none, or whole
+    layers only, these are called after the parameters, and operators without any belong to the one
+    before.
     """
-    if profile.modules:
-        return tuple(map(part_of_block, profile.modules))
+    graph, last = profile.graph, dict[str, str]()
+    paths = profile.modules or ("",) * len(graph.operators)
+    own = [_own_parameter(profile, v, path) for v, path in enumerate(paths)]
+    for path, name in zip(reversed(paths), reversed(own), strict=True):
+        if name is not None and not path:
+            last[path] = name  # what comes before the first parameter belongs to it
+    found = []
+    for path, name in zip(paths, own, strict=True):
+        if name is not None:
+            last[path] = name
+        found.append(last.get(path, part_of_block(path)))
+    return tuple(found)
+
+
+def _own_parameter(profile: Profile, v: int, path: str) -> str | None:
+    """The part of a layer that an operator belongs to by its trained parameter; None if the path
+    of its module says it, or the parameter is not of that module.
+    """
+    if part_of_block(path) != block_of(path):
+        return None
     known = parameters_by_name(profile.graph)
-    own = [
-        next((_of_parameter(name) for name in operator.parameters if known[name].trainable), None)
-        for operator in profile.graph.operators
-    ]
-    last = next(filter(None, own), "")
-    return tuple(last := name or last for name in own)
-
-
-def _of_parameter(name: str) -> str:
-    return part_of_block(name.removesuffix(".weight").removesuffix(".bias"))
+    inside = f"{path}." if path else ""
+    held = (
+        name.removesuffix(".weight").removesuffix(".bias")
+        for name in profile.graph.operators[v].parameters
+        if known[name].trainable
+    )
+    return next((part_of_block(name) for name in held if name.startswith(inside)), None)
 
 
 def _parts_of(path: str) -> tuple[str, str, int | None]:
@@ -168,18 +184,22 @@ def _parts_of(path: str) -> tuple[str, str, int | None]:
 
 
 def _kind(profile: Profile, operators: Sequence[int]) -> object:
-    """Of layers that are alike, the same."""
+    """The type of the longest operator, and the shapes of weights: the same of layers alike."""
     known, every = parameters_by_name(profile.graph), profile.graph.operators
-    return tuple(
-        (every[v].type, tuple(known[name].shape for name in every[v].parameters)) for v in operators
-    )
+    longest = max(operators, key=lambda v: (_whole_s(profile, v), -v))
+    shapes = [known[name].shape for v in operators for name in every[v].parameters]
+    return every[longest].type, tuple(shape for shape in shapes if len(shape) > 1)
+
+
+def _whole_s(profile: Profile, v: int) -> float:
+    return profile.operators[v].forward_s + profile.operators[v].backward_s
 
 
 def _split(profile: Profile, strategy: Strategy, s: int, operators: Sequence[int]) -> Split:
     sharding = strategy.stages[s].sharding
     if sharding is None:
         return ()
-    times_s = [profile.operators[v].forward_s + profile.operators[v].backward_s for v in operators]
+    times_s = [_whole_s(profile, v) for v in operators]
     least_s, found = WORTH_A_WORD * sum(times_s), []
     rules = [rule_by(sharding, profile.graph.operators[v]) for v in operators]
     for axis, size in enumerate(sharding.mesh):

@@ -33,6 +33,9 @@ ROWS, CHANNELS, INPUT_CHANNELS = "rows", "channels", "input channels"
 WHOLE, SUMMANDS = "whole", "summands"
 """Nothing is split; and the same where it runs on summands of a sum that comes later."""
 
+MOST_JOINED = 3
+"""Words that are not parted where a line is broken."""
+
 _IMAGE = (SAMPLES, CHANNELS, "height", "width")
 _CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
 _MULTIPLYING = PRODUCTS | {"Einsum", "Gather"}
@@ -173,5 +176,6 @@ def in_words(axes: Sequence[tuple[int, Sequence[str]]], replicas: int = 1) -> st
     found = [f"{replicas} replicas"] if replicas > 1 else []
     cut = [(size, words) for size, words in axes if size > 1 and [*words] != [WHOLE]]
     for words, alike in groupby(cut, key=itemgetter(1)):
-        found.append(f"{','.join(words)}/{prod(size for size, _ in alike)}")
+        between = "," if len(words) <= MOST_JOINED else ", "
+        found.append(f"{between.join(words)}/{prod(size for size, _ in alike)}")
     return " x ".join(found) or WHOLE

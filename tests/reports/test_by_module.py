@@ -104,6 +104,23 @@ def test_rows_together_have_what_all_operators_cost(profile, solver):
 def test_without_names_of_modules_parameters_give_them():
     assert modules_of(mlp()) == ("w0", "w1", "w1", "w2")
     assert modules_of(replace(mlp(), modules=("h.0.mlp.up",) * 4)) == ("h.0.mlp",) * 4
+    # A parameter is of another module, and a layer without parameters has no parts.
+    assert modules_of(replace(mlp(), modules=("w0", "h.0", "h.0", "head"))) == (
+        "w0", "h.0", "h.0", "head"
+    )  # fmt: skip
+
+
+def test_layers_without_parts_have_those_of_their_parameters():
+    plain = mlp()
+    named = {"w0": "h.0.norm", "w1": "h.0.up.weight", "w2": "h.0.down"}
+    operators = tuple(
+        replace(one, parameters=tuple(named[name] for name in one.parameters))
+        for one in plain.graph.operators
+    )
+    parameters = tuple(replace(one, name=named[one.name]) for one in plain.graph.parameters)
+    graph = replace(plain.graph, operators=operators, parameters=parameters)
+    found = modules_of(replace(plain, graph=graph, modules=("h.0",) * 4))
+    assert found == ("h.0.norm", "h.0.up", "h.0.up", "h.0.down")
 
 
 def compared(profile, *solvers, **options):
