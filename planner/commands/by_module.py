@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Explaining(Options):
-    """What is told of plans besides their figures."""
+    """Explanations of plans."""
 
     by_module: bool = option(
         "Show how the operators of each module are split, and what the module costs.", False
@@ -22,7 +22,8 @@ class Explaining(Options):
 
 def print_modules(plans: "Sequence[tuple[Problem, Plan]]") -> None:
     """The modules of plans beside each other, equal plans once, and what iterations are made of."""
-    from planner.reports.by_module import LEGEND, iteration_line, module_costs, modules_table
+    from planner.reports.by_module import LEGEND, iteration_line, modules_table
+    from planner.reports.modules import module_costs
 
     first: list[tuple[Problem, Plan]] = []
     lines = []

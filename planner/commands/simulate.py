@@ -146,7 +146,8 @@ def print_json(
     """One object: the prediction, the timeline, the critical path, the files written and, if they
     are asked for, the modules.
     """
-    from planner.reports.by_module import module_costs, modules_json
+    from planner.reports.by_module import modules_json
+    from planner.reports.modules import module_costs
     from planner.reports.simulation import simulation_json
 
     trace, svg = (None if path is None else str(path) for path in (trace_path, svg_path))

@@ -12,14 +12,8 @@ from planner.artefacts.strategy import ScheduleName, Stage, Strategy
 from planner.commands.terminal import draw
 from planner.costs.by_operator import operator_costs
 from planner.planning.portfolio import compare
-from planner.reports.by_module import (
-    _lines,
-    iteration_line,
-    module_costs,
-    modules_json,
-    modules_of,
-    modules_table,
-)
+from planner.reports.by_module import _lines, iteration_line, modules_json, modules_table
+from planner.reports.modules import module_costs, modules_of
 from planner.solvers.registry import SOLVERS
 from planner.solvers.sharded.options import Megatron
 from tests.support.commands import PAIR, run
@@ -150,7 +144,7 @@ def test_plans_beside_each_other_have_a_line_under_each_module_and_one_of_all(pr
         assert "of passes and steps" in line
 
 
-def test_small_modules_and_those_beyond_the_limit_are_told_of_together(profile, monkeypatch):
+def test_small_modules_and_those_beyond_the_limit_are_one_line(profile, monkeypatch):
     monkeypatch.setattr("planner.reports.by_module.MAX_ROWS", 2)
     (row,) = compared(profile, "data-parallel").rows
     rows = module_costs(row.problem, row.plan.strategy)

@@ -103,7 +103,7 @@ def test_experts_are_found_by_their_weights_before_and_behind_them():
     assert (found["S1,R->S1"], found["R,S3->S2"]) == ("sequence", "columns")
 
 
-def test_what_is_not_known_is_told_by_its_number():
+def test_a_dimension_without_a_word_has_its_number():
     profile = mlp()
     assert word_of(profile, 0, AxisRule.parse("S1,S0->S1")) == "dimension 1"
     assert word_of(profile, 0, AxisRule.parse("R,R->R")) == "whole"
