@@ -1,5 +1,5 @@
-"""The modules of a plan: how their operators are split, what a device holds of their parameters, and
-what they cost (`costs/by_operator.py`). Layers that are alike, and are split alike, are one.
+"""The modules of a plan: how their operators are split, what a device holds of their parameters,
+and what they cost (`costs/by_operator.py`). Layers that are alike, and are split alike, are one.
 """
 
 from collections.abc import Sequence
