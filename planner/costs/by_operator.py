@@ -338,7 +338,7 @@ def _belongs_to(one: Resharding, graph: Graph) -> int:
 
 
 def _received(steps: Iterable[Step], mesh: Sequence[int]) -> float:
-    return sum(received_bytes(step, mesh) for step in steps)
+    return sum(received_bytes(step, mesh[step.axis]) for step in steps)
 
 
 def _received_in_sum(one: GradientSum) -> float:

@@ -80,21 +80,6 @@ class Step:
     rows: int = 0
 
 
-def received_bytes(step: Step, mesh: Sequence[int]) -> float:
-    """Bytes that each device receives in a step, on a ring.
-
-    Args:
-        mesh: size of each axis.
-
-    >>> received_bytes(Step(Collective.ALL_REDUCE, 1, "P", "R", 12), (2, 4))
-    18.0
-    """
-    if step.kind in LOCAL:
-        return 0.0
-    n, rounds = mesh[step.axis], 2 if step.kind is Collective.ALL_REDUCE else 1
-    return rounds * (n - 1) / n * step.bytes
-
-
 # Of a path: bytes that a device receives, collectives, steps.
 _Cost = tuple[float, int, int]
 
@@ -158,8 +143,8 @@ def _paths(
         if spec == asked and _is_special(asked):
             break
         for step, after in _steps(shape, spec, asked, size, mesh):
-            sent = step.kind not in LOCAL
-            then = (cost[0] + received_bytes(step, mesh), cost[1] + sent, cost[2] + 1)
+            received = received_bytes(step, mesh[step.axis])
+            then = (cost[0] + received, cost[1] + (step.kind not in LOCAL), cost[2] + 1)
             if after not in best or then < best[after]:
                 best[after] = then
                 heapq.heappush(queue, (then, next(turn), after, (*path, step)))
@@ -256,3 +241,14 @@ def spec_after(spec: Spec, steps: Sequence[Step]) -> Spec:
     for one in steps:
         parts[one.axis] = one.target
     return tuple(parts)
+
+
+def received_bytes(step: Step, n: int) -> float:
+    """Bytes that each of n devices receives in a step, on a ring.
+
+    >>> received_bytes(Step(Collective.ALL_REDUCE, 0, "P", "R", 12), 4)
+    18.0
+    """
+    if step.kind in LOCAL:
+        return 0.0
+    return (2 if step.kind is Collective.ALL_REDUCE else 1) * (n - 1) / n * step.bytes
