@@ -34,3 +34,14 @@ def from_to(paths: Sequence[str]) -> str:
     """
     ends = [path or "the whole network" for path in paths]
     return " .. ".join(dict.fromkeys([*ends[:1], *ends[-1:]]))
+
+
+def part_of_block(path: str) -> str:
+    """The path up to the name behind its first number, the whole path without any.
+
+    >>> part_of_block("h.0.attn.c"), part_of_block("h.0"), part_of_block("wte")
+    ('h.0.attn', 'h.0', 'wte')
+    """
+    block = block_of(path)
+    part = path.removeprefix(block).strip(".").partition(".")[0]
+    return f"{block}.{part}" if part else block

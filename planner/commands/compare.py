@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from planner import api
 from planner.api import Asking, Search, Training, WhatIf
+from planner.commands.by_module import Explaining, print_modules
 from planner.commands.errors import NO_PLAN
 from planner.commands.options import (
     JSON,
@@ -50,6 +51,7 @@ class Running(Options):
 @takes(Training, "training")
 @searching
 @takes(WhatIf, "what_if")
+@takes(Explaining, "explaining")
 @file_option("--csv", "csv_path", help="Write the table to this file.")
 @OPERATORS
 @JSON
@@ -63,6 +65,7 @@ def compare(
     training: Training,
     search: Search,
     what_if: WhatIf,
+    explaining: Explaining,
     csv_path: Path | None,
     as_json: bool,
 ) -> None:
@@ -73,6 +76,7 @@ def compare(
     planner compare --profile gpt2 --gpus 4 --objective latency --microbatches 1
     planner compare --solver heft --solver netsplit --time-limit 60s --csv r.csv
     planner compare --gpus 2 --run 20
+    planner compare --gpus 8 --solver megatron --solver zero --by-module
 
     Of a profile with several sizes of the microbatch, the largest is taken, or --microbatch-size.
     No strategy is written; that is what solve does.
@@ -95,18 +99,41 @@ def compare(
         )  # fmt: skip
     if steps is None and csv_path is not None:
         _write_rows(plans, csv_path)
+    output = Output(csv_path, as_json, explaining.by_module)
     if not as_json:
-        print_plans(plans)
+        print_plans(plans, by_module=explaining.by_module)
     if steps is None or inputs.model is None:
-        finish(plans, csv_path, as_json)
+        finish(plans, output)
     else:
-        run_plans(plans, inputs.model, steps, csv_path, as_json)
+        run_plans(plans, inputs.model, steps, output)
     if plans.plan is None:
         ctx.exit(NO_PLAN)
 
 
-def print_plans(plans: "Plans") -> None:
-    """The table, bars and the winner."""
+class Output(NamedTuple):
+    """Where the plans go.
+
+    Attributes:
+        csv_path: the file of the table; None for none.
+        as_json: whether one JSON object is printed, and nothing else.
+        by_module: whether the modules are shown, too.
+    """
+
+    csv_path: Path | None
+    as_json: bool
+    by_module: bool
+
+    def print_json(self, plans: "Plans", plain: dict[str, Any]) -> None:
+        """Prints the object of the plans, with the path of the table."""
+        if self.by_module:
+            from planner.reports.by_module import with_modules
+
+            plain = with_modules(plain, plans.comparison)
+        click.echo(json.dumps({**plain, "csv": self.csv_path and str(self.csv_path)}))
+
+
+def print_plans(plans: "Plans", *, by_module: bool) -> None:
+    """The table, bars, the winner and, if they are asked for, the modules."""
     from planner.reports.plans import (
         calibration_lines,
         compare_bars,
@@ -127,6 +154,8 @@ def print_plans(plans: "Plans") -> None:
         *filter(None, [winner_line(comparison)]),
     ):
         say(line)
+    if by_module:
+        print_modules([(row.problem, row.plan) for row in comparison.rows if row.plan])
 
 
 def _write_rows(plans: "Plans", csv_path: Path) -> None:
@@ -136,20 +165,18 @@ def _write_rows(plans: "Plans", csv_path: Path) -> None:
     api.write_text(compare_csv(plans.comparison), csv_path)
 
 
-def finish(plans: "Plans", csv_path: Path | None, as_json: bool) -> None:
+def finish(plans: "Plans", output: Output) -> None:
     """What is said of plans that are not launched."""
     from planner.reports.plans import comparison_json
 
-    if as_json:
+    if output.as_json:
         plain = comparison_json(plans.comparison, plans.num_devices, None, None)
-        click.echo(json.dumps({**plain, "csv": None if csv_path is None else str(csv_path)}))
-    elif csv_path is not None:
-        say(f"wrote {csv_path}")
+        output.print_json(plans, plain)
+    elif output.csv_path is not None:
+        say(f"wrote {output.csv_path}")
 
 
-def run_plans(
-    plans: "Plans", model: "Model", steps: int, csv_path: Path | None, as_json: bool
-) -> None:
+def run_plans(plans: "Plans", model: "Model", steps: int, output: Output) -> None:
     """Launches the plans. After Ctrl-C, too, the plans that have run are shown."""
     trials: list[Trial] = []
     num_plans = sum(row.plan is not None for row in plans.comparison.rows)
@@ -163,12 +190,12 @@ def run_plans(
                 for trial in running:
                     trials.append(trial)
     finally:
-        _finish_run(plans, trials, steps, csv_path, as_json)
+        _finish_run(plans, trials, steps, output)
 
 
 def _finish_run(
-    plans: "Plans", trials: "Sequence[Trial]", steps: int, csv_path: Path | None, as_json: bool
-) -> None:
+    plans: "Plans", trials: "Sequence[Trial]", steps: int, output: Output
+) -> None:  # fmt: skip
     """The files, the JSON or the table of plans that were launched."""
     from planner.reports.trials import (
         complete,
@@ -182,17 +209,16 @@ def _finish_run(
 
     comparison = plans.comparison
     trials = complete(comparison, trials)
-    if csv_path is not None:
-        api.write_text(trials_csv(comparison, trials), csv_path)
-    if as_json:
-        plain = trials_json(comparison, trials, plans.num_devices)
-        click.echo(json.dumps({**plain, "csv": None if csv_path is None else str(csv_path)}))
+    if output.csv_path is not None:
+        api.write_text(trials_csv(comparison, trials), output.csv_path)
+    if output.as_json:
+        output.print_json(plans, trials_json(comparison, trials, plans.num_devices))
         return
     if trials:
         show(trials_table(trials, steps))
     for line in (
         *filter(None, [order_line(order_of(trials))]),
         *(f"note: {note}" for note in note_lines(trials)),
-        *([] if csv_path is None else [f"wrote {csv_path}"]),
+        *([] if output.csv_path is None else [f"wrote {output.csv_path}"]),
     ):
         say(line)

@@ -11,6 +11,7 @@ import click
 
 from planner import api
 from planner.api import Manual, Training, WhatIf
+from planner.commands.by_module import Explaining, print_modules
 from planner.commands.errors import NO_PLAN
 from planner.commands.options import JSON, InputNames, given_flags, takes
 from planner.commands.terminal import say, say_note, show, show_chart
@@ -43,6 +44,7 @@ FOR_A_STRATEGY = frozenset(
 @takes(Manual, "stages")
 @takes(WhatIf, "what_if")
 @takes(Drawing, "drawing")
+@takes(Explaining, "explaining")
 @JSON
 @click.pass_context
 def simulate(
@@ -54,6 +56,7 @@ def simulate(
     stages: Manual,
     what_if: WhatIf,
     drawing: Drawing,
+    explaining: Explaining,
     as_json: bool,
 ) -> None:
     """Simulates one iteration of a STRATEGY, or of your own cuts of a profile.
@@ -62,6 +65,7 @@ def simulate(
     planner simulate strategy.json --gantt --trace trace.json
     planner simulate strategy.json --set links.nic.bandwidth=200Gbps
     planner simulate --profile gpt2 --topology p3 --cuts node_view_46
+    planner simulate strategy.json --by-module
 
     The profile of a strategy is the file that it was made from, else the newest in ./profiles;
     --profile gives another file. Its topology is found by its name; --topology gives another one.
@@ -93,9 +97,9 @@ def simulate(
     if svg_path is not None:
         api.write_svg(simulation, svg_path)
     if as_json:
-        print_json(simulation, simulation.plan, trace_path, svg_path)
+        print_json(simulation, simulation.plan, trace_path, svg_path, explaining)
     else:
-        _print_simulation(simulation, simulation.plan, drawing.gantt)
+        _print_simulation(simulation, simulation.plan, drawing.gantt, explaining)
         if trace_path is not None:
             say(f"wrote {trace_path}; open it with https://ui.perfetto.dev")
         if svg_path is not None:
@@ -136,21 +140,32 @@ def _what_if_note(
 
 
 def print_json(
-    simulation: "Simulation", plan: "Plan", trace_path: Path | None, svg_path: Path | None
-) -> None:
-    """One object: the prediction, the timeline, the critical path, and the files written."""
+    simulation: "Simulation", plan: "Plan", trace_path: Path | None, svg_path: Path | None,
+    explaining: Explaining,
+) -> None:  # fmt: skip
+    """One object: the prediction, the timeline, the critical path, the files written and, if they
+    are asked for, the modules.
+    """
+    from planner.reports.by_module import modules_json
+    from planner.reports.modules import module_costs
     from planner.reports.simulation import simulation_json
 
     trace, svg = (None if path is None else str(path) for path in (trace_path, svg_path))
     num_devices = len(simulation.problem.topology.devices)
-    click.echo(json.dumps(simulation_json(plan, simulation.account, num_devices, trace, svg)))
+    plain = simulation_json(plan, simulation.account, num_devices, trace, svg)
+    if explaining.by_module:
+        plain["modules"] = modules_json(module_costs(simulation.problem, plan.strategy))
+    click.echo(json.dumps(plain))
 
 
-def _print_simulation(simulation: "Simulation", plan: "Plan", drawn: bool) -> None:
+def _print_simulation(
+    simulation: "Simulation", plan: "Plan", drawn: bool, explaining: Explaining
+) -> None:
     """Tables for people.
 
     Args:
         drawn: whether the activity of every device is drawn.
+        explaining: whether the modules are shown.
     """
     from planner.reports.plans import certificate_lines, parameter_table, stage_table, times_line
     from planner.reports.simulation import device_table
@@ -158,6 +173,8 @@ def _print_simulation(simulation: "Simulation", plan: "Plan", drawn: bool) -> No
     show(stage_table(plan))
     if (split := parameter_table(plan)) is not None:
         show(split)
+    if explaining.by_module:
+        print_modules([(simulation.problem, plan)])
     show(device_table(plan))
     if simulation.account is not None:
         _print_account(simulation.account, simulation.names, drawn)

@@ -330,14 +330,21 @@ def collective_steps(profile: Profile, stage: Stage) -> tuple[Sequence[Step], Se
     """The steps of a forward, and of a backward with the segments that it runs again."""
     local = local_stage(profile, stage)
     forward, backward = (
-        [(row, step) for rows in (_moved_steps(local, side), _asked_steps(local, side))
-         for row, steps in rows.items() for step in steps]
+        [(row, step) for row, steps in steps_by_row(local, side).items() for step in steps]
         for side in range(2)
-    )  # fmt: skip
+    )
     again = frozenset().union(*(one.operators for one in local.segments))
     return [step for _, step in forward], [
         *(step for row, step in forward if row in again), *(step for _, step in backward)
     ]  # fmt: skip
+
+
+def steps_by_row(local: LocalStage, side: int) -> Mapping[int, Sequence[Step]]:
+    """The steps of each resharding and operator in a forward (0) or a backward (1), by row."""
+    steps = _moved_steps(local, side)
+    for row, some in _asked_steps(local, side).items():
+        steps[row] = (*steps.get(row, ()), *some)
+    return steps
 
 
 def _moved_steps(local: LocalStage, side: int) -> dict[int, Sequence[Step]]:
@@ -388,14 +395,14 @@ def gather_s(problem: Problem, stage: Stage, group: tuple[int, ...]) -> float:
     """Time, in s, in which the parameters are gathered again after a step on parts of them: in
     buckets of parameters that are gathered by the same steps.
     """
-    return sum(time_s for _, time_s in _gathers(problem, stage, group))
+    return sum(time_s for _, time_s in step_gathers(problem, stage, group))
 
 
 def gather_beside_s(problem: Problem, stage: Stage, group: tuple[int, ...], device: int) -> float:
     """By how much a forward takes longer, in s, that the same gathers run beside, which were
     started when it began.
     """
-    gathers = _gathers(problem, stage, group)
+    gathers = step_gathers(problem, stage, group)
     if not gathers:
         return 0.0
     stage = over_replicas(stage, problem.profile.graph)
@@ -418,10 +425,14 @@ def gather_beside_s(problem: Problem, stage: Stage, group: tuple[int, ...], devi
     return delay_s if beside else sum(time_s for _, time_s in gathers)
 
 
-def _gathers(
+def step_gathers(
     problem: Problem, stage: Stage, group: tuple[int, ...]
 ) -> list[tuple[tuple[str, ...], float]]:
-    """The parameters that are gathered together after a step, and the time of that, in s."""
+    """The parameters that are gathered together after a step, and the time of that, in s.
+
+    Args:
+        group: the devices that share them, row-major.
+    """
     mesh = over_replicas(stage, problem.profile.graph).mesh
     steps = state_steps(stage, problem.profile.graph) if mesh else {}
     found = []

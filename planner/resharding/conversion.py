@@ -159,16 +159,9 @@ def _steps(
         size: of the whole tensor, in bytes.
     """
     return tuple(
-        (step, spec_after(spec, [step]), _received(step, mesh[step.axis]))
+        (step, spec_after(spec, [step]), received_bytes(step, mesh[step.axis]))
         for step in _possible(shape, spec, asked, size, mesh)
     )
-
-
-def _received(step: Step, n: int) -> float:
-    """Bytes that each of n devices receives."""
-    if step.kind in LOCAL:
-        return 0.0
-    return (2 if step.kind is Collective.ALL_REDUCE else 1) * (n - 1) / n * step.bytes
 
 
 def _possible(
@@ -255,3 +248,14 @@ def spec_after(spec: Spec, steps: Sequence[Step]) -> Spec:
     for one in steps:
         parts[one.axis] = one.target
     return tuple(parts)
+
+
+def received_bytes(step: Step, n: int) -> float:
+    """Bytes that each of n devices receives in a step, on a ring.
+
+    >>> received_bytes(Step(Collective.ALL_REDUCE, 0, "P", "R", 12), 4)
+    18.0
+    """
+    if step.kind in LOCAL:
+        return 0.0
+    return (2 if step.kind is Collective.ALL_REDUCE else 1) * (n - 1) / n * step.bytes

@@ -32,6 +32,8 @@ tables of all pairs of devices for every tensor take 0.1 GB. Twice as many take 
 """
 
 
+SHARES_DEVICES = "its devices run several stages"
+
 LONGEST_S = 1e7
 """The longest time limit, some months: searches convert it into numbers of moves."""
 
@@ -68,8 +70,7 @@ class Solver:
             microbatches with samples for all of them, too.
         is_scout: whether it is asked first at sizes of the microbatch that were not profiled: its
             answer takes little, and shows whether others are worth asking.
-        synchronous: whether it has no answer under an asynchronous schedule, because its devices
-            run several stages each.
+        synchronous: why it has no answer under an asynchronous schedule; "" if it may have one.
     """
 
     path: str
@@ -89,7 +90,7 @@ class Solver:
     needs_rules: bool = False
     splits_samples: bool = False
     is_scout: bool = False
-    synchronous: bool = False
+    synchronous: str = ""
 
     def counts_memory(self, search: "Search") -> bool:
         """Whether a model that no devices can hold has no plan of this solver."""
@@ -123,7 +124,7 @@ class Solver:
         if self.synchronous and schedule.is_asynchronous:
             from planner.artefacts.problem import Result, Status
 
-            reason = f"its devices run several stages, which --schedule {schedule.value} cannot do"
+            reason = f"{self.synchronous}, which --schedule {schedule.value} cannot do"
             return Result(Status.UNKNOWN, None, reason=reason)
         module, _, function = self.path.partition(":")
         solve: Callable[..., Result] = getattr(import_module(module), function)
@@ -194,30 +195,31 @@ SOLVERS: Mapping[str, Solver] = {
         "the best split of every operator on all devices, by a choice program",
         needs_rules=True,
         splits_samples=True,
+        synchronous="it splits operators",
     ),
     "heft": Solver(
         "planner.solvers.placement.heft:solve",
         "HEFT, a list schedule",
         max_devices=MAX_PLACED_DEVICES,
-        synchronous=True,
+        synchronous=SHARES_DEVICES,
     ),
     "m-topo": Solver(
         "planner.solvers.placement.baechi:solve_m_topo",
         "Baechi's m-TOPO",
         max_devices=MAX_PLACED_DEVICES,
-        synchronous=True,
+        synchronous=SHARES_DEVICES,
     ),
     "m-etf": Solver(
         "planner.solvers.placement.baechi:solve_m_etf",
         "Baechi's m-ETF",
         max_devices=MAX_PLACED_DEVICES,
-        synchronous=True,
+        synchronous=SHARES_DEVICES,
     ),
     "m-sct": Solver(
         "planner.solvers.placement.baechi:solve_m_sct",
         "Baechi's m-SCT",
         max_devices=MAX_PLACED_DEVICES,
-        synchronous=True,
+        synchronous=SHARES_DEVICES,
     ),
     "pesto": Solver(
         "planner.solvers.netsplit.pesto:solve",
@@ -226,7 +228,7 @@ SOLVERS: Mapping[str, Solver] = {
         searches=("seed",),
         max_devices=MAX_PLACED_DEVICES,
         without_memory="pesto_printed",
-        synchronous=True,
+        synchronous=SHARES_DEVICES,
     ),
     "netsplit": Solver(
         "planner.solvers.netsplit.solve:solve",
@@ -240,7 +242,7 @@ SOLVERS: Mapping[str, Solver] = {
         has_threads=True,
         starts_from=(),
         max_devices=MAX_PLACED_DEVICES,
-        synchronous=True,
+        synchronous=SHARES_DEVICES,
     ),
     "expert": Solver(
         "planner.solvers.sharded.experts:expert",

@@ -118,6 +118,7 @@ def test_every_preset_is_planned_for(resnet50, name):
         ("p4d", {"A100-SXM4-40GB": 8}),
         ("p5", {"H100-SXM": 8}),
         ("p4d-x8", {"A100-SXM4-40GB": 64}),
+        ("p4d-x32", {"A100-SXM4-40GB": 256}),
         ("p5-x8", {"H100-SXM": 64}),
         ("dgx-2", {"V100-SXM2-32GB": 16}),
         ("dgx-a100-x4", {"A100-SXM4-80GB": 32}),

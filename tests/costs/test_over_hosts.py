@@ -86,7 +86,7 @@ def test_sums_in_parts_share_cards_too():
     assert sum_s == pytest.approx(SIZE / 2 / INSIDE + SIZE / 2 / (BETWEEN / 2))
 
 
-PRESETS = ("p3-16xlarge-x2", "p4d-x8", "dgx-a100-x4", "dgx-h100-x4", "p5-x8")
+PRESETS = ("p3-16xlarge-x2", "p4d-x8", "p4d-x32", "dgx-a100-x4", "dgx-h100-x4", "p5-x8")
 
 
 def groups(topology, chance):

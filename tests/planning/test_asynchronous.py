@@ -120,11 +120,13 @@ def test_every_solver_answers_with_what_the_schedule_runs(problem):
     assert SOLVERS["data-parallel"](problem, 10.0).strategy is not None
 
 
-def test_a_placement_has_no_answer_because_its_devices_run_several_stages():
+def test_placements_and_split_stages_have_no_answer_and_say_why():
     problem, _ = row([1, 1], 4)
     for name in ("heft", "m-etf", "pesto", "netsplit"):
         reason = SOLVERS[name](problem, 10.0).reason
         assert reason == "its devices run several stages, which --schedule pipedream cannot do"
+    reason = SOLVERS["intra-op"](problem, 10.0).reason
+    assert reason == "it splits operators, which --schedule pipedream cannot do"
 
 
 def test_operators_that_share_a_parameter_stay_together():

@@ -565,10 +565,11 @@ def test_there_is_no_plan_where_nothing_can_be_split(block, solver):
     assert (result.strategy, result.reason) == (None, "no operator can be split over the devices")
 
 
-@pytest.mark.parametrize("solver", ["zero", "expert", "heuristic"])
+@pytest.mark.parametrize("solver", ["zero", "expert", "heuristic", "intra-op"])
 def test_one_device_is_said_to_be_one(block, solver):
     result = SOLVERS[solver](problem(block, 1), 1.0)
-    assert (result.strategy, result.reason) == (None, "there is one device")
+    reason = "there is one device, and operators are split over several"
+    assert (result.strategy, result.reason) == (None, reason)
 
 
 def test_without_rules_they_are_not_asked():

@@ -28,7 +28,7 @@ from planner.solvers.sharded.rules import Named, rules_of, share_work
 
 NO_RULES = "the profile has no rules by which operators are split; planner profile makes them"
 NOTHING_TO_SPLIT = "no operator can be split over the devices"
-ONE_DEVICE = "there is one device"
+ONE_DEVICE = "there is one device, and operators are split over several"
 WHOLE = (1, 0)
 """`Stage.over` and `Stage.zero` of replicas that share nothing."""
 
