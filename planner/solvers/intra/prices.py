@@ -20,9 +20,10 @@ from planner.costs.update import step_s
 from planner.resharding.conversion import LOCAL, Step, conversion
 from planner.resharding.cut_losses import vocabulary_parallel_steps
 from planner.resharding.statistics import statistics_steps
-from planner.solvers.intra.space import View, classes
+from planner.solvers.intra.space import View
 from planner.solvers.sharded.rules import named
 from planner.support.arrays import Floats
+from planner.support.memo import remembered
 
 
 class Prices:
@@ -32,31 +33,23 @@ class Prices:
         rounds: microbatches of a replica in an iteration.
     """
 
-    def __init__(self, problem: Problem, view: View) -> None:
+    def __init__(self, problem: Problem, view: View, rounds: float | None = None) -> None:
         self.problem, self.view = problem, view
-        self.rounds = problem.num_microbatches / view.replicas
+        self.rounds = problem.num_microbatches / view.replicas if rounds is None else rounds
         self._kind = device_type(problem.topology, view.group[0])
         self.converted_s = lru_cache(maxsize=None)(self._converted_s)
         self.once_s = lru_cache(maxsize=None)(self._once_s)
 
-    def compute_s(self, rules: Sequence[Sequence[Rule]]) -> list[Floats]:
-        """Per operator, (2, k) forward and backward of a microbatch by each of its rules."""
-        profile = self.problem.profile
-        same = classes(profile)
-        own = sorted(set(same))
-        names = tuple(profile.graph.operators[v].name for v in own)
-        found = {v: np.zeros((2, len(rules[v]))) for v in own}
-        for k in range(max(len(rules[v]) for v in own)):
-            chosen = {
-                name: rules[v][min(k, len(rules[v]) - 1)]
-                for name, v in zip(names, own, strict=True)
-            }
-            sharding = Sharding(self.view.mesh, chosen, {}, {}, {})
-            stage = Stage(names, (self.view.groups[0],), 1, False, sharding)
-            index, both = part_times_s(self.problem, stage, self.view.groups[0][0])
-            for v, time_s in zip(index, both.T, strict=True):
-                if v >= 0 and k < len(rules[v]):
-                    found[v][:, k] = time_s
+    def compute_s(
+        self, rules: Sequence[Sequence[Rule]], same: Sequence[int]
+    ) -> list[Floats]:  # fmt: skip
+        """Per operator, (2, k) forward and backward of a microbatch by each of its rules.
+
+        Args:
+            same: per operator, one that has the same rules and costs the same by them.
+        """
+        own = tuple((v, tuple(rules[v])) for v in sorted(set(same)))
+        found = _compute_s(self.problem, self.view.mesh, self.view.groups[0], own)
         return [found[v] for v in same]
 
     def statistics_s(self, v: int, rule: Rule) -> tuple[float, float]:
@@ -105,3 +98,27 @@ class Prices:
     def step_s(self, size_bytes: float) -> float:
         """Of the optimizer, through so many bytes of parameters."""
         return step_s(self.problem, size_bytes, self._kind)
+
+
+@remembered(kept=64)
+def _compute_s(
+    problem: Problem,
+    mesh: tuple[int, ...],
+    group: tuple[int, ...],
+    rules: tuple[tuple[int, tuple[Rule, ...]], ...],
+) -> dict[int, Floats]:
+    """By operator, (2, k) forward and backward of a microbatch by each of its rules.
+
+    Args:
+        rules: of some operators, by index.
+    """
+    operators = problem.profile.graph.operators
+    found = {v: np.zeros((2, len(some))) for v, some in rules}
+    for k in range(max(len(some) for _, some in rules)):
+        chosen = {operators[v].name: some[k] for v, some in rules if k < len(some)}
+        stage = Stage((*chosen,), (group,), 1, False, Sharding(mesh, chosen, {}, {}, {}))
+        index, both = part_times_s(problem, stage, group[0])
+        for v, time_s in zip(index, both.T, strict=True):
+            if v >= 0:
+                found[v][:, k] = time_s
+    return found

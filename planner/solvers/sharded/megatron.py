@@ -30,16 +30,17 @@ from typing import NamedTuple
 import numpy as np
 
 from planner.artefacts.problem import Problem, Result, Status, switches_of
-from planner.artefacts.profile import SplitRule, has_rules
-from planner.artefacts.sharding import AxisRule, Sharding, dim_of, reads
+from planner.artefacts.profile import has_rules
+from planner.artefacts.sharding import AxisRule, Sharding, dim_of
 from planner.artefacts.strategy import Stage, Strategy
 from planner.costs.operators import operator_times
 from planner.costs.stage_pass import stage_pass
 from planner.costs.transfers import transfer_s
 from planner.resharding.checks import all_violations
-from planner.solvers.sharded.along import Policy, cut_by
+from planner.solvers.intra.lines import Axis, Lines, lines_of
+from planner.solvers.intra.policy import Policy
 from planner.solvers.sharded.best import best_of
-from planner.solvers.sharded.complete import may_leave, shardings
+from planner.solvers.sharded.complete import shardings
 from planner.solvers.sharded.cuts import balanced_cuts, even_cuts
 from planner.solvers.sharded.degrees import grid
 from planner.solvers.sharded.layout import (
@@ -47,9 +48,6 @@ from planner.solvers.sharded.layout import (
     NOTHING_TO_SPLIT,
     WHOLE,
     Layout,
-    axis_of,
-    chosen,
-    chosen_for_sure,
     crossing_bytes,
     divisors,
     groups_of,
@@ -57,7 +55,7 @@ from planner.solvers.sharded.layout import (
 )
 from planner.solvers.sharded.options import Megatron
 from planner.solvers.sharded.promise import promises
-from planner.solvers.sharded.rules import named, rule_beside, share_work, weight_parts
+from planner.solvers.sharded.rules import share_work, weight_parts
 from planner.solvers.sharded.zero import data_policy
 from planner.support.arrays import Floats
 from planner.support.errors import OptionError
@@ -72,8 +70,6 @@ _VARIANTS = 8
 
 Axes = tuple[tuple[int, bool], ...]
 """Of a mesh, the size of each axis, and whether it splits samples."""
-Lines = list[tuple[SplitRule, ...]]
-"""Along each axis, the rule of each operator."""
 Groups = tuple[tuple[tuple[int, ...], ...], ...]
 """Per stage, its groups."""
 
@@ -265,41 +261,19 @@ def _lines(
         sequence: whether sums may be scattered along the sequence.
         forced: whether a tensor axis cuts something though that does not pay. Copies always do.
     """
-    about, mesh = dict(named(problem.profile.graph)), tuple(size for size, _ in axes)
-    made: list[tuple[SplitRule, ...]] = []
-    for a, (size, is_data) in enumerate(axes):
-        axis = axis_of(problem, groups, mesh, a, rounds)
-        policy = data_policy(problem) if is_data else _tensor_policy(problem, sequence=sequence)
-        choose = chosen_for_sure if forced or is_data else chosen
-        rules = choose(problem, about, axis, _beside(policy, made), groups[0][0])
-        if not share_work(rules):
-            return None
-        made.append(rules)
-        about = cut_by(about, _parts(problem, rules), size)
-    return made
+    wanted = [
+        Axis(
+            size,
+            data_policy(problem) if is_data else _tensor_policy(problem, sequence=sequence),
+            sure=forced or is_data,
+        )
+        for size, is_data in axes
+    ]
+    lines = lines_of(problem, groups, wanted, rounds)
+    return lines if all(map(share_work, lines)) else None
 
 
-def _beside(policy: Policy, made: Sequence[Sequence[SplitRule]]) -> Policy:
-    """The policy without the rules that do not go together with those along other axes."""
-
-    def allowed(v: int, rule: AxisRule) -> bool:
-        others = [lines[v].rule for lines in made]
-        return policy.rule(v, rule) and rule_beside([*others, rule]) is not None
-
-    return replace(policy, rule=allowed) if made else policy
-
-
-def _parts(problem: Problem, rules: tuple[SplitRule, ...]) -> dict[str, str]:
-    """How the tensors and parameters are cut, by name."""
-    parts: dict[str, str] = {}
-    for operator, one in zip(problem.profile.graph.operators, rules, strict=True):
-        names = (*reads(operator), *operator.outputs)
-        for name, part in zip(names, one.rule.parts, strict=True):
-            if part.startswith("S"):
-                parts.setdefault(name, part)
-    return parts
-
-
+@remembered
 def _tensor_policy(problem: Problem, *, sequence: bool) -> Policy:
     """Weights are cut; tensors only by operators that make them so."""
     graph = problem.profile.graph
@@ -326,5 +300,5 @@ def _tensor_policy(problem: Problem, *, sequence: bool) -> Policy:
         rule=cuts_weights,
         conversion=converts,
         comes=lambda name, part: part == "R" or (sequence and dim_of(part) != 0),
-        leaves=lambda name, part: may_leave(graph, name, part),
+        further=False,
     )
