@@ -437,25 +437,22 @@ class _Builder:
         """How a parameter may lie, what that costs and takes, and per reader what it costs."""
         n, wants = len(self.view.mesh), [self._wants(reader) for reader in asked]
         lies = lies_of(one, [want.spec[:n] for some in wants for want in some], self.view)
-        both = (
+        tables = [
             self._parameter_table(one, lies, some, v)
             for some, (v, *_) in zip(wants, asked, strict=True)
-        )
-        # Readers share one gradient, which is added up once.
-        tables = [
-            Parts(inside=inside, sums=sums if k == 0 else 0.0)
-            for k, (inside, sums) in enumerate(both)
         ]
+        # Readers share one gradient, which is added up once.
+        tables[1:] = [table._replace(sums=0.0) for table in tables[1:]]
         return lies, self._parameter_node(one, lies), tables
 
     def _parameter_table(
         self, one: Parameter, lies: Sequence[Lies], wants: Sequence[Ends], v: int
-    ) -> tuple[Floats, Floats]:
-        """(lies, wants) of what it costs inside passes, and once, that an operator reads it."""
+    ) -> Parts:
+        """(lies, wants) of what it costs that an operator reads it."""
         columns = list(dict.fromkeys(wants))
         small = np.array([[self._parameter_s(one, lie, w, v) for w in columns] for lie in lies])
-        inside, sums = np.moveaxis(small[:, [columns.index(w) for w in wants]], 2, 0)
-        return inside, sums
+        casts, inside, sums = np.moveaxis(small[:, [columns.index(w) for w in wants]], 2, 0)
+        return Parts(compute=casts if casts.any() else 0.0, inside=inside, sums=sums)
 
     def _parameter_node(self, one: Parameter, lies: Sequence[Lies]) -> tuple[Parts, Floats]:
         """Its step, gathers behind that, and bytes that it, its gradient and its state take."""
@@ -481,13 +478,17 @@ class _Builder:
 
     def _parameter_s(
         self, one: Parameter, lie: Lies, want: Ends, v: int
-    ) -> tuple[float, float]:  # fmt: skip
-        """What it costs inside passes, and once, that an operator reads a parameter."""
+    ) -> tuple[float, float, float]:  # fmt: skip
+        """What it costs in copies in a shorter type, in collectives inside passes, and once, that
+        an operator reads a parameter.
+        """
         prices, item = self.prices, ITEM_BYTES[one.dtype]
         home = lie.at(3, replicated=self.replicated)
         there = prices.converted_s(one.shape, item, home, want.spec)
+        cast = prices.cast_s(one, v, want.spec) if home != want.spec else 0.0
         if want.gradient is None:
-            return prices.rounds * self.forwards * there, 0.0
+            often = prices.rounds * self.forwards
+            return often * cast, often * there, 0.0
         operator = self.graph.operators[v]
         bias = len(one.shape) == 1 and facts(operator.type).bias is not None
         # A segment that is run again keeps what it has gathered. Readers of a view read back.
@@ -501,7 +502,8 @@ class _Builder:
         back = prices.converted_s(one.shape, back_item, want.gradient, gradient)
         state = lie.at(1, replicated=self.replicated)
         sums = prices.once_s(one.shape, back_item, gradient, state)
-        return prices.rounds * (there * (1 + again) + back), sums
+        often = prices.rounds * (1 + again)
+        return often * cast, often * there + prices.rounds * back, sums
 
 
 def _strategies(profile: Profile, view: View) -> tuple[list[int], list[tuple[Rule, ...]]]:

@@ -21,7 +21,6 @@ from planner.resharding.conversion import Collective, Step
 from planner.solvers.intra.build import Built, Parts, built
 from planner.solvers.intra.policy import Policy, anything
 from planner.solvers.intra.space import View, allowed
-from planner.solvers.program.solve import solve
 from planner.solvers.sharded.rules import share_work
 from planner.support.arrays import Floats
 from planner.support.memo import remembered
@@ -69,11 +68,11 @@ def lines_of(
     mesh = tuple(axis.size for axis in axes)
     group = max(groups, key=lambda one: _allreduces_s(problem, one, mesh))
     policies = tuple(axis.policy for axis in axes)
-    lines = _chosen(problem, mesh, group, policies, Parts(rounds, rounds, 1.0, 1.0))
+    lines = _chosen(problem, mesh, group, Parts(rounds, rounds, 1.0, 1.0), *policies)
     if all(share_work(own) or not axis.sure for axis, own in zip(axes, lines, strict=True)):
         return lines
     fast = Parts(rounds, rounds * FAST, FAST, FAST)
-    return _chosen(problem, mesh, group, policies, fast)
+    return _chosen(problem, mesh, group, fast, *policies)
 
 
 def _allreduces_s(problem: Problem, group: tuple[int, ...], mesh: tuple[int, ...]) -> float:
@@ -81,20 +80,22 @@ def _allreduces_s(problem: Problem, group: tuple[int, ...], mesh: tuple[int, ...
     return stage_collectives_s(problem, group, mesh, steps)
 
 
+@remembered(kept=64)
 def _chosen(
     problem: Problem,
     mesh: tuple[int, ...],
     group: tuple[int, ...],
-    policies: tuple[Policy, ...],
     weights: Parts,
+    *policies: Policy,
 ) -> Lines:
     """The rules of the best answer. Where parts of which no conversion is allowed lead to no
-    answer, every conversion is.
+    answer, every conversion is. They are remembered, because many points of a grid have the same
+    mesh, and a search that goes on begins with the same points.
     """
-    answer = _answer(problem, mesh, group, policies, weights)
+    answer = _answer(problem, mesh, group, weights, policies)
     if answer is None:
         free = tuple(replace(policy, conversion=anything) for policy in policies)
-        answer = _answer(problem, mesh, group, free, weights)
+        answer = _answer(problem, mesh, group, weights, free)
     assert answer is not None, "all operators may run whole"
     every = [allowed(problem.profile, *one) for one in zip(policies, mesh, strict=True)]
     return [
@@ -110,9 +111,12 @@ def _answer(
     problem: Problem,
     mesh: tuple[int, ...],
     group: tuple[int, ...],
-    policies: tuple[Policy, ...],
     weights: Parts,
+    policies: tuple[Policy, ...],
 ) -> list[Rule] | None:
+    """The rules of all operators with the least cost; None if nothing is allowed."""
+    from planner.solvers.program.solve import solve  # loads a compiler
+
     made, made_bytes = _built(problem, mesh, group, *policies)
     program = made.program(weights, None)
     cost = list(program.cost)
