@@ -74,6 +74,7 @@ def measure(file, root, words):
         words: of the names of cases; those that have one of them are planned. All without words.
     """
     sys.path.insert(0, str(root))
+    file.parent.mkdir(parents=True, exist_ok=True)
     rows = json.loads(file.read_text()) if file.exists() else {}
     for name, case in cases():
         if name not in rows and (not words or words.intersection(name.split())):

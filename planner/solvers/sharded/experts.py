@@ -4,8 +4,8 @@
              tensors large; products with weights split these (Krizhevsky 2014, section 3). A model
              with recurrent operators is copied to every host, and within a host its layers are
              dealt to the devices by depth (Wu et al. 2016, section 4.4).
-`heuristic`  Every input and parameter is cut along its longest dimension, and each operator, in
-             turn, takes the rule that moves least: what users of GSPMD do (Xu et al. 2021).
+`heuristic`  Every input and parameter is cut along its longest dimension, and operators take the
+             rules that are fastest with that: what users of GSPMD do (Xu et al. 2021).
 """
 
 from collections.abc import Callable

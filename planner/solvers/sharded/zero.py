@@ -94,9 +94,9 @@ def _layouts(problem: Problem, stage: int) -> Iterator[Layout]:
     """One stage on a mesh of all devices or, with replicas, of as many as a divisor says: all that
     divide the samples of a microbatch, or else the largest that anything can be cut for.
 
-    Samples are split as the search along the axis says and, once more, by all operators with
-    parameters. That search adds up computations and sums of gradients, which run at once here: of
-    the experts of a mixture it runs all samples everywhere, so that their gradients need no sum.
+    Samples are split as is fastest by the program of the rules and, once more, by all operators
+    with parameters. The program adds up computations and sums of gradients, which run at once here:
+    of the experts of a mixture it runs all samples everywhere, so that their gradients need no sum.
     """
     graph, devices = problem.profile.graph, host_by_host(problem)
     everything = (tuple(range(len(graph.operators))),)
@@ -133,7 +133,7 @@ class _Lines:
 
     def along(self, groups: Sequence[tuple[int, ...]], rounds: float) -> tuple[SplitRule, ...]:
         """The rules on some meshes of equally many devices. What is cut along samples for many
-        devices is so for fewer: the search is done once.
+        devices is so for fewer: that is solved once.
 
         Args:
             rounds: microbatches of a replica in an iteration.
