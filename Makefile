@@ -77,6 +77,7 @@ bench-ablation: RUNS = "$* --write" "$* $(SMALLEST) --write" "$* $(SMALLEST) --f
 bench-demo: RUNS = "$* --repeat 3"
 bench-mutants: RUNS = "$* --seed 1"
 bench-netsplit: RUNS = $* "$* --coplaced"
+bench-policies: RUNS = "$* measure .cache/policies.json"
 bench-solvers: RUNS = $* "$* --scaling"
 bench-split: RUNS = "split --write" "split_grid --write"
 bench-strategies: RUNS = "$* solve $(OUT)"

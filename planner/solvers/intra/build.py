@@ -8,7 +8,7 @@ what one makes and another one wants, there and back.
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf, prod
 from typing import Any, NamedTuple
@@ -30,7 +30,7 @@ from planner.artefacts.graph import (
 from planner.artefacts.losses import losses
 from planner.artefacts.operator_types import VIEW, facts
 from planner.artefacts.problem import Problem
-from planner.artefacts.profile import storage_owner
+from planner.artefacts.profile import Profile, storage_owner
 from planner.artefacts.sharding import OWN, Rule, Sharding, Spec, dim_of, local_shape, reads
 from planner.costs.local_stage import work_share
 from planner.costs.stage_memory import parameter_bytes
@@ -38,13 +38,19 @@ from planner.costs.update import state_copies
 from planner.resharding.gradients import gradient_spec
 from planner.resharding.reshardings import reads_back
 from planner.resharding.sums import ParameterSpecs
+from planner.solvers.intra.policy import anything
 from planner.solvers.intra.prices import Prices
 from planner.solvers.intra.space import (
     Lies,
+    Mask,
     View,
+    allowed,
     classes,
     comes,
+    conversion_mask,
     lies_of,
+    masked,
+    part_pairs,
     strategies,
     with_replicas,
 )
@@ -63,6 +69,11 @@ class Ends(NamedTuple):
 
     spec: Spec
     gradient: Spec | None
+
+
+Asked = tuple[tuple[int, int, bool], ...]
+"""Of readers: an operator of the same class, the place at which it reads, and whether a gradient
+flows back."""
 
 
 class Parts(NamedTuple):
@@ -124,7 +135,7 @@ class Built:
             self.edges.append((u, v))
             self.edge_s.append(seconds)
 
-    def program(self, weights: Parts, limit_bytes: int) -> ChoiceProgram:
+    def program(self, weights: Parts, limit_bytes: int | None) -> ChoiceProgram:
         """The program with weights."""
         return ChoiceProgram(
             tuple(one.weighted(weights) for one in self.node_s),
@@ -135,32 +146,43 @@ class Built:
         )
 
 
-def built(problem: Problem, view: View, *, again: bool) -> Built:
+def built(problem: Problem, view: View, *, again: bool, rounds: float | None = None) -> Built:
     """The program of all operators of a problem on a view.
 
     Args:
         again: whether forwards run again in backwards, and nothing is stashed.
+        rounds: microbatches of a replica in an iteration; None for all of them in turn.
     """
-    return _Builder(problem, view, again=again).built()
+    return _Builder(problem, view, again=again, rounds=rounds).built()
+
+
+class _Read(NamedTuple):
+    """Seconds of an iteration to read a tensor.
+
+    Attributes:
+        copies: per shared copy, (k, 2) not to make it, and to make it.
+        direct: per reader, (k, l) to convert it for this reader alone.
+        needs: per reader, shared copies by index, with (2, l) whether they have to be made.
+    """
+
+    copies: list[Floats]
+    direct: list[Floats]
+    needs: list[list[tuple[int, Floats]]]
 
 
 class _Builder:
-    def __init__(self, problem: Problem, view: View, *, again: bool) -> None:
+    def __init__(
+        self, problem: Problem, view: View, *, again: bool, rounds: float | None
+    ) -> None:  # fmt: skip
         self.problem, self.view, self.again = problem, view, again
         self.forwards = 2.0 if again else 1.0
         self.graph = problem.profile.graph
-        self.prices = Prices(problem, view)
+        self.prices = Prices(problem, view, rounds)
         self.replicated = view.replicas > 1
         self.with_backward = differentiated(self.graph)
         # Operators of equal layers are of one class, and share all tables.
-        self.class_of = classes(problem.profile)
-        by_class = {}
-        for v, k in enumerate(self.class_of):
-            if k not in by_class:
-                by_class[k] = strategies(problem.profile, v, view.mesh)
-        self.mesh_rules = [by_class[k] for k in self.class_of]
+        self.class_of, self.mesh_rules = _strategies(problem.profile, view)
         self.rules = [self._with_replicas(v) for v in range(len(self.graph.operators))]
-        self._wanted: dict[object, tuple[Ends, ...]] = {}
         self._tables: dict[object, Any] = {}
         self.made = Built(view, again, self.mesh_rules)
 
@@ -186,7 +208,7 @@ class _Builder:
 
     def _operators(self) -> None:
         rounds, stashed = self.prices.rounds, self._stashed()
-        for v, both in enumerate(self.prices.compute_s(self.mesh_rules)):
+        for v, both in enumerate(self.prices.compute_s(self.mesh_rules, self.class_of)):
             asked = self._table(("asked", self.class_of[v]), partial(self._statistics_s, v))
             leaving = np.zeros(both.shape[1])
             for o, name in enumerate(self.graph.operators[v].outputs):
@@ -217,9 +239,18 @@ class _Builder:
 
     def _stash_bytes(self, v: int, stashed: Collection[str]) -> Floats:
         """(k,) bytes that an operator makes and that are kept."""
+        outputs = self.graph.operators[v].outputs
+        kept = tuple(o for o, name in enumerate(outputs) if name in stashed)
+        size: Floats = self._table(
+            ("stash", self.class_of[v], kept), partial(self._kept_bytes, v, kept)
+        )
+        return size
+
+    def _kept_bytes(self, v: int, outputs: Sequence[int]) -> Floats:
+        """(k,) bytes of some outputs, and of what an operator keeps for itself."""
         tensors, operator = tensors_by_name(self.graph), self.graph.operators[v]
         own = self.problem.profile.operators[v].stash_private_bytes - self._casts_bytes(v)
-        kept = [(o, tensors[name]) for o, name in enumerate(operator.outputs) if name in stashed]
+        kept = [(o, tensors[operator.outputs[o]]) for o in outputs]
         mesh = self.view.mesh
         return np.array([
             own * work_share(rule, mesh)
@@ -258,76 +289,120 @@ class _Builder:
         if not readers:
             return
         tensor = tensors_by_name(self.graph)[name]
-        wants = [self._wants(v, name, tensor.gradient) for v in readers]
-        source, homes, key = self._source(name, [w.spec for some in wants for w in some])
-        item = ITEM_BYTES[tensor.dtype]
+        asked = tuple(self._asked(v, name, tensor.gradient) for v in readers)
+        source, homes, key = self._source(name, asked)
+        mask = self._mask(name, (key, homes), asked)
+        table = self._table(
+            ("tensor", key, mask, tensor.shape, tensor.dtype, asked),
+            partial(self._read, homes, [self._wants(one) for one in asked], tensor, mask),
+        )
+        copies = [self._free_node(2) for _ in table.copies]
+        for node, copy_s in zip(copies, table.copies, strict=True):
+            self.made.edge(source, node, Parts(inside=copy_s))
+        for v, direct, needs in zip(readers, table.direct, table.needs, strict=True):
+            self.made.edge(source, v, Parts(inside=direct))
+            for at, needed in needs:
+                self.made.edge(copies[at], v, Parts(compute=needed))
+
+    def _mask(self, name: str, source: tuple[object, Sequence[Ends]], asked: Asked) -> Mask:
+        """The conversions of a tensor that are not allowed."""
+        if all(one.conversion is anything for one in self.view.policies):
+            return ()
+        key, homes = source
+        pairs = self._table(
+            ("pairs", key, asked),
+            lambda: part_pairs(
+                {one.spec for one in homes}, {w.spec for one in asked for w in self._wants(one)}
+            ),
+        )
+        return conversion_mask(name, pairs, self.view)
+
+    def _read(
+        self, homes: Sequence[Ends], wants: Sequence[tuple[Ends, ...]], tensor: Tensor, mask: Mask
+    ) -> _Read:
+        """What it costs in an iteration to read a tensor.
+
+        Args:
+            homes: how it lies, by strategies of what makes it.
+            wants: per reader, how it is wanted, by strategies.
+        """
         number = Counter(want for some in wants for want in set(some))
         shared = [want for want, count in number.items() if count > 1]
-        copies = {}
-        for want, copy_s in zip(shared, self._copies_s(key, homes, shared, tensor), strict=True):
-            if copy_s.any():
-                copies[want] = self._free_node(2)
-                self.made.edge(source, copies[want], Parts(inside=copy_s))
-        for v, some in zip(readers, wants, strict=True):
-            table = self._table(
-                ("ends", key, tensor.shape, item, some),
-                partial(self._matrix, homes, some, tensor.shape, item),
-            )
-            if shared:
-                table = np.where([[number[want] > 1 for want in some]], 0.0, table)
-            self.made.edge(source, v, Parts(inside=table))
-            for want in set(some) & copies.keys():
-                needs = np.zeros((2, len(some)))
-                needs[0, [i for i, one in enumerate(some) if one == want]] = inf
-                self.made.edge(copies[want], v, Parts(compute=needs))
-
-    def _copies_s(
-        self, key: object, homes: Sequence[Ends], shared: Sequence[Ends], tensor: Tensor
-    ) -> list[Floats]:
-        """Per shared copy, (k, 2) what it costs in an iteration not to make it, and to make it."""
-        item = ITEM_BYTES[tensor.dtype]
-
-        def make() -> list[Floats]:
-            table = self._matrix(homes, shared, tensor.shape, item)
-            return [np.stack([0.0 * column, column], axis=1) for column in table.T]
-
-        return list(self._table(("copies", key, tensor.shape, item, tuple(shared)), make))
+        columns = self._matrix(homes, shared, tensor, mask).T if shared else ()
+        copies = {
+            want: np.stack([np.zeros_like(column), column], axis=1)
+            for want, column in zip(shared, columns, strict=True)
+            if column.any()
+        }
+        direct = []
+        needs: list[list[tuple[int, Floats]]] = [[] for _ in wants]
+        for some, needed in zip(wants, needs, strict=True):
+            table = self._matrix(homes, some, tensor, mask)
+            direct.append(np.where([[number[want] > 1 for want in some]], 0.0, table))
+            for at, want in enumerate(copies):
+                if want in some:
+                    without = np.zeros((2, len(some)))
+                    without[0, [i for i, one in enumerate(some) if one == want]] = inf
+                    needed.append((at, without))
+        return _Read([*copies.values()], direct, needs)
 
     def _matrix(
-        self, homes: Sequence[Ends], wants: Sequence[Ends], shape: tuple[int, ...], item: float
+        self, homes: Sequence[Ends], wants: Sequence[Ends], tensor: Tensor, mask: Mask
     ) -> Floats:
-        """(homes, wants) seconds of an iteration to convert a tensor."""
+        """(homes, wants) seconds of an iteration to convert a tensor; inf of what is not allowed.
+
+        Args:
+            mask: along each axis of the mesh, the parts before and after of these.
+        """
+        shape, item = tensor.shape, ITEM_BYTES[tensor.dtype]
         rows, columns = list(dict.fromkeys(homes)), list(dict.fromkeys(wants))
-        small = np.array([[self._ends_s(shape, item, h, w) for w in columns] for h in rows])
+        small = np.array([
+            [inf if masked(mask, h.spec, w.spec) else self._ends_s(shape, item, h, w)
+             for w in columns]
+            for h in rows
+        ])  # fmt: skip
         at = [rows.index(one) for one in homes], [columns.index(one) for one in wants]
         table: Floats = self.prices.rounds * small[np.ix_(*at)]
         return table
 
-    def _wants(self, v: int, name: str, has_gradient: bool) -> tuple[Ends, ...]:
+    def _asked(self, v: int, name: str, has_gradient: bool) -> tuple[int, int, bool]:
+        """An operator of the same class, the place at which it reads, and whether it has a
+        gradient.
+        """
         at = reads(self.graph.operators[v]).index(name)
-        flows = has_gradient and v in self.with_backward
-        key = self.class_of[v], at, flows
-        if key not in self._wanted:
-            self._wanted[key] = tuple(
+        return self.class_of[v], at, has_gradient and v in self.with_backward
+
+    def _wants(self, asked: tuple[int, int, bool]) -> tuple[Ends, ...]:
+        v, at, flows = asked
+        wants: tuple[Ends, ...] = self._table(
+            ("wants", asked),
+            lambda: tuple(
                 Ends(rule.inputs[at], gradient_spec(rule, rule.inputs[at]) if flows else None)
                 for rule in self.rules[v]
-            )
-        return self._wanted[key]
+            ),
+        )
+        return wants
 
     def _source(
-        self, name: str, wanted: Sequence[Spec]
+        self, name: str, asked: Asked
     ) -> tuple[int, tuple[Ends, ...], object]:  # fmt: skip
         """The node that makes a tensor, how it lies by the node's strategies, and a key of that."""
         v = producers(self.graph).get(name)
         if v is not None:
             o = self.graph.operators[v].outputs.index(name)
-            key = "made", self.class_of[v], o
-            rules = self.rules[v]
-            homes = [Ends(one.outputs[o], gradient_spec(one, one.outputs[o])) for one in rules]
-            return v, tuple(homes), key
-        specs = comes(wanted, len(self.view.sizes))
+            key, rules = ("made", self.class_of[v], o), self.rules[v]
+            homes = self._table(
+                key,
+                lambda: tuple(
+                    Ends(one.outputs[o], gradient_spec(one, one.outputs[o])) for one in rules
+                ),
+            )
+            return v, homes, key
+        n = len(self.view.mesh)
+        wanted = [want.spec[:n] for one in asked for want in self._wants(one)]
+        specs = comes(name, wanted, self.view)
         if self.replicated:
-            specs = tuple(dict.fromkeys((*one[:-1], OWN) for one in specs))
+            specs = tuple((*one, OWN) for one in specs)
         node = self._free_node(len(specs))
         self.made.inputs[name] = node, specs
         return node, tuple(Ends(one, one) for one in specs), specs
@@ -347,28 +422,41 @@ class _Builder:
         readers = list(dict.fromkeys(holders(self.graph)[one.name]))
         if not readers:
             return
-        n = len(self.view.mesh)
-        wanted = [end.spec[:n] for v in readers for end in self._wants(v, one.name, False)]
-        lies = lies_of(one, wanted, self.view)
-        node = self._parameter_node(one, lies)
+        asked = tuple(self._asked(v, one.name, one.trainable) for v in readers)
+        given = tuple(policy.lies.get(one.name) for policy in self.view.policies)
+        lies, own, tables = self._table(
+            ("parameter", replace(one, name=""), given, asked),
+            partial(self._parameter_tables, one, asked),
+        )
+        node = self.made.node(*own)
         self.made.lies[one.name] = node, lies
-        for k, v in enumerate(readers):
-            wants = self._wants(v, one.name, one.trainable)
-            key = one.shape, one.dtype, one.trainable, lies, self.class_of[v], wants
-            inside, sums = self._table(key, partial(self._parameter_table, one, lies, wants, v))
-            # Readers share one gradient, which is added up once.
-            self.made.edge(node, v, Parts(inside=inside, sums=sums if k == 0 else 0.0))
+        for v, table in zip(readers, tables, strict=True):
+            self.made.edge(node, v, table)
+
+    def _parameter_tables(
+        self, one: Parameter, asked: Asked
+    ) -> tuple[tuple[Lies, ...], tuple[Parts, Floats], list[Parts]]:
+        """How a parameter may lie, what that costs and takes, and per reader what it costs."""
+        n, wants = len(self.view.mesh), [self._wants(reader) for reader in asked]
+        lies = lies_of(one, [want.spec[:n] for some in wants for want in some], self.view)
+        tables = [
+            self._parameter_table(one, lies, some, v)
+            for some, (v, *_) in zip(wants, asked, strict=True)
+        ]
+        # Readers share one gradient, which is added up once.
+        tables[1:] = [table._replace(sums=0.0) for table in tables[1:]]
+        return lies, self._parameter_node(one, lies), tables
 
     def _parameter_table(
         self, one: Parameter, lies: Sequence[Lies], wants: Sequence[Ends], v: int
-    ) -> tuple[Floats, Floats]:
-        """(lies, wants) of what it costs inside passes, and once, that an operator reads it."""
+    ) -> Parts:
+        """(lies, wants) of what it costs that an operator reads it."""
         columns = list(dict.fromkeys(wants))
         small = np.array([[self._parameter_s(one, lie, w, v) for w in columns] for lie in lies])
-        inside, sums = np.moveaxis(small[:, [columns.index(w) for w in wants]], 2, 0)
-        return inside, sums
+        casts, inside, sums = np.moveaxis(small[:, [columns.index(w) for w in wants]], 2, 0)
+        return Parts(compute=casts if casts.any() else 0.0, inside=inside, sums=sums)
 
-    def _parameter_node(self, one: Parameter, lies: Sequence[Lies]) -> int:
+    def _parameter_node(self, one: Parameter, lies: Sequence[Lies]) -> tuple[Parts, Floats]:
         """Its step, gathers behind that, and bytes that it, its gradient and its state take."""
         problem, item = self.problem, ITEM_BYTES[one.dtype]
         state = state_copies(problem.profile.parameter_dtype, problem.training.optimizer)
@@ -384,17 +472,21 @@ class _Builder:
                 size.parameter + size.gradient + state * size.state,
             ))  # fmt: skip
         step_s, gather_s, size = np.array(rows).T
-        return self.made.node(Parts(step_s, 0.0 * step_s, 0.0 * step_s, gather_s), size)
+        return Parts(step_s, 0.0 * step_s, 0.0 * step_s, gather_s), size
 
     def _parameter_s(
         self, one: Parameter, lie: Lies, want: Ends, v: int
-    ) -> tuple[float, float]:  # fmt: skip
-        """What it costs inside passes, and once, that an operator reads a parameter."""
+    ) -> tuple[float, float, float]:  # fmt: skip
+        """What it costs in copies in a shorter type, in collectives inside passes, and once, that
+        an operator reads a parameter.
+        """
         prices, item = self.prices, ITEM_BYTES[one.dtype]
         home = lie.at(3, replicated=self.replicated)
         there = prices.converted_s(one.shape, item, home, want.spec)
+        cast = prices.cast_s(one, v, want.spec) if home != want.spec else 0.0
         if want.gradient is None:
-            return prices.rounds * self.forwards * there, 0.0
+            often = prices.rounds * self.forwards
+            return often * cast, often * there, 0.0
         operator = self.graph.operators[v]
         bias = len(one.shape) == 1 and facts(operator.type).bias is not None
         # A segment that is run again keeps what it has gathered. Readers of a view read back.
@@ -408,7 +500,25 @@ class _Builder:
         back = prices.converted_s(one.shape, back_item, want.gradient, gradient)
         state = lie.at(1, replicated=self.replicated)
         sums = prices.once_s(one.shape, back_item, gradient, state)
-        return prices.rounds * (there * (1 + again) + back), sums
+        often = prices.rounds * (1 + again)
+        return often * cast, often * there + prices.rounds * back, sums
+
+
+def _strategies(profile: Profile, view: View) -> tuple[list[int], list[tuple[Rule, ...]]]:
+    """Per operator, the first one that costs the same by each rule, and may run by the same; and
+    its rules on the mesh.
+    """
+    every = [allowed(profile, *one) for one in zip(view.policies, view.mesh, strict=True)]
+    first: dict[object, int] = {}
+    same: list[int] = []
+    rules: list[tuple[Rule, ...]] = []
+    for v, k in enumerate(classes(profile)):
+        axes = tuple(some[v] for some in every)
+        must = tuple(policy.must(v) for policy in view.policies)
+        at = first.setdefault((k, *(tuple(map(id, some)) for some in axes), must), v)
+        same.append(at)
+        rules.append(strategies(profile, v, view, axes) if at == v else rules[at])
+    return same, rules
 
 
 def leaving_spec(graph: Graph, name: str, spec: Spec) -> Spec:

@@ -28,7 +28,9 @@ bytes that it holds in its interval p:
     assignments there are, and the known one, stay. Reductions follow, without dominance.
 7.  *Proof* (`proof.py`). What is small then goes to HiGHS, with the memory rows of the active
     moments; an optimum that does not fit adds rows. Its bound is in floating point, rounded down.
-8.  *Search* (`search.py`). Conditioned elimination: some nodes keep their strategies, so that
+8.  *Elimination* (`elimination_kernels.py`). Without limit of memory, and where all tables are
+    small, the elimination of all nodes is an optimum, and nothing else is done.
+9.  *Search* (`search.py`). Conditioned elimination: some nodes keep their strategies, so that
     elimination of all others has small tables, which gives the best assignment beside these nodes.
     A new start takes prices around the best ones, and raises them where an assignment does not fit,
     until one does. Then blocks are improved; of what changes, each connected component is taken
@@ -50,8 +52,9 @@ from planner.artefacts.problem import Status
 from planner.solvers.engines.watch import SearchWatch, interruptible
 from planner.solvers.program.core import Core, Scale, core_of
 from planner.solvers.program.dual import Climb
+from planner.solvers.program.elimination_kernels import eliminated, ordered
 from planner.solvers.program.fixing import fixed
-from planner.solvers.program.prices import Prices
+from planner.solvers.program.prices import Prices, true_cost
 from planner.solvers.program.problem import Choice, ChoiceProgram, cost_of, peak_bytes
 from planner.solvers.program.proof import is_small, proved
 from planner.solvers.program.reduce import Reduced, reduced
@@ -76,6 +79,9 @@ SHRUNK = 0.95
 MOST_COST = 2**58
 """In the core; no assignment costs as much."""
 MOST_STEPS = 200
+WHOLE_NODES, WHOLE_ENTRIES = 4_000, 1e6
+"""Of a core whose nodes are all eliminated, and of its largest table, at most: an order of n nodes
+takes n^2 bytes."""
 CLIMB_SHARE = 0.2
 """Share of the work after which the prices are good enough for the search to begin."""
 WORTH = 0.1
@@ -239,9 +245,28 @@ def solve(
         if not first.core.num_nodes:
             news = News(0, np.empty(0, np.int64), 0, True)
         else:
-            news = _searched(first.core, limit_s, left_s, seed, over, _teller(scale, first))
+            tell = _teller(scale, first)
+            news = _eliminated(first.core) or _searched(
+                first.core, limit_s, left_s, seed, over, tell
+            )
         picks = None if news.picks is None else first.expanded(news.picks).tolist()
         return choice_of(program, news, picks, scale, first.constant, not over())
+
+
+def _eliminated(core: Core) -> News | None:
+    """The best assignment, by the elimination of all nodes; None where memory is limited, or a
+    table would be large.
+    """
+    count = core.num_nodes
+    if len(core.free) or count > WHOLE_NODES:
+        return None
+    order = ordered(core, np.arange(count), math.log(WHOLE_ENTRIES))
+    if len(order.node) < count:
+        return None
+    picks = np.zeros(count, np.int64)
+    eliminated(core, core.cost, order, picks)
+    cost = true_cost(core, picks)
+    return News(cost, picks, cost, True) if cost < MOST_COST else News(done=True)
 
 
 def _teller(scale: Scale, first: Reduced) -> Callable[[News], None]:
