@@ -15,6 +15,7 @@ from planner.solvers.intra import solve as intra
 from planner.solvers.intra.build import Parts, built, sharding_of
 from planner.solvers.intra.space import View
 from planner.solvers.registry import SOLVERS
+from tests.support.small_splits import settled
 from tests.support.split_models import MODELS, loaded
 from tests.support.split_profiles import problem, profiled
 
@@ -26,22 +27,8 @@ def models(tmp_path_factory):
 
 
 def drawn(made, chance):
-    """Random strategies of all nodes, with the shared copies that these need."""
-    picks = [chance.randrange(len(one.compute)) for one in made.node_s]
-    for (u, v), seconds in zip(made.edges, made.edge_s, strict=True):
-        if np.ndim(seconds.compute) and np.isinf(seconds.compute[picks[u], picks[v]]):
-            picks[u] = 1
-    return picks
-
-
-def needed(made, picks):
-    """The same without copies that nobody needs."""
-    picks, wanted = list(picks), set()
-    for (u, v), seconds in zip(made.edges, made.edge_s, strict=True):
-        if np.ndim(seconds.compute):
-            wanted.add(u) if np.isinf(seconds.compute[0, picks[v]]) else None
-            picks[u] = int(u in wanted)
-    return picks
+    """Random strategies of all nodes, with what these need."""
+    return settled(made, [chance.randrange(len(one.compute)) for one in made.node_s])
 
 
 def counted(made, picks):
@@ -68,7 +55,7 @@ def test_random_answers_cost_in_the_program_what_their_passes_take(models, name,
     view = View(mesh, replicas, tuple(range(int(np.prod(mesh)) * replicas)))
     made, chance, compared = built(given, view, again=False), random.Random(3), 0
     for _ in range(40):
-        picks = needed(made, drawn(made, chance))
+        picks = drawn(made, chance)
         stage = stage_of(given, made, picks)
         strategy = Strategy((stage,), ScheduleName.ONE_F_ONE_B, 2)
         if all_violations(strategy, given.profile.graph, 4):
@@ -78,13 +65,11 @@ def test_random_answers_cost_in_the_program_what_their_passes_take(models, name,
         rounds = given.num_microbatches / replicas
         steps = sum(made.node_s[node].compute[picks[node]] for node, _ in made.lies.values())
         assert found.compute - steps == pytest.approx(rounds * own.compute_s.sum())
-        collectives_s = pytest.approx(rounds * own.collective_s.sum(), rel=1e-6)
-        # A parameter that two operators read pays for each of them, also where they share a copy.
-        assert (
-            found.inside > 0.999999 * rounds * own.collective_s.sum()
-            if name == "gpt"
-            else found.inside == collectives_s
-        )
+        collectives_s = rounds * own.collective_s.sum()
+        # Readers of a view of a parameter count as if they gathered it again, also where they
+        # convert the view.
+        most = 1.02 if name == "gpt" else 1.000001
+        assert 0.999999 * collectives_s < found.inside < most * collectives_s
     assert compared > 10
 
 

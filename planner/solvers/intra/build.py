@@ -32,7 +32,6 @@ from planner.artefacts.operator_types import VIEW, facts
 from planner.artefacts.problem import Problem
 from planner.artefacts.profile import Profile, storage_owner
 from planner.artefacts.sharding import OWN, Rule, Sharding, Spec, dim_of, local_shape, reads
-from planner.costs.local_stage import work_share
 from planner.costs.stage_memory import parameter_bytes
 from planner.costs.update import state_copies
 from planner.resharding.gradients import gradient_spec
@@ -161,13 +160,26 @@ class _Read(NamedTuple):
 
     Attributes:
         copies: per shared copy, (k, 2) not to make it, and to make it.
-        direct: per reader, (k, l) to convert it for this reader alone.
+        direct: per reader, (k, l) of what it costs for this reader alone.
         needs: per reader, shared copies by index, with (2, l) whether they have to be made.
     """
 
     copies: list[Floats]
-    direct: list[Floats]
+    direct: list[Parts]
     needs: list[list[tuple[int, Floats]]]
+
+
+class _Home(NamedTuple):
+    """How a parameter is at home.
+
+    Attributes:
+        lies: how it lies.
+        summed: along each axis, whether a reader makes summands of its gradient; None where there
+            is one reader, whose strategy says that.
+    """
+
+    lies: Lies
+    summed: tuple[bool, ...] | None
 
 
 class _Builder:
@@ -247,17 +259,19 @@ class _Builder:
         return size
 
     def _kept_bytes(self, v: int, outputs: Sequence[int]) -> Floats:
-        """(k,) bytes of some outputs, and of what an operator keeps for itself."""
+        """(k,) bytes of some outputs, and of what an operator keeps for itself, which is in
+        proportion to what it makes.
+        """
         tensors, operator = tensors_by_name(self.graph), self.graph.operators[v]
         own = self.problem.profile.operators[v].stash_private_bytes - self._casts_bytes(v)
-        kept = [(o, tensors[operator.outputs[o]]) for o in outputs]
-        mesh = self.view.mesh
-        return np.array([
-            own * work_share(rule, mesh)
-            + sum(prod(local_shape(one.shape, rule.outputs[o], mesh)) * ITEM_BYTES[one.dtype]
-                  for o, one in kept)
-            for rule in self.mesh_rules[v]
-        ])  # fmt: skip
+        every = [tensors[name] for name in operator.outputs]
+        rows = []
+        for rule in self.mesh_rules[v]:
+            made = [prod(local_shape(one.shape, spec, self.view.mesh)) * ITEM_BYTES[one.dtype]
+                    for one, spec in zip(every, rule.outputs, strict=True)]  # fmt: skip
+            share = sum(made) / max(1, sum(one.bytes for one in every))
+            rows.append(own * share + sum(made[o] for o in outputs))
+        return np.array(rows)
 
     def _casts_bytes(self, v: int) -> int:
         """Of what an operator keeps for itself, copies of its weights in a shorter type, which are
@@ -296,11 +310,15 @@ class _Builder:
             ("tensor", key, mask, tensor.shape, tensor.dtype, asked),
             partial(self._read, homes, [self._wants(one) for one in asked], tensor, mask),
         )
-        copies = [self._free_node(2) for _ in table.copies]
-        for node, copy_s in zip(copies, table.copies, strict=True):
+        self._edges(source, readers, table)
+
+    def _edges(self, source: int, readers: Sequence[int], read: _Read) -> None:
+        """From what is read to shared copies and readers, and between these."""
+        copies = [self._free_node(2) for _ in read.copies]
+        for node, copy_s in zip(copies, read.copies, strict=True):
             self.made.edge(source, node, Parts(inside=copy_s))
-        for v, direct, needs in zip(readers, table.direct, table.needs, strict=True):
-            self.made.edge(source, v, Parts(inside=direct))
+        for v, direct, needs in zip(readers, read.direct, read.needs, strict=True):
+            self.made.edge(source, v, direct)
             for at, needed in needs:
                 self.made.edge(copies[at], v, Parts(compute=needed))
 
@@ -326,25 +344,15 @@ class _Builder:
             homes: how it lies, by strategies of what makes it.
             wants: per reader, how it is wanted, by strategies.
         """
-        number = Counter(want for some in wants for want in set(some))
-        shared = [want for want, count in number.items() if count > 1]
-        columns = self._matrix(homes, shared, tensor, mask).T if shared else ()
-        copies = {
-            want: np.stack([np.zeros_like(column), column], axis=1)
-            for want, column in zip(shared, columns, strict=True)
-            if column.any()
-        }
+        shared = _shared(wants)
+        table = self._matrix(homes, shared, tensor, mask) if shared else np.zeros((len(homes), 0))
+        copies = _copies(shared, table)
         direct = []
-        needs: list[list[tuple[int, Floats]]] = [[] for _ in wants]
-        for some, needed in zip(wants, needs, strict=True):
+        for some in wants:
             table = self._matrix(homes, some, tensor, mask)
-            direct.append(np.where([[number[want] > 1 for want in some]], 0.0, table))
-            for at, want in enumerate(copies):
-                if want in some:
-                    without = np.zeros((2, len(some)))
-                    without[0, [i for i, one in enumerate(some) if one == want]] = inf
-                    needed.append((at, without))
-        return _Read([*copies.values()], direct, needs)
+            alone = np.where([[want in shared for want in some]], 0.0, table)
+            direct.append(Parts(inside=alone))
+        return _Read([*copies.values()], direct, [_needs(copies, some) for some in wants])
 
     def _matrix(
         self, homes: Sequence[Ends], wants: Sequence[Ends], tensor: Tensor, mask: Mask
@@ -424,84 +432,173 @@ class _Builder:
             return
         asked = tuple(self._asked(v, one.name, one.trainable) for v in readers)
         given = tuple(policy.lies.get(one.name) for policy in self.view.policies)
-        lies, own, tables = self._table(
+        homes, own, read = self._table(
             ("parameter", replace(one, name=""), given, asked),
             partial(self._parameter_tables, one, asked),
         )
         node = self.made.node(*own)
-        self.made.lies[one.name] = node, lies
-        for v, table in zip(readers, tables, strict=True):
-            self.made.edge(node, v, table)
+        self.made.lies[one.name] = node, tuple(home.lies for home in homes)
+        self._edges(node, readers, read)
 
     def _parameter_tables(
         self, one: Parameter, asked: Asked
-    ) -> tuple[tuple[Lies, ...], tuple[Parts, Floats], list[Parts]]:
-        """How a parameter may lie, what that costs and takes, and per reader what it costs."""
+    ) -> tuple[tuple[_Home, ...], tuple[Parts, Floats], _Read]:
+        """How a parameter may be at home, what that costs and takes, and what its readers cost."""
         n, wants = len(self.view.mesh), [self._wants(reader) for reader in asked]
         lies = lies_of(one, [want.spec[:n] for some in wants for want in some], self.view)
-        tables = [
-            self._parameter_table(one, lies, some, v)
+        # Tied ones are few. Constants have a reader in each layer, which pays for itself.
+        tied = one.trainable and len(asked) > 1
+        homes = tuple(
+            _Home(lie, summed) for lie in lies for summed in (_sums(wants) if tied else (None,))
+        )
+        shared = _shared(wants) if tied else ()
+        first = [[self._first_s(one, home, want) for want in shared] for home in homes]
+        copies = _copies(shared, np.array(first).reshape(len(homes), len(shared)))
+        direct = [
+            self._parameter_table(one, homes, (some, shared), v)
             for some, (v, *_) in zip(wants, asked, strict=True)
         ]
-        # Readers share one gradient, which is added up once.
-        tables[1:] = [table._replace(sums=0.0) for table in tables[1:]]
-        return lies, self._parameter_node(one, lies), tables
+        needs = [_needs(copies, some) for some in wants]
+        return homes, self._parameter_node(one, homes), _Read([*copies.values()], direct, needs)
 
     def _parameter_table(
-        self, one: Parameter, lies: Sequence[Lies], wants: Sequence[Ends], v: int
-    ) -> Parts:
-        """(lies, wants) of what it costs that an operator reads it."""
-        columns = list(dict.fromkeys(wants))
-        small = np.array([[self._parameter_s(one, lie, w, v) for w in columns] for lie in lies])
-        casts, inside, sums = np.moveaxis(small[:, [columns.index(w) for w in wants]], 2, 0)
-        return Parts(compute=casts if casts.any() else 0.0, inside=inside, sums=sums)
+        self, one: Parameter, homes: Sequence[_Home],
+        wants: tuple[Sequence[Ends], Collection[Ends]], v: int,
+    ) -> Parts:  # fmt: skip
+        """(homes, wants) of what it costs that an operator reads it.
 
-    def _parameter_node(self, one: Parameter, lies: Sequence[Lies]) -> tuple[Parts, Floats]:
-        """Its step, gathers behind that, and bytes that it, its gradient and its state take."""
+        Args:
+            wants: by the operator's strategies, and those of shared copies.
+        """
+        some, shared = wants
+        columns = list(dict.fromkeys(some))
+        small = np.array([
+            [self._parameter_s(one, home, want, v, alone=want not in shared) for want in columns]
+            for home in homes
+        ])  # fmt: skip
+        compute, inside, sums = np.moveaxis(small[:, [columns.index(w) for w in some]], 2, 0)
+        return Parts(compute=compute if compute.any() else 0.0, inside=inside, sums=sums)
+
+    def _parameter_node(self, one: Parameter, homes: Sequence[_Home]) -> tuple[Parts, Floats]:
+        """Its step, sums of its gradient if it is tied, gathers behind the step, and bytes that it,
+        its gradient and its state take.
+        """
         problem, item = self.problem, ITEM_BYTES[one.dtype]
         state = state_copies(problem.profile.parameter_dtype, problem.training.optimizer)
         rows = []
-        for lie in lies:
-            home, gradient, stepped = (
-                lie.at(least, replicated=self.replicated) for least in (3, 2, 1)
+        for home in homes:
+            lies, gradient, stepped = (
+                home.lies.at(least, replicated=self.replicated) for least in (3, 2, 1)
             )
-            size = parameter_bytes(one, ParameterSpecs(home, gradient, stepped), self.view.sizes)
+            size = parameter_bytes(one, ParameterSpecs(lies, gradient, stepped), self.view.sizes)
             rows.append((
                 self.prices.step_s(size.state),
-                self.prices.once_s(one.shape, item, stepped, home),
+                0.0 if home.summed is None else self._sums_s(one, home.lies, home.summed),
+                self.prices.once_s(one.shape, item, stepped, lies),
                 size.parameter + size.gradient + state * size.state,
             ))  # fmt: skip
-        step_s, gather_s, size = np.array(rows).T
-        return Parts(step_s, 0.0 * step_s, 0.0 * step_s, gather_s), size
+        step_s, sum_s, gather_s, size = np.array(rows).T
+        return Parts(step_s, 0.0 * step_s, sum_s, gather_s), size
+
+    def _gradient(self, lies: Lies, summed: Sequence[bool]) -> Spec:
+        """How the gradient of a parameter lies."""
+        spec = lies.at(2, replicated=self.replicated)
+        return tuple("P" if part == "R" and summand else part
+                     for part, summand in zip(spec, summed, strict=True))  # fmt: skip
+
+    def _sums_s(self, one: Parameter, lies: Lies, summed: Sequence[bool]) -> float:
+        gradient, state = self._gradient(lies, summed), lies.at(1, replicated=self.replicated)
+        return self.prices.once_s(one.shape, one.gradient_item_bytes, gradient, state)
+
+    def _first_s(self, one: Parameter, home: _Home, want: Ends) -> float:
+        """To gather a parameter for forwards, and to bring its gradient home."""
+        lies = home.lies.at(3, replicated=self.replicated)
+        there = self.prices.converted_s(one.shape, ITEM_BYTES[one.dtype], lies, want.spec)
+        back = 0.0
+        if want.gradient is not None:
+            gradient = self._gradient(home.lies, home.summed or _summed(want))
+            back = self.prices.converted_s(
+                one.shape, one.gradient_item_bytes, want.gradient, gradient
+            )
+        return self.prices.rounds * (self.forwards * there + back)
 
     def _parameter_s(
-        self, one: Parameter, lie: Lies, want: Ends, v: int
-    ) -> tuple[float, float, float]:  # fmt: skip
+        self, one: Parameter, home: _Home, want: Ends, v: int, *, alone: bool
+    ) -> tuple[float, float, float]:
         """What it costs in copies in a shorter type, in collectives inside passes, and once, that
         an operator reads a parameter.
+
+        Args:
+            alone: whether it makes a copy of its own.
         """
-        prices, item = self.prices, ITEM_BYTES[one.dtype]
-        home = lie.at(3, replicated=self.replicated)
-        there = prices.converted_s(one.shape, item, home, want.spec)
-        cast = prices.cast_s(one, v, want.spec) if home != want.spec else 0.0
-        if want.gradient is None:
-            often = prices.rounds * self.forwards
-            return often * cast, often * there, 0.0
+        prices, made = self.prices, _summed(want)
+        if home.summed is not None and any(
+            here and not there for here, there in zip(made, home.summed, strict=True)
+        ):
+            return inf, 0.0, 0.0
+        lies = home.lies.at(3, replicated=self.replicated)
+        first = self._first_s(one, home, want) if alone else 0.0
+        cast = prices.cast_s(one, v, want.spec) if lies != want.spec else 0.0
+        later = self._reads_again(one, v) and want.gradient is not None and not self.again
+        mine = want.gradient is not None and home.summed is None
+        sums = self._sums_s(one, home.lies, made) if mine else 0.0
+        there = prices.converted_s(one.shape, ITEM_BYTES[one.dtype], lies, want.spec)
+        often = prices.rounds * (self.forwards + later)
+        return often * cast, first + prices.rounds * later * there, sums
+
+    def _reads_again(self, one: Parameter, v: int) -> bool:
+        """Whether the backward of an operator gathers a parameter again. Readers of a view read
+        back. A segment that is run again keeps what it has gathered.
+        """
         operator = self.graph.operators[v]
         bias = len(one.shape) == 1 and facts(operator.type).bias is not None
-        # A segment that is run again keeps what it has gathered. Readers of a view read back.
-        again = self.again or facts(operator.type).moves is VIEW
-        again = again or (not bias and reads_back(operator, {one.name}, self.graph))
-        gradient = tuple(
-            "P" if part == "R" and made == "P" else part
-            for part, made in zip(lie.at(2, replicated=self.replicated), want.gradient, strict=True)
+        return facts(operator.type).moves is VIEW or (
+            not bias and reads_back(operator, {one.name}, self.graph)
         )
-        back_item = one.gradient_item_bytes
-        back = prices.converted_s(one.shape, back_item, want.gradient, gradient)
-        state = lie.at(1, replicated=self.replicated)
-        sums = prices.once_s(one.shape, back_item, gradient, state)
-        often = prices.rounds * (1 + again)
-        return often * cast, often * there + prices.rounds * back, sums
+
+
+def _shared(wants: Sequence[Sequence[Ends]]) -> list[Ends]:
+    """What several readers may want."""
+    number = Counter(want for some in wants for want in set(some))
+    return [want for want, count in number.items() if count > 1]
+
+
+def _copies(shared: Sequence[Ends], table: Floats) -> dict[Ends, Floats]:
+    """The shared copies that cost anything: (k, 2) not to make it, and to make it.
+
+    Args:
+        table: (k, shared) what they cost.
+    """
+    return {
+        want: np.stack([np.zeros_like(column), column], axis=1)
+        for want, column in zip(shared, table.T, strict=True)
+        if column.any()
+    }
+
+
+def _needs(copies: Collection[Ends], some: Sequence[Ends]) -> list[tuple[int, Floats]]:
+    """The copies that a reader may want, by index, with (2, l) whether they have to be made."""
+    needs = []
+    for at, want in enumerate(copies):
+        if want in some:
+            without = np.zeros((2, len(some)))
+            without[0, [i for i, one in enumerate(some) if one == want]] = inf
+            needs.append((at, without))
+    return needs
+
+
+def _summed(want: Ends) -> tuple[bool, ...]:
+    """Along each axis, whether a reader makes summands of the gradient of what it wants."""
+    return tuple(part == "P" for part in want.gradient or ("R",) * len(want.spec))
+
+
+def _sums(wants: Sequence[Sequence[Ends]]) -> list[tuple[bool, ...]]:
+    """All that `_summed` may be of several readers together."""
+    found = {_summed(want) for want in wants[0]}
+    for some in wants[1:]:
+        found = {tuple(a or b for a, b in zip(one, _summed(want), strict=True))
+                 for one in found for want in some}  # fmt: skip
+    return sorted(found)
 
 
 def _strategies(profile: Profile, view: View) -> tuple[list[int], list[tuple[Rule, ...]]]:
