@@ -485,9 +485,9 @@ class _Builder:
         prices, item = self.prices, ITEM_BYTES[one.dtype]
         home = lie.at(3, replicated=self.replicated)
         there = prices.converted_s(one.shape, item, home, want.spec)
-        cast = prices.cast_s(one, v, want.spec) if home != want.spec else 0.0
         if want.gradient is None:
             often = prices.rounds * self.forwards
+            cast = prices.cast_s(one, v, want.spec) if home != want.spec else 0.0
             return often * cast, often * there, 0.0
         operator = self.graph.operators[v]
         bias = len(one.shape) == 1 and facts(operator.type).bias is not None
@@ -502,8 +502,12 @@ class _Builder:
         back = prices.converted_s(one.shape, back_item, want.gradient, gradient)
         state = lie.at(1, replicated=self.replicated)
         sums = prices.once_s(one.shape, back_item, gradient, state)
-        often = prices.rounds * (1 + again)
-        return often * cast, often * there + prices.rounds * back, sums
+        inside = there * (1 + again) + back
+        if (home, gradient) == (want.spec, want.gradient):
+            return 0.0, prices.rounds * inside, sums
+        casts = 1 + (again and there > 0)  # what a device has it does not gather again
+        cast = prices.cast_s(one, v, want.spec)
+        return prices.rounds * casts * cast, prices.rounds * inside, sums
 
 
 def _strategies(profile: Profile, view: View) -> tuple[list[int], list[tuple[Rule, ...]]]:
