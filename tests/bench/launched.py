@@ -32,7 +32,7 @@ from planner.solvers.registry import SOLVERS
 from planner.solvers.sharded.options import Megatron, Zero
 from planner.support.options import Options
 from planner.support.units import format_seconds
-from tests.bench.accuracy import ROOT, measure, prepare, refine, reports_of, say
+from tests.bench.accuracy import PACE_FILE, ROOT, measure, prepare, refine, reports_of, say
 from tests.bench.solvers import machine, put, table
 from tests.support.accuracy_plans import SUBJECTS, Drawn, Subject, planned
 from tests.support.builders import asked
@@ -137,12 +137,16 @@ def main() -> None:
     parser.add_argument("--ranks", nargs="*", type=int, choices=RANKS, default=RANKS)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--repeats", type=int, default=REPEATS)
-    parser.add_argument("--keep", type=Path, help="folder of topologies, profiles and plans")
+    parser.add_argument(
+        "--keep", type=Path, help="folder of topologies, profiles and plans; measured once"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.keep or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
-        prepare(folder, options.networks, options.ranks, slow=False, subjects=NETWORKS)
+        files = [PACE_FILE, *(f"{name}.json" for name in options.networks)]
+        if not all((folder / name).is_file() for name in files):
+            prepare(folder, options.networks, options.ranks, slow=False, subjects=NETWORKS)
         for name in options.networks:
             plans = [*plans_of(folder, name, options.ranks)]
             # With measured parts, solvers may choose others.

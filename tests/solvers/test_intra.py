@@ -2,12 +2,14 @@
 
 import random
 import signal
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from planner.artefacts.options import Recompute
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy
+from planner.costs.local_stage import local_stage
 from planner.costs.stage_pass import stage_pass
 from planner.resharding.checks import all_violations
 from planner.simulator.estimate import estimate_s
@@ -71,6 +73,30 @@ def test_random_answers_cost_in_the_program_what_their_passes_take(models, name,
         most = 1.02 if name == "gpt" else 1.000001
         assert 0.999999 * collectives_s < found.inside < most * collectives_s
     assert compared > 10
+
+
+@pytest.mark.parametrize(("mesh", "replicas"), [((4,), 1), ((2,), 2)])
+def test_gathered_weights_are_copied_under_autocast_in_every_pass(models, mesh, replicas):
+    """Those that lie as they are read are copied once in a step."""
+    profile = profiled(models["mlp"])
+    graph = replace(profile.graph, parameters=tuple(
+        replace(one, dtype="float32") for one in profile.graph.parameters
+    ))  # fmt: skip
+    profile = replace(profile, graph=graph, dtype="bfloat16", casts_once=True)
+    given = problem(profile, 4, 2, recompute=Recompute.NONE)
+    view = View(mesh, replicas, (0, 1, 2, 3))
+    made, chance, copied = built(given, view, again=False), random.Random(3), set()
+    for _ in range(40):
+        picks = drawn(made, chance)
+        stage = stage_of(given, made, picks)
+        if all_violations(Strategy((stage,), ScheduleName.ONE_F_ONE_B, 2), graph, 4):
+            continue
+        rounds = given.num_microbatches / replicas
+        steps = sum(made.node_s[node].compute[picks[node]] for node, _ in made.lies.values())
+        own_s = stage_pass(given, stage, 0).compute_s.sum()
+        assert counted(made, picks).compute - steps == pytest.approx(rounds * own_s, rel=1e-9)
+        copied.add(any(any(both) for both in local_stage(profile, stage).cast_bytes))
+    assert True in copied
 
 
 @pytest.mark.parametrize("bandwidth", [1e7, 1e9, 1e11])

@@ -538,13 +538,15 @@ class _Builder:
             return inf, 0.0, 0.0
         lies = home.lies.at(3, replicated=self.replicated)
         first = self._first_s(one, home, want) if alone else 0.0
-        cast = prices.cast_s(one, v, want.spec) if lies != want.spec else 0.0
         later = self._reads_again(one, v) and want.gradient is not None and not self.again
         mine = want.gradient is not None and home.summed is None
         sums = self._sums_s(one, home.lies, made) if mine else 0.0
         there = prices.converted_s(one.shape, ITEM_BYTES[one.dtype], lies, want.spec)
-        often = prices.rounds * (self.forwards + later)
-        return often * cast, first + prices.rounds * later * there, sums
+        at_home = lies, want.gradient and self._gradient(home.lies, home.summed or made)
+        # What a device has it does not gather again.
+        casts = self.forwards + later if there > 0 or want.gradient is None else 1.0
+        casts *= prices.cast_s(one, v, want.spec) if at_home != tuple(want) else 0.0
+        return prices.rounds * casts, first + prices.rounds * later * there, sums
 
     def _reads_again(self, one: Parameter, v: int) -> bool:
         """Whether the backward of an operator gathers a parameter again. Readers of a view read
