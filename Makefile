@@ -10,7 +10,7 @@ WORKERS := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 READY := $(VENV)/.ready
 
 BENCHMARKS := ablation accuracy bottleneck convergence demo estimates gpu gradients iopddl launch memory mutants \
-	netsplit overhead overlap periodic pipedream placements points profile simulate solve solvers split start \
+	netsplit overhead overlap periodic pipedream placements points policies profile simulate solve solvers split start \
 	strategies truth zoo
 
 .PHONY: help setup demo test test-all fuzz lint type fmt golden conformance bench docs check clean

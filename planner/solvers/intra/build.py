@@ -438,19 +438,25 @@ class _Builder:
         n, wants = len(self.view.mesh), [self._wants(reader) for reader in asked]
         lies = lies_of(one, [want.spec[:n] for some in wants for want in some], self.view)
         tables = [
-            self._parameter_table(one, lies, some, v)
-            for some, (v, *_) in zip(wants, asked, strict=True)
+            self._parameter_table(one, lies, some, reader)
+            for some, reader in zip(wants, asked, strict=True)
         ]
         # Readers share one gradient, which is added up once.
         tables[1:] = [table._replace(sums=0.0) for table in tables[1:]]
         return lies, self._parameter_node(one, lies), tables
 
     def _parameter_table(
-        self, one: Parameter, lies: Sequence[Lies], wants: Sequence[Ends], v: int
+        self,
+        one: Parameter,
+        lies: Sequence[Lies],
+        wants: Sequence[Ends],
+        reader: tuple[int, int, bool],
     ) -> Parts:
         """(lies, wants) of what it costs that an operator reads it."""
         columns = list(dict.fromkeys(wants))
-        small = np.array([[self._parameter_s(one, lie, w, v) for w in columns] for lie in lies])
+        small = np.array(
+            [[self._parameter_s(one, lie, w, reader) for w in columns] for lie in lies]
+        )
         casts, inside, sums = np.moveaxis(small[:, [columns.index(w) for w in wants]], 2, 0)
         return Parts(compute=casts if casts.any() else 0.0, inside=inside, sums=sums)
 
@@ -477,12 +483,12 @@ class _Builder:
         return Parts(step_s, 0.0 * step_s, 0.0 * step_s, gather_s), size
 
     def _parameter_s(
-        self, one: Parameter, lie: Lies, want: Ends, v: int
-    ) -> tuple[float, float, float]:  # fmt: skip
+        self, one: Parameter, lie: Lies, want: Ends, reader: tuple[int, int, bool]
+    ) -> tuple[float, float, float]:
         """What it costs in copies in a shorter type, in collectives inside passes, and once, that
         an operator reads a parameter.
         """
-        prices, item = self.prices, ITEM_BYTES[one.dtype]
+        prices, item, (v, at, _) = self.prices, ITEM_BYTES[one.dtype], reader
         home = lie.at(3, replicated=self.replicated)
         there = prices.converted_s(one.shape, item, home, want.spec)
         if want.gradient is None:
@@ -493,7 +499,7 @@ class _Builder:
         bias = len(one.shape) == 1 and facts(operator.type).bias is not None
         # A segment that is run again keeps what it has gathered. Readers of a view read back.
         again = self.again or facts(operator.type).moves is VIEW
-        again = again or (not bias and reads_back(operator, {one.name}, self.graph))
+        again = again or (not bias and reads_back(operator, {reads(operator)[at]}, self.graph))
         gradient = tuple(
             "P" if part == "R" and made == "P" else part
             for part, made in zip(lie.at(2, replicated=self.replicated), want.gradient, strict=True)
