@@ -120,7 +120,7 @@ def cells(folder: Path, one: Drawn) -> list[str]:
     measured_s, predicted_s = median(times), one.plan.prediction.iteration_s
     return [
         f"{one.ranks}",
-        one.name.partition(f"{one.ranks}-")[2],
+        one.name.removeprefix(f"{one.model}-{one.ranks}-"),
         one.said,
         format_seconds(predicted_s),
         format_seconds(measured_s),

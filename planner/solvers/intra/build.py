@@ -455,15 +455,15 @@ class _Builder:
         first = [[self._first_s(one, home, want) for want in shared] for home in homes]
         copies = _copies(shared, np.array(first).reshape(len(homes), len(shared)))
         direct = [
-            self._parameter_table(one, homes, (some, shared), v)
-            for some, (v, *_) in zip(wants, asked, strict=True)
+            self._parameter_table(one, homes, (some, shared), reader)
+            for some, reader in zip(wants, asked, strict=True)
         ]
         needs = [_needs(copies, some) for some in wants]
         return homes, self._parameter_node(one, homes), _Read([*copies.values()], direct, needs)
 
     def _parameter_table(
         self, one: Parameter, homes: Sequence[_Home],
-        wants: tuple[Sequence[Ends], Collection[Ends]], v: int,
+        wants: tuple[Sequence[Ends], Collection[Ends]], reader: tuple[int, int, bool],
     ) -> Parts:  # fmt: skip
         """(homes, wants) of what it costs that an operator reads it.
 
@@ -473,7 +473,8 @@ class _Builder:
         some, shared = wants
         columns = list(dict.fromkeys(some))
         small = np.array([
-            [self._parameter_s(one, home, want, v, alone=want not in shared) for want in columns]
+            [self._parameter_s(one, home, want, reader, alone=want not in shared)
+             for want in columns]
             for home in homes
         ])  # fmt: skip
         compute, inside, sums = np.moveaxis(small[:, [columns.index(w) for w in some]], 2, 0)
@@ -523,7 +524,7 @@ class _Builder:
         return self.prices.rounds * (self.forwards * there + back)
 
     def _parameter_s(
-        self, one: Parameter, home: _Home, want: Ends, v: int, *, alone: bool
+        self, one: Parameter, home: _Home, want: Ends, reader: tuple[int, int, bool], *, alone: bool
     ) -> tuple[float, float, float]:
         """What it costs in copies in a shorter type, in collectives inside passes, and once, that
         an operator reads a parameter.
@@ -538,24 +539,25 @@ class _Builder:
             return inf, 0.0, 0.0
         lies = home.lies.at(3, replicated=self.replicated)
         first = self._first_s(one, home, want) if alone else 0.0
-        later = self._reads_again(one, v) and want.gradient is not None and not self.again
+        later = self._reads_again(one, reader) and want.gradient is not None and not self.again
         mine = want.gradient is not None and home.summed is None
         sums = self._sums_s(one, home.lies, made) if mine else 0.0
         there = prices.converted_s(one.shape, ITEM_BYTES[one.dtype], lies, want.spec)
         at_home = lies, want.gradient and self._gradient(home.lies, home.summed or made)
         # What a device has it does not gather again.
         casts = self.forwards + later if there > 0 or want.gradient is None else 1.0
-        casts *= prices.cast_s(one, v, want.spec) if at_home != tuple(want) else 0.0
+        casts *= prices.cast_s(one, reader[0], want.spec) if at_home != tuple(want) else 0.0
         return prices.rounds * casts, first + prices.rounds * later * there, sums
 
-    def _reads_again(self, one: Parameter, v: int) -> bool:
+    def _reads_again(self, one: Parameter, reader: tuple[int, int, bool]) -> bool:
         """Whether the backward of an operator gathers a parameter again. Readers of a view read
         back. A segment that is run again keeps what it has gathered.
         """
+        v, at, _ = reader
         operator = self.graph.operators[v]
         bias = len(one.shape) == 1 and facts(operator.type).bias is not None
         return facts(operator.type).moves is VIEW or (
-            not bias and reads_back(operator, {one.name}, self.graph)
+            not bias and reads_back(operator, {reads(operator)[at]}, self.graph)
         )
 
 

@@ -1,9 +1,9 @@
 """The rules of all operators along the axes of a mesh, all at once, by what policies allow there.
 
 This is the program of the stage of all operators on one mesh (`build.py`), without a limit of
-memory: recipes (`zero.py`, `megatron.py`, `experts.py` in the room of split plans) are masks of its
-space. An iteration is the sum of all that it takes, with the steps and the sums of gradients spread
-over its microbatches. Of equally fast answers that whose operators make fewer bytes is taken.
+memory; the recipes in `solvers/sharded/` are masks of its space. An iteration is the sum of all
+that it takes, with the steps and the sums of gradients spread over its microbatches. Of equally
+fast answers that whose operators make fewer bytes is taken.
 """
 
 from collections.abc import Sequence

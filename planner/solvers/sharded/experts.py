@@ -78,7 +78,8 @@ def _by_depth(problem: Problem) -> Result:
 def _on_one_mesh(
     problem: Problem, space: str, allowed: Callable[[int, AxisRule], bool] | None
 ) -> Result:
-    """One stage on a mesh of one axis over all devices.
+    """One stage on a mesh of one axis over all devices, by the rules that are fastest, or by those
+    that would be if an iteration had one microbatch, which need less memory.
 
     Args:
         allowed: which rules are; None for all, with inputs and parameters cut.
@@ -98,12 +99,17 @@ def _on_one_mesh(
         policy = Policy(
             rule=allowed, must=lambda v: graph.operators[v].type in ruled, further=False
         )
-    (lines,) = lines_of(problem, [devices], [Axis(size, policy)], problem.num_microbatches)
-    if not share_work(lines):
+    axis, specs = Axis(size, policy), {name: (part,) for name, part in lies.items()}
+    groups = groups_of(devices, (size,), 1, 1)
+    layouts: list[Layout] = []
+    for rounds in (problem.num_microbatches, 1.0):
+        lines = lines_of(problem, [devices], [axis], rounds)
+        made = shardings(graph, everything, (size,), lines, specs)
+        if share_work(*lines) and made not in [one.shardings for one in layouts]:
+            layouts.append(Layout(everything, groups, made, number=len(layouts)))
+    if not layouts:
         return Result(Status.INFEASIBLE, None, space=space, reason=NOTHING_TO_SPLIT)
-    specs = {name: (part,) for name, part in lies.items()}
-    made = shardings(graph, everything, (size,), [lines], specs)
-    return best_of(problem, [Layout(everything, groups_of(devices, (size,), 1, 1), made)], space)
+    return best_of(problem, layouts, space)
 
 
 def _krizhevsky(problem: Problem) -> Callable[[int, AxisRule], bool]:

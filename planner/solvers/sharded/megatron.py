@@ -17,10 +17,11 @@ Stages may be given the same number of layers, too, as Megatron-LM's are (`--eve
 All t d p that make up the number of devices are tried (Narayanan et al. 2021, section 3), as far as
 the limit of work allows, the most promising first (`promise.py`); each in
 two ways: with the weights cut for which that is fastest, and with those for which it would be if an
-iteration had one microbatch, or half of one where it has one. These are more, because steps and
-sums of gradients weigh more; so less memory is needed, as with a table of embeddings that is cut by
-the vocabulary: with it whole, a Llama on 32 devices of p4d has to recompute, and takes 3.44 instead
-of 3.17 s. And the last sums are waited for, where the program of the rules hides nothing.
+iteration had one microbatch. These are more, because steps and sums of gradients weigh more; so
+less memory is needed, as with a table of embeddings that is cut by the vocabulary: with it whole, a
+Llama on 32 devices of p4d has to recompute, and takes 3.44 instead of 3.17 s. An iteration of one
+microbatch is tried as if it had half of one, too: passes hide some of what the program of the rules
+adds up, but the last sums are waited for.
 """
 
 from collections.abc import Iterator, Sequence
@@ -133,7 +134,8 @@ def _layouts(problem: Problem, points: Sequence[tuple[int, int, int]]) -> Iterat
         axes, groups, rounds = _meshes(problem, points[number])
         made: list[Lines] = []
         work_s = 0.0
-        for key in product([axes], [rounds, min(1.0, rounds / 2)], sequences if t > 1 else [False]):
+        both = (rounds, 1.0) if rounds > 1.0 else (0.5, 1.0)
+        for key in product([axes], both, sequences if t > 1 else [False]):
             if key not in known:
                 known[key] = _lines(problem, (*chain(*groups),), *key, forced=forced)
                 work_s += size / _LINES_PER_S
