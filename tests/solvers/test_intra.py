@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from planner.artefacts.options import Recompute
+from planner.artefacts.profile import SplitRule
+from planner.artefacts.sharding import reads
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy
 from planner.costs.local_stage import local_stage
 from planner.costs.stage_pass import stage_pass
@@ -17,6 +19,7 @@ from planner.solvers.intra import solve as intra
 from planner.solvers.intra.build import Parts, built, sharding_of
 from planner.solvers.intra.space import View
 from planner.solvers.registry import SOLVERS
+from tests.launcher.mesh.test_intra_plans import resnet
 from tests.support.small_splits import settled
 from tests.support.split_models import MODELS, loaded
 from tests.support.split_profiles import problem, profiled
@@ -97,6 +100,23 @@ def test_gathered_weights_are_copied_under_autocast_in_every_pass(models, mesh, 
         assert counted(made, picks).compute - steps == pytest.approx(rounds * own_s, rel=1e-9)
         copied.add(any(any(both) for both in local_stage(profile, stage).cast_bytes))
     assert True in copied
+
+
+def test_running_statistics_lie_as_their_normalization_reads_them(tmp_path):
+    """Their new values would else have to be converted back."""
+    model = loaded(resnet(tmp_path / "resnet.onnx"))
+    operators, rules = model.graph.operators, (SplitRule("S1,S0,S0,S0,S0->S1"),)
+    found = [rules if one.type == "BatchNormalization" else () for one in operators]
+    given = problem(profiled(model, found), 2, 1, recompute=Recompute.NONE)
+    made, compared = built(given, View((2,), 1, (0, 1)), again=False), 0
+    for v, operator in enumerate(operators):
+        for name in operator.parameters[2:] if operator.type == "BatchNormalization" else ():
+            node, lies = made.lies[name]
+            barred = np.isinf(made.edge_s[made.edges.index((node, v))].compute)
+            wanted = [rule.inputs[reads(operator).index(name)] for rule in made.rules[v]]
+            assert barred.tolist() == [[one.spec != want for want in wanted] for one in lies]
+            compared += 1
+    assert compared > 4
 
 
 @pytest.mark.parametrize("bandwidth", [1e7, 1e9, 1e11])

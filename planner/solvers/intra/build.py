@@ -538,6 +538,9 @@ class _Builder:
         ):
             return inf, 0.0, 0.0
         lies = home.lies.at(3, replicated=self.replicated)
+        normalizes = self.graph.operators[reader[0]].type == "BatchNormalization"
+        if lies != want.spec and not one.trainable and (one.state or normalizes):
+            return inf, 0.0, 0.0  # what an operator gives another value lies as it is read
         first = self._first_s(one, home, want) if alone else 0.0
         later = self._reads_again(one, reader) and want.gradient is not None and not self.again
         mine = want.gradient is not None and home.summed is None
