@@ -10,7 +10,7 @@ WORKERS := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 READY := $(VENV)/.ready
 
 BENCHMARKS := ablation accuracy bottleneck convergence demo estimates gpu gradients iopddl launch launched memory mutants \
-	netsplit overhead overlap periodic pipedream placements points profile simulate solve solvers split start \
+	netsplit overhead overlap periodic pipedream placements points policies profile simulate solve solvers split start \
 	strategies truth zoo
 
 .PHONY: help setup demo test test-all fuzz lint type fmt golden conformance bench docs check clean
@@ -77,6 +77,7 @@ bench-ablation: RUNS = "$* --write" "$* $(SMALLEST) --write" "$* $(SMALLEST) --f
 bench-demo: RUNS = "$* --repeat 3"
 bench-mutants: RUNS = "$* --seed 1"
 bench-netsplit: RUNS = $* "$* --coplaced"
+bench-policies: RUNS = "$* measure .cache/policies.json"
 bench-solvers: RUNS = $* "$* --scaling"
 bench-split: RUNS = "split --write" "split_grid --write"
 bench-strategies: RUNS = "$* solve $(OUT)"

@@ -256,13 +256,21 @@ def _measured_shares(profile: Profile, stage: Stage) -> Floats:
 
 def part_times_s(problem: Problem, stage: Stage, device: int) -> tuple[tuple[int, ...], Floats]:
     """The operators of a split stage with its conversions, by index in the graph, -1 of a
-    conversion; and (2, n) their times, forward and backward, without collectives, in s.
+    conversion; and (2, n) their times, forward and backward, in s, without collectives and copies
+    of gathered weights.
     """
-    return local_stage(problem.profile, stage).graph_index, _own_times_s(problem, stage, device)
+    return local_stage(problem.profile, stage).graph_index, _part_times_s(problem, stage, device)
 
 
 def _own_times_s(problem: Problem, stage: Stage, device: int) -> Floats:
     """(2, n) times of the operators of `local_stage`, forward and backward, without collectives."""
+    local, kind = local_stage(problem.profile, stage), device_type(problem.topology, device)
+    casts_s = np.array(local.cast_bytes).T / kind.memory_bandwidth_bytes_per_s
+    return _part_times_s(problem, stage, device) + casts_s
+
+
+def _part_times_s(problem: Problem, stage: Stage, device: int) -> Floats:
+    """The same without copies of gathered weights."""
     profile, times = problem.profile, operator_times(problem, device)
     local, kind = local_stage(profile, stage), device_type(problem.topology, device)
     own = np.array(local.graph_index)
@@ -283,7 +291,7 @@ def _own_times_s(problem: Problem, stage: Stage, device: int) -> Floats:
     loss_s = whole_s * of_loss * np.array(local.loss_share)
     linear = np.maximum(np.where(share == 1.0, t, part) + loss_s, least)
     times_s: Floats = np.where(np.isnan(measured), linear, t * measured + loss_s)
-    return times_s + np.array(local.cast_bytes).T / kind.memory_bandwidth_bytes_per_s
+    return times_s
 
 
 def shortest_part_s(problem: Problem, device: int) -> tuple[float, float]:

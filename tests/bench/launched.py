@@ -1,7 +1,7 @@
 """Plans of intra-op beside Megatron's and data parallelism's on local ranks (40 minutes).
 
 The plans of a GPT-2, a mixture of experts and a wide ResNet in training mode are predicted, and
-then run by turns on 2 and 4 ranks.
+then run by turns on 2 and 4 ranks. There is one microbatch, so all of them split operators.
 
     python -m tests.bench.launched [--write] [--networks NAME ...] [--ranks 2 4] [--steps N]
         [--repeats N] [--keep FOLDER]
@@ -14,8 +14,9 @@ docs/split.md for each network.
 import argparse
 import json
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -28,17 +29,17 @@ from planner.artefacts.problem import Problem
 from planner.artefacts.strategy import Stage
 from planner.clusters.yaml.read import read_topology
 from planner.solvers.registry import SOLVERS
-from planner.solvers.sharded.options import Megatron
+from planner.solvers.sharded.options import Megatron, Zero
 from planner.support.options import Options
 from planner.support.units import format_seconds
-from tests.bench.accuracy import ROOT, measure, prepare, refine, reports_of, say
+from tests.bench.accuracy import PACE_FILE, ROOT, measure, prepare, refine, reports_of, say
 from tests.bench.solvers import machine, put, table
 from tests.support.accuracy_plans import SUBJECTS, Drawn, Subject, planned
 from tests.support.builders import asked
 from tests.support.measured.networks import Kind, Network, model
 
 DOCUMENT = ROOT / "docs" / "split.md"
-RANKS, MICROBATCHES, STEPS, REPEATS = (2, 4), 4, 5, 3
+RANKS, STEPS, REPEATS = (2, 4), 5, 3
 LIMIT_S = 20.0
 
 
@@ -61,7 +62,7 @@ MIXTURE = Network(
 )  # fmt: skip
 RESNET = Network(Kind.WIDE_RESNET, layers=50, width=16, widening=2)
 NETWORKS: Mapping[str, Subject] = {
-    "gpt2": SUBJECTS["gpt2"],
+    "gpt2": replace(SUBJECTS["gpt2"], batch=4),
     "mixture": Subject(partial(with_weights, MIXTURE), 4),
     "resnet": Subject(partial(with_weights, RESNET), 4),
 }
@@ -71,11 +72,16 @@ NETWORKS: Mapping[str, Subject] = {
 class Way:
     """A solver of plans with one stage, and its switches."""
 
+    name: str
     solver: str
     switches: tuple[Options, ...] = ()
 
 
-WAYS = (Way("intra-op"), Way("megatron", (Megatron(pipeline_degree=1),)), Way("data-parallel"))
+WAYS = (
+    Way("intra-op", "intra-op"),
+    Way("Megatron", "megatron", (Megatron(pipeline_degree=1),)),
+    Way("Data", "zero", (Zero(0),)),
+)
 
 
 def plans_of(folder: Path, name: str, ranks: Sequence[int]) -> Iterator[Drawn]:
@@ -84,24 +90,24 @@ def plans_of(folder: Path, name: str, ranks: Sequence[int]) -> Iterator[Drawn]:
     for count in ranks:
         topology = read_topology(folder / f"cluster{count}.yaml")
         for way in WAYS:
-            options = asked(MICROBATCHES, optimizer="adam", switches=way.switches)
+            options = asked(1, optimizer="adam", switches=way.switches)
             problem = Problem(profile, topology, **options)
             result = SOLVERS[way.solver](problem, LIMIT_S)
             if result.strategy is None:
-                say(f"{name} on {count}: no plan by {way.solver}: {result.reason}")
+                say(f"{name} on {count}: no plan by {way.name}: {result.reason}")
                 continue
             (stage,) = result.strategy.stages
             yield Drawn(
-                f"{name}-{count}-{way.solver}", name, problem, planned(problem, result.strategy),
+                f"{name}-{count}-{way.name}", name, problem, planned(problem, result.strategy),
                 in_words(stage), splits=stage.sharding is not None,
             )  # fmt: skip
 
 
 def in_words(stage: Stage) -> str:
-    """The mesh and the replicas of a stage."""
-    mesh = "x".join(map(str, stage.mesh)) or "1"
-    shared = ", state in parts" if stage.over > 1 else ""
-    return f"mesh {mesh}, {stage.num_replicas} replica{'s' * (stage.num_replicas > 1)}{shared}"
+    """The mesh, and the rules that most operators have that are split."""
+    rules = stage.sharding.rules.values() if stage.sharding else ()
+    often = Counter(" x ".join(one.lines) for one in rules).most_common(2)
+    return f"mesh {'x'.join(map(str, stage.mesh))}: {', '.join(rule for rule, _ in often)}"
 
 
 COLUMNS = ("ranks", "way", "plan", "predicted", "measured", "predicted/measured", "spread")
@@ -114,7 +120,7 @@ def cells(folder: Path, one: Drawn) -> list[str]:
     measured_s, predicted_s = median(times), one.plan.prediction.iteration_s
     return [
         f"{one.ranks}",
-        one.name.partition(f"{one.ranks}-")[2],
+        one.name.removeprefix(f"{one.model}-{one.ranks}-"),
         one.said,
         format_seconds(predicted_s),
         format_seconds(measured_s),
@@ -131,12 +137,16 @@ def main() -> None:
     parser.add_argument("--ranks", nargs="*", type=int, choices=RANKS, default=RANKS)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--repeats", type=int, default=REPEATS)
-    parser.add_argument("--keep", type=Path, help="folder of topologies, profiles and plans")
+    parser.add_argument(
+        "--keep", type=Path, help="folder of topologies, profiles and plans; measured once"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.keep or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
-        prepare(folder, options.networks, options.ranks, slow=False, subjects=NETWORKS)
+        files = [PACE_FILE, *(f"{name}.json" for name in options.networks)]
+        if not all((folder / name).is_file() for name in files):
+            prepare(folder, options.networks, options.ranks, slow=False, subjects=NETWORKS)
         for name in options.networks:
             plans = [*plans_of(folder, name, options.ranks)]
             # With measured parts, solvers may choose others.

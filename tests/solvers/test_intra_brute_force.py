@@ -24,6 +24,7 @@ CASES = (
     ((1, 4, 3, 2), TWO_AXES, 1e8),
     ((3, 7, 3, 2), TWO_AXES, 1e9),
 )
+TIED = {ONE_AXIS: (30, 7, 2, 1), TWO_AXES: (48, 7, 2, 1)}
 
 
 def answer(made, limit):
@@ -65,6 +66,14 @@ def test_no_split_of_a_small_graph_is_better(graph, meshes, bandwidth):
         for view in (one for one in views(problem) if one.mesh in meshes):
             limits += check(problem, view, again=False)
     assert limits > 1
+
+
+@pytest.mark.parametrize(("meshes", "bandwidth"), [(ONE_AXIS, 1e8), (TWO_AXES, 1e9)])
+def test_no_split_of_a_graph_with_a_tied_parameter_is_better(meshes, bandwidth):
+    """Its readers share copies and one sum of gradients."""
+    problem = given(small(*TIED[meshes], tied=True), 4, bandwidth, recompute=Recompute.NONE)
+    for view in (one for one in views(problem) if one.mesh in meshes):
+        check(problem, view, again=False)
 
 
 def test_no_split_with_forwards_that_run_twice_is_better():

@@ -2,6 +2,8 @@
 
 import itertools
 import math
+from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.artefacts.problem import Status
+from planner.solvers.program import solve as program_solve
 from planner.solvers.program.core import NEVER, core_of
 from planner.solvers.program.dual import Climb
 from planner.solvers.program.elimination_kernels import eliminated, ordered
@@ -94,6 +97,30 @@ def test_the_answer_is_that_of_brute_force(program):
     assert found.status is Status.OPTIMAL
     assert found.cost == found.bound == best == cost_of(program, found.picks)
     assert fits(program, found.picks)
+
+
+def nothing_else(*_):
+    raise AssertionError("a search")
+
+
+@settings(max_examples=60)
+@given(programs)
+def test_without_a_limit_of_memory_elimination_is_the_answer(program):
+    program = replace(program, limit_bytes=None)
+    with mock.patch.object(program_solve, "_searched", nothing_else):
+        found = answer(program)
+    best = brute_force(program)
+    assert found.cost == found.bound == best
+    assert found.status is (Status.INFEASIBLE if best == math.inf else Status.OPTIMAL)
+
+
+def test_where_tables_are_too_large_for_elimination_others_work(monkeypatch):
+    program = replace(drawn(3, 7, 5, forbidden=0.0, dense=0.9), limit_bytes=None)
+    monkeypatch.setattr(program_solve, "WHOLE_ENTRIES", 4.0)
+    assert answer(program).cost == brute_force(program)
+    monkeypatch.setattr(program_solve, "_searched", nothing_else)
+    with pytest.raises(AssertionError, match="a search"):
+        answer(program)
 
 
 @settings(max_examples=20)

@@ -35,13 +35,12 @@ from planner.simulator.traces.write import chrome_trace
 from planner.solvers.registry import SOLVERS, portfolio
 from planner.solvers.sharded import best as sharded_best
 from planner.solvers.sharded import megatron
-from planner.solvers.sharded.along import Policy
 from planner.solvers.sharded.best import OTHERS, UNSURE, _LayoutSearch
 from planner.solvers.sharded.complete import may_leave, shardings
-from planner.solvers.sharded.layout import axis_of, host_by_host
+from planner.solvers.sharded.layout import host_by_host
 from planner.solvers.sharded.options import Megatron, Zero
 from planner.solvers.sharded.promise import Promise, promises
-from planner.solvers.sharded.rules import rule_beside, rules_of
+from planner.solvers.sharded.rules import rules_of
 from planner.support.errors import OptionError
 from tests.costs.test_split_bounds import with_rules
 from tests.support.builders import asked, islands
@@ -652,12 +651,6 @@ def test_a_tensor_degree_groups_devices_of_one_host(block):
     assert only_stage(SOLVERS["megatron"](given, 1.0).strategy).groups == ((0, 1), (2, 3), (5, 6))
 
 
-def test_an_axis_has_the_prices_of_its_slowest_group(block):
-    given, groups = on_hosts(block, (2, 2), 4, slow=3), ((0, 1), (2, 3))
-    first, both = (axis_of(given, some, (2,), 0, 1) for some in (groups[:1], groups))
-    assert (first.bytes_per_s, both.bytes_per_s) == (1e9, 1e7)
-
-
 def test_the_heuristic_cuts_the_longest_dimension_of_every_input(block):
     strategy = SOLVERS["heuristic"](problem(block), 1.0).strategy
     split = only_stage(strategy).sharding
@@ -720,12 +713,3 @@ def test_all_that_may_be_the_fastest_go_to_the_judge():
     search.fitting = [(1.0 + 0.9 * (UNSURE - 1) * (k > 0), f"plan {k}") for k in range(few + 5)]
     search.fitting.append((1.01 * UNSURE, "slower"))
     assert search.best == tuple(f"plan {k}" for k in range(few + 5))
-
-
-def test_rules_along_two_axes_go_together():
-    """A rule in blocks is not chosen beside one that cuts the same dimension along another axis."""
-    samples, heads = SplitRule("S0->S0"), SplitRule("S0/4->S1")
-    policy = megatron._beside(Policy(), [(samples,)])
-    assert [policy.rule(0, one.rule) for one in (samples, heads)] == [True, False]
-    assert rule_beside([samples.rule, heads.rule]) is None
-    assert megatron._beside(Policy(), []).rule(0, heads.rule)

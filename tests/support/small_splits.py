@@ -8,6 +8,8 @@ import random
 from dataclasses import replace
 from itertools import product
 
+import numpy as np
+
 from planner.artefacts.graph import Graph, Operator, Parameter, Tensor
 from planner.artefacts.options import Optimizer
 from planner.artefacts.profile import OperatorCost, SplitRule
@@ -17,7 +19,7 @@ from planner.costs.stage_memory import stage_memory
 from planner.costs.update import state_copies
 from planner.resharding.checks import all_violations
 from planner.simulator.estimate import estimate_s
-from planner.solvers.intra.build import sharding_of
+from planner.solvers.intra.answer import sharding_of
 from tests.support.builders import cluster, problem_of, unit_type
 from tests.support.split import mlp
 
@@ -33,13 +35,14 @@ RULES = {
 }
 
 
-def small(seed, size, split, most):
+def small(seed, size, split, most, *, tied=False):
     """A profile of operators in a row, with shortcuts.
 
     Args:
         size: number of operators.
         split: number of operators with rules besides running whole.
         most: number of these rules of each at most.
+        tied: whether operators take a parameter that another one has, where there is one.
     """
     chance = random.Random(seed)
     ruled = chance.sample(range(size), split)
@@ -51,12 +54,15 @@ def small(seed, size, split, most):
         kind = chance.choice([one for one in RULES if alike or one != "Add"])
         inputs = (last.name, chance.choice(alike)) if kind == "Add" else (last.name,)
         width = chance.choice(WIDTHS) if kind == "MatMul" else last.shape[1]
-        held = {"MatMul": (last.shape[1], width), "Mul": (width,)}.get(kind)
-        if held:
-            parameters.append(Parameter(f"w{v}", held, "float32", chance.random() < 0.6))
+        held, name = {"MatMul": (last.shape[1], width), "Mul": (width,)}.get(kind), f"w{v}"
+        known = [one.name for one in parameters if tied and one.shape == held]
+        if known:
+            name = known[0]
+        elif held:
+            parameters.append(Parameter(name, held, "float32", tied or chance.random() < 0.6))
         flows = any(one.trainable for one in parameters)
         tensors.append(Tensor(f"t{v}", (ROWS, width), "float32", flows))
-        operators.append(Operator(f"o{v}", kind, inputs, (f"t{v}",), (f"w{v}",) if held else ()))
+        operators.append(Operator(f"o{v}", kind, inputs, (f"t{v}",), (name,) if held else ()))
         count = chance.randint(1, min(most, len(RULES[kind]))) if v in ruled else 0
         rules = chance.sample(RULES[kind], count)
         forward_s = chance.uniform(1, 20) * 1e-6
@@ -89,17 +95,36 @@ def strategy_of(problem, made, picks):
 
 
 def ways(made):
-    """The number of strategies of each node that is free: operators, parameters, inputs."""
-    counts = {v: len(rules) for v, rules in enumerate(made.rules)}
-    return counts | {n: len(some) for n, some in (*made.lies.values(), *made.inputs.values())}
+    """The strategies of each node that is free: operators, parameters, inputs. A tied parameter
+    that lies in one way has several; the first stands for them.
+    """
+    found = {v: range(len(rules)) for v, rules in enumerate(made.rules)}
+    for node, some in made.lies.values():
+        found[node] = [i for i, one in enumerate(some) if one not in some[:i]]
+    return found | {node: range(len(some)) for node, some in made.inputs.values()}
+
+
+def settled(made, picks):
+    """The same with shared copies as they are needed, and with gradients of tied parameters summed
+    as their readers make them.
+    """
+    picks, barred = list(picks), {}
+    lies = dict(made.lies.values())
+    for (u, v), seconds in zip(made.edges, made.edge_s, strict=True):
+        if np.isinf(seconds.compute).any():
+            barred[u] = barred.get(u, False) | np.isinf(seconds.compute[:, picks[v]])
+    for u, bars in barred.items():
+        same = [i for i, one in enumerate(lies.get(u, ())) if one == lies[u][picks[u]]]
+        picks[u] = next((i for i in same if not bars[i]), int(bars[0]))
+    return picks
 
 
 def every_answer(problem, made):
-    """All answers of a program that are strategies, with their judged seconds and bytes."""
-    counts, devices = ways(made), len(problem.topology.devices)
-    for chosen in product(*map(range, counts.values())):
+    """All answers of a program that are strategies, with their simulated seconds, and bytes."""
+    free, devices = ways(made), len(problem.topology.devices)
+    for chosen in product(*free.values()):
         picks = [0] * len(made.node_s)
-        for node, pick in zip(counts, chosen, strict=True):
+        for node, pick in zip(free, chosen, strict=True):
             picks[node] = pick
         strategy = strategy_of(problem, made, picks)
         if not all_violations(strategy, problem.profile.graph, devices):

@@ -15,18 +15,14 @@ from planner.artefacts.sharding import rule_of
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy, in_parts
 from planner.clusters.yaml.read import device_table
 from planner.costs.overlap import with_overlap
+from planner.costs.transfers import lines
 from planner.resharding.checks import all_violations
 from planner.resharding.sums import gradient_sums
 from planner.schedules.orders import default_warmups
-from planner.solvers.sharded.along import Policy
-from planner.solvers.sharded.complete import may_leave, shardings
-from planner.solvers.sharded.layout import (
-    axis_of,
-    chosen_for_sure,
-    groups_of,
-    host_by_host,
-    stage_cuts,
-)
+from planner.solvers.intra.lines import Axis, lines_of
+from planner.solvers.intra.policy import Policy
+from planner.solvers.sharded.complete import shardings
+from planner.solvers.sharded.layout import groups_of, host_by_host, stage_cuts
 from planner.solvers.sharded.rules import holds, named, rules_of
 from planner.solvers.sharded.zero import cut_further, data_policy
 from planner.support.memo import remembered
@@ -135,13 +131,13 @@ def _sharding(problem, mesh, inside, rng):
     with parts of any level.
     """
     way = rng.choice(["data", "data", "free", "free", "any"])
-    lines = [
+    rules = [
         _any_lines(problem, size, rng)
         if way == "any"
         else _fast_lines(problem, mesh, axis, way == "data" and axis == 0)
         for axis, size in enumerate(mesh)
     ]
-    (made,) = shardings(problem.profile.graph, [inside], mesh, _composing(problem, lines))
+    (made,) = shardings(problem.profile.graph, [inside], mesh, _composing(problem, rules))
     if len(mesh) > 1 or way != "data":
         return made
     further = cut_further(problem, made, rng.randrange(4))
@@ -161,12 +157,10 @@ def _sharding(problem, mesh, inside, rng):
 @remembered(kept=64)
 def _fast_lines(problem, mesh, axis, data):
     """As on the first devices of the cluster."""
-    graph = problem.profile.graph
-    groups = (host_by_host(problem)[: prod(mesh)],)
-    free = Policy(leaves=lambda name, part: may_leave(graph, name, part))
-    policy = data_policy(problem) if data else free
-    of_axis, about = axis_of(problem, groups, mesh, axis, 4), dict(named(graph))
-    return chosen_for_sure(problem, about, of_axis, policy, groups[0][0])
+    groups = lines(host_by_host(problem)[: prod(mesh)], mesh, axis)
+    policy = data_policy(problem) if data else Policy(further=False)
+    (rules,) = lines_of(problem, groups, [Axis(mesh[axis], policy, sure=True)], 4)
+    return rules
 
 
 def _any_lines(problem, size, rng):

@@ -56,7 +56,8 @@ def _in_order_of_use(problem: Problem, made: Built, picks: Sequence[int]) -> lis
         node, lies = made.lies[name]
         spec, level = lies[picks[node]].spec, lies[picks[node]].level
         by_level = {one.level: k for k, one in enumerate(lies) if one.spec == spec}
-        if view.replicas > 1 and len(known[name].shape) > 1 and len(by_level) == len(LEVELS):
+        several = view.replicas > 1 and len(by_level) == len(LEVELS)
+        if several and len(known[name].shape) > 1 and len({*lies}) == len(lies):
             size = prod(local_shape(known[name].shape, spec, view.mesh))
             dealt[level] += size
             weights.append((node, size, by_level))

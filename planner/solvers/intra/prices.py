@@ -5,24 +5,35 @@ and gathers behind it count once. The latter go in buckets, so a parameter pays 
 that it fills.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from math import prod
 
 import numpy as np
 
+from planner.artefacts.graph import (
+    ITEM_BYTES,
+    Graph,
+    Parameter,
+    parameters_by_name,
+    producers,
+)
+from planner.artefacts.operator_types import PRODUCTS
 from planner.artefacts.problem import Problem
-from planner.artefacts.sharding import OWN, Rule, Sharding, Spec, reads
+from planner.artefacts.sharding import OWN, Rule, Sharding, Spec, local_shape, reads
 from planner.artefacts.strategy import BUCKET_BYTES, Stage
 from planner.artefacts.topology import device_type
+from planner.costs.casts import cast_weights
 from planner.costs.stage_pass import part_times_s, stage_collectives_s
 from planner.costs.update import step_s
 from planner.resharding.conversion import LOCAL, Step, conversion
 from planner.resharding.cut_losses import vocabulary_parallel_steps
 from planner.resharding.statistics import statistics_steps
-from planner.solvers.intra.space import View, classes
+from planner.solvers.intra.space import View
 from planner.solvers.sharded.rules import named
 from planner.support.arrays import Floats
+from planner.support.memo import remembered
 
 
 class Prices:
@@ -32,31 +43,23 @@ class Prices:
         rounds: microbatches of a replica in an iteration.
     """
 
-    def __init__(self, problem: Problem, view: View) -> None:
+    def __init__(self, problem: Problem, view: View, rounds: float | None = None) -> None:
         self.problem, self.view = problem, view
-        self.rounds = problem.num_microbatches / view.replicas
+        self.rounds = problem.num_microbatches / view.replicas if rounds is None else rounds
         self._kind = device_type(problem.topology, view.group[0])
         self.converted_s = lru_cache(maxsize=None)(self._converted_s)
         self.once_s = lru_cache(maxsize=None)(self._once_s)
 
-    def compute_s(self, rules: Sequence[Sequence[Rule]]) -> list[Floats]:
-        """Per operator, (2, k) forward and backward of a microbatch by each of its rules."""
-        profile = self.problem.profile
-        same = classes(profile)
-        own = sorted(set(same))
-        names = tuple(profile.graph.operators[v].name for v in own)
-        found = {v: np.zeros((2, len(rules[v]))) for v in own}
-        for k in range(max(len(rules[v]) for v in own)):
-            chosen = {
-                name: rules[v][min(k, len(rules[v]) - 1)]
-                for name, v in zip(names, own, strict=True)
-            }
-            sharding = Sharding(self.view.mesh, chosen, {}, {}, {})
-            stage = Stage(names, (self.view.groups[0],), 1, False, sharding)
-            index, both = part_times_s(self.problem, stage, self.view.groups[0][0])
-            for v, time_s in zip(index, both.T, strict=True):
-                if v >= 0 and k < len(rules[v]):
-                    found[v][:, k] = time_s
+    def compute_s(
+        self, rules: Sequence[Sequence[Rule]], same: Sequence[int]
+    ) -> list[Floats]:  # fmt: skip
+        """Per operator, (2, k) forward and backward of a microbatch by each of its rules.
+
+        Args:
+            same: per operator, one that has the same rules and costs the same by them.
+        """
+        own = tuple((v, tuple(rules[v])) for v in sorted(set(same)))
+        found = _compute_s(self.problem, self.view.mesh, self.view.groups[0], own)
         return [found[v] for v in same]
 
     def statistics_s(self, v: int, rule: Rule) -> tuple[float, float]:
@@ -104,6 +107,60 @@ class Prices:
     def _collective_s(self, step: Step) -> float:
         return stage_collectives_s(self.problem, self.view.group, self.view.sizes, [step])
 
+    def cast_s(self, one: Parameter, v: int, spec: Spec) -> float:
+        """Of a copy in the type of autocast of a weight that is gathered for an operator."""
+        profile = self.problem.profile
+        operator = profile.graph.operators[v]
+        if operator.type not in PRODUCTS or one.name not in cast_weights(profile):
+            return 0.0
+        elements = prod(local_shape(one.shape, spec, self.view.sizes))
+        items = ITEM_BYTES["float32"] + ITEM_BYTES[profile.dtype]
+        return round(elements * items) / self._kind.memory_bandwidth_bytes_per_s
+
     def step_s(self, size_bytes: float) -> float:
         """Of the optimizer, through so many bytes of parameters."""
         return step_s(self.problem, size_bytes, self._kind)
+
+
+@remembered(kept=64)
+def _compute_s(
+    problem: Problem,
+    mesh: tuple[int, ...],
+    group: tuple[int, ...],
+    rules: tuple[tuple[int, tuple[Rule, ...]], ...],
+) -> dict[int, Floats]:
+    """By operator, (2, k) forward and backward of a microbatch by each of its rules.
+
+    Args:
+        rules: of some operators, by index.
+    """
+    graph = problem.profile.graph
+    found = {v: np.zeros((2, len(some))) for v, some in rules}
+    for k in range(max(len(some) for _, some in rules)):
+        chosen = {v: some[k] for v, some in rules if k < len(some)}
+        stage = Stage(
+            tuple(graph.operators[v].name for v in chosen), (group,), 1, False,
+            _as_read(graph, mesh, chosen),
+        )  # fmt: skip
+        index, both = part_times_s(problem, stage, group[0])
+        for v, time_s in zip(index, both.T, strict=True):
+            if v >= 0:
+                found[v][:, k] = time_s
+    return found
+
+
+def _as_read(graph: Graph, mesh: tuple[int, ...], rules: Mapping[int, Rule]) -> Sharding:
+    """The sharding of some operators whose tensors and parameters come and lie as they are read:
+    then nothing is converted where that may be.
+
+    Args:
+        rules: by index of the operator.
+    """
+    made_by, at_rest = producers(graph), dict[str, Spec]()
+    for v, rule in rules.items():
+        for name, spec in zip(reads(graph.operators[v]), rule.inputs, strict=True):
+            if made_by.get(name) not in rules and "P" not in spec:
+                at_rest.setdefault(name, spec)
+    parameters = {name: at_rest.pop(name) for name in parameters_by_name(graph) if name in at_rest}
+    own = {graph.operators[v].name: rule for v, rule in rules.items()}
+    return Sharding(mesh, own, parameters, at_rest, {})

@@ -32,7 +32,7 @@ from planner.solvers.engines.watch import INTERRUPTED, SearchWatch, interruptibl
 from planner.solvers.intra.answer import sharding_of
 from planner.solvers.intra.build import Built, Parts, built
 from planner.solvers.intra.space import View
-from planner.solvers.program.problem import Choice, ChoiceProgram, peak_bytes
+from planner.solvers.program.problem import Choice, ChoiceProgram, cost_of, peak_bytes
 from planner.solvers.program.solve import solve as solve_program
 from planner.solvers.sharded.best import LayoutSearch
 from planner.solvers.sharded.layout import (
@@ -66,7 +66,7 @@ WORK_SHARE = 0.02
 LEAST_WORK_S, MOST_WORK_S = 0.5, 5.0
 GAP = 5e-3
 """Of a program's answer to its bound, which is good enough."""
-CLOCK = 10
+CLOCK = 3
 """A program's limit on the wall over that of its work, for proofs, which count none."""
 
 
@@ -164,16 +164,17 @@ class _Search:
         again = built(self._problem, view, again=True) if self._runs_again else None
         self._more = 0
         limit = min(limit_bytes(self._problem, view.devices, d) for d in view.devices)
-        bound_s = 0.0
-        for weights in BESIDE if self._problem.training.overlap else IN_LINE:
-            sure = made.program(weights, limit, float(self._keeps), sure=True)
-            least = self._answer(sure, weights)
+        for number, weights in enumerate(
+            BESIDE if self._problem.training.overlap else IN_LINE
+        ):  # fmt: skip
+            least = self._answer(made.program(weights, limit, kept=0.0), weights)
             bound_s = max(bound_s, least.bound / self._total(weights))
             if bound_s >= self._found.best_s or self._watch.interrupted:
                 break
-            found = self._tried(again or made, weights, limit)
-            if self._may_run_again and found.cost > SHORT * least.cost:
-                self._tried(made, weights, limit, LESS)
+            known = None if again else least.picks
+            found = self._tried(again or made, weights, limit, known)
+            if number == 0 and self._may_run_again and found.cost > SHORT * least.cost:
+                self._tried(made, weights, limit, kept=LESS)
             if found.least_s > BEHIND * self._found.best_s:
                 break
         LOGGER.info("%s x %d: at least %.6g s", view.mesh, view.replicas, bound_s)
@@ -188,16 +189,20 @@ class _Search:
             return float(weights.compute + inside + weights.sums)
         return float(max(weights.compute, inside) + weights.sums)
 
-    def _tried(self, made: Built, weights: Parts, limit: int, kept: float = 1.0) -> _Tried:
+    def _tried(
+        self, made: Built, weights: Parts, limit: int,
+        known: Sequence[int] | None = None, *, kept: float = 1.0,
+    ) -> _Tried:  # fmt: skip
         """What becomes of a program: its answer, with a limit of memory at which the plan fits.
 
         Args:
+            known: the answer where less memory counts; it is that of this program if it fits.
             kept: share of what is kept for a backward that counts.
         """
         cost, found = math.inf, None
         for _ in range(1 + (LOWERED if kept == 1 else 0)):
             program = made.program(weights, limit - self._more if kept == 1 else limit, kept)
-            answer = self._answer(program, weights)
+            answer = _known(program, known) or self._answer(program, weights)
             if answer.picks is None:
                 break
             cost = min(cost, answer.cost)
@@ -228,6 +233,15 @@ class _Search:
             program, self._work_s, lambda: until_s - time.monotonic(), self._problem.search.seed,
             self._found.best_s * self._total(weights), GAP,
         )  # fmt: skip
+
+
+def _known(program: ChoiceProgram, picks: Sequence[int] | None) -> Choice | None:
+    """The answer that is known already, if it is within the memory."""
+    assert program.limit_bytes is not None
+    if picks is None or peak_bytes(program, picks) > program.limit_bytes:
+        return None
+    cost = cost_of(program, picks)
+    return Choice(Status.FEASIBLE, tuple(picks), cost, -math.inf)
 
 
 def _layout(problem: Problem, made: Built, picks: Sequence[int]) -> Layout:

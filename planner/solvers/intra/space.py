@@ -6,14 +6,14 @@ replicas, each of which has microbatches of its own (`resharding/over_replicas.p
 parallelism, ZeRO and FSDP are points of the same space as tensor parallelism.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from math import prod
 
 from planner.artefacts.graph import Operator, Parameter
-from planner.artefacts.profile import Profile
+from planner.artefacts.profile import Profile, SplitRule
 from planner.artefacts.sharding import (
     CHUNKS,
     OWN,
@@ -25,6 +25,7 @@ from planner.artefacts.sharding import (
     local_shape,
     reads,
 )
+from planner.solvers.intra.policy import ANYTHING, Policy
 from planner.solvers.sharded.rules import Named, holds, named, rule_beside, rules_of
 from planner.support.memo import remembered
 
@@ -41,13 +42,18 @@ class View:
         mesh: of each replica; the size of each axis is at least 2.
         replicas: their number.
         devices: replica by replica, each row-major.
-        levels: of `LEVELS`, those that parameters may have; 0 is one of them.
+        masks: what is allowed along each axis of the mesh; anything where there are none.
     """
 
     mesh: tuple[int, ...]
     replicas: int
     devices: tuple[int, ...]
-    levels: tuple[int, ...] = LEVELS
+    masks: tuple[Policy, ...] = ()
+
+    @property
+    def policies(self) -> tuple[Policy, ...]:
+        """What is allowed along each axis of the mesh."""
+        return self.masks or (ANYTHING,) * len(self.mesh)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -99,22 +105,54 @@ class Lies:
         return (*spec, *([CHUNKS if self.level >= least else "R"] if replicated else []))
 
 
-def strategies(profile: Profile, v: int, mesh: tuple[int, ...]) -> tuple[Rule, ...]:
-    """All rules of an operator on a mesh: products of those along each axis that divide what they
-    cut; that of running whole is the first.
+@remembered(kept=64)
+def allowed(profile: Profile, axis: Policy, size: int) -> tuple[tuple[SplitRule, ...], ...]:
+    """Per operator, the rules along an axis that divide what they cut; that of running whole is the
+    first.
     """
-    return tuple(_products(profile, v, mesh))
+    return tuple(
+        tuple(one for i, one in enumerate(some) if not i or axis.rule(v, one.rule))
+        for v, some in enumerate(_holding(profile, size))
+    )
 
 
-def _products(profile: Profile, v: int, mesh: tuple[int, ...]) -> Iterator[Rule]:
+@remembered
+def _holding(profile: Profile, size: int) -> tuple[tuple[SplitRule, ...], ...]:
+    """Per operator, the rules that hold along an axis, the same objects in all of a class."""
+    operators, about, every = profile.graph.operators, named(profile.graph), rules_of(profile)
+    found: list[tuple[SplitRule, ...]] = []
+    for v, k in enumerate(classes(profile)):
+        some = (
+            one for i, one in enumerate(every[v]) if not i or holds(one, operators[v], about, size)
+        )
+        found.append(found[k] if k < v else tuple(some))
+    return tuple(found)
+
+
+def strategies(
+    profile: Profile, v: int, view: View, axes: Sequence[Sequence[SplitRule]]
+) -> tuple[Rule, ...]:
+    """All rules of an operator on a mesh: products of those along each axis that go together.
+
+    Args:
+        axes: per axis, what is allowed. Where an operator must not run whole along an axis, that
+            is so unless no product without it goes.
+    """
+    must = [
+        some[1:] if len(some) > 1 and policy.must(v) else some
+        for some, policy in zip(axes, view.policies, strict=True)
+    ]
+    return tuple(_products(profile, v, view.mesh, must)) or tuple(
+        _products(profile, v, view.mesh, axes)
+    )
+
+
+def _products(
+    profile: Profile, v: int, mesh: tuple[int, ...], every: Sequence[Sequence[SplitRule]]
+) -> Iterator[Rule]:
     operator, about = profile.graph.operators[v], named(profile.graph)
-    every = [
-        [one.rule for i, one in enumerate(rules_of(profile)[v])
-         if not i or holds(one, operator, about, size)]
-        for size in mesh
-    ]  # fmt: skip
     for axes in product(*every):
-        rule = rule_beside(axes)
+        rule = rule_beside([one.rule for one in axes])
         if rule is not None and _divides(rule, operator, about, mesh):
             yield rule
 
@@ -148,18 +186,17 @@ def lies_of(parameter: Parameter, wanted: Sequence[Spec], view: View) -> tuple[L
     Args:
         wanted: the specs that its readers may want on the mesh.
     """
-    specs = dict.fromkeys(spec for spec in wanted if "P" not in spec)
-    specs[("R",) * len(view.mesh)] = None
-    parts, shared = parameter.trainable and parameter.shape, view.replicas > 1
-    levels = view.levels if parts and shared else (0,)
+    specs = _at_rest(parameter.name, wanted, view)
+    shared, further = view.replicas > 1, all(one.further for one in view.policies)
+    parts = further and parameter.trainable and parameter.shape
+    levels = LEVELS if parts and shared else (0,)
     found = [Lies(spec, level) for spec in specs for level in levels]
     if parts and not shared:
         found += [
             Lies(spec, 0, along, level)
             for spec in specs
             for along in _cuts(parameter, spec, view)
-            for level in view.levels
-            if level
+            for level in LEVELS[1:]
         ]
     return tuple(found)
 
@@ -180,10 +217,65 @@ def _cuts(parameter: Parameter, spec: Spec, view: View) -> Iterator[tuple[int, s
             break
 
 
-def comes(wanted: Sequence[Spec], num_axes: int) -> tuple[Spec, ...]:
-    """How a tensor from outside may come: whole, or as a reader wants it."""
-    whole = ("R",) * num_axes
-    return tuple(dict.fromkeys([whole, *(spec for spec in wanted if "P" not in spec)]))
+def comes(name: str, wanted: Sequence[Spec], view: View) -> tuple[Spec, ...]:
+    """How a tensor from outside may come, on the mesh: whole, or as a reader wants it."""
+    return tuple(
+        spec
+        for spec in _at_rest(name, wanted, view)
+        if all(
+            part == "R" or name in policy.lies or policy.comes(name, part)
+            for part, policy in zip(spec, view.policies, strict=True)
+        )
+    )
+
+
+def _at_rest(name: str, wanted: Sequence[Spec], view: View) -> dict[Spec, None]:
+    """Whole, and as readers want a parameter or a tensor from outside; along axes where its part is
+    given, that.
+    """
+    given = [policy.lies.get(name) for policy in view.policies]
+    whole = ("R",) * len(view.mesh)
+    return dict.fromkeys(
+        tuple(part if lies is None else lies for part, lies in zip(spec, given, strict=True))
+        for spec in [whole, *wanted]
+        if "P" not in spec
+    )
+
+
+Mask = tuple[frozenset[tuple[str, str]], ...]
+"""Along each axis of a mesh, some conversions: the parts before and after."""
+
+
+def part_pairs(old: Collection[Spec], new: Collection[Spec]) -> Mask:
+    """Along each axis of a mesh, all conversions: the parts before and after, which differ.
+
+    Args:
+        old: how a tensor may lie.
+        new: how it may be wanted.
+    """
+    return tuple(
+        frozenset((one, other) for one in before for other in after if one != other)
+        for before, after in zip(
+            map(set, zip(*old, strict=True)), map(set, zip(*new, strict=True)), strict=True
+        )
+    )
+
+
+def conversion_mask(name: str, pairs: Mask, view: View) -> Mask:
+    """The conversions of a tensor that are not allowed.
+
+    Args:
+        pairs: all along each axis.
+    """
+    return tuple(
+        frozenset(pair for pair in some if not policy.conversion(name, *pair))
+        for some, policy in zip(pairs, view.policies, strict=False)
+    )
+
+
+def masked(mask: Mask, old: Spec, new: Spec) -> bool:
+    """Whether a conversion is not allowed along an axis of the mesh."""
+    return any(pair in some for some, pair in zip(mask, zip(old, new, strict=True), strict=False))
 
 
 @remembered

@@ -63,21 +63,24 @@ def is_small(core: Core) -> bool:
     return int((core.matrix < NEVER).sum()) <= MOST_ENTRIES
 
 
-def proved(prices: Prices, most: int, left_s: Callable[[], float]) -> Proved:
+def proved(
+    prices: Prices, most: int, left_s: Callable[[], float], apart: float = 0.0
+) -> Proved:  # fmt: skip
     """The best assignment of a core, and its proof.
 
     Args:
         prices: of the core; its active moments are the first rows.
         most: cost of the best known assignment, in the core.
         left_s: tells the time that is left.
+        apart: how far above the bound the cost of the answer may be.
     """
-    core = prices.core
+    core, gap = prices.core, max(GAP, apart / max(most, 1))
     unit = max(most, 1) / VALUE
     moments = [t for t, one in zip(prices.moments, prices.price, strict=True) if one > 0]
     bound = -(2**62)
     while True:
         mip = program(core, moments, unit)
-        answer = highs(mip, MipLimits(math.inf, gap=GAP), {}, UntilWall(left_s))
+        answer = highs(mip, MipLimits(math.inf, gap=gap), {}, UntilWall(left_s))
         if answer.status is Status.INFEASIBLE:
             return Proved(most, None, most, True)
         if math.isfinite(answer.bound):
@@ -89,7 +92,8 @@ def proved(prices: Prices, most: int, left_s: Callable[[], float]) -> Proved:
         fits = not len(left) or left.min() >= 0
         done = answer.status is Status.OPTIMAL
         if fits or not done:
-            return Proved(bound, picks if fits else None, true_cost(core, picks), done and fits)
+            proof = done and fits and gap == GAP
+            return Proved(bound, picks if fits else None, true_cost(core, picks), proof)
         new = [t for t in prices.peaks(left) if t not in moments]
         if not new:
             return Proved(bound, None, most, False)

@@ -28,7 +28,9 @@ bytes that it holds in its interval p:
     assignments there are, and the known one, stay. Reductions follow, without dominance.
 7.  *Proof* (`proof.py`). What is small then goes to HiGHS, with the memory rows of the active
     moments; an optimum that does not fit adds rows. Its bound is in floating point, rounded down.
-8.  *Search* (`search.py`). Conditioned elimination: some nodes keep their strategies, so that
+8.  *Elimination* (`elimination_kernels.py`). Without limit of memory, and where all tables are
+    small, the elimination of all nodes is an optimum, and nothing else is done.
+9.  *Search* (`search.py`). Conditioned elimination: some nodes keep their strategies, so that
     elimination of all others has small tables, which gives the best assignment beside these nodes.
     A new start takes prices around the best ones, and raises them where an assignment does not fit,
     until one does. Then blocks are improved; of what changes, each connected component is taken
@@ -50,8 +52,9 @@ from planner.artefacts.problem import Status
 from planner.solvers.engines.watch import SearchWatch, interruptible
 from planner.solvers.program.core import Core, Scale, core_of
 from planner.solvers.program.dual import Climb
+from planner.solvers.program.elimination_kernels import eliminated, ordered
 from planner.solvers.program.fixing import fixed
-from planner.solvers.program.prices import Prices
+from planner.solvers.program.prices import Prices, true_cost
 from planner.solvers.program.problem import Choice, ChoiceProgram, cost_of, peak_bytes
 from planner.solvers.program.proof import is_small, proved
 from planner.solvers.program.reduce import Reduced, reduced
@@ -76,6 +79,9 @@ SHRUNK = 0.95
 MOST_COST = 2**58
 """In the core; no assignment costs as much."""
 MOST_STEPS = 200
+WHOLE_NODES, WHOLE_ENTRIES = 4_000, 1e6
+"""Of a core whose nodes are all eliminated, and of its largest table, at most: an order of n nodes
+takes n^2 bytes."""
 CLIMB_SHARE = 0.2
 """Share of the work after which the prices are good enough for the search to begin."""
 WORTH = 0.1
@@ -99,19 +105,25 @@ class News(NamedTuple):
     done: bool = False
 
 
-def _nearness(gap: float, offset: int) -> Callable[[News], bool]:
-    """Whether the best assignment is as near to the bound as is good enough, and known.
+class Enough(NamedTuple):
+    """How near to its bound an assignment has to be.
 
-    Args:
+    Attributes:
         gap: (cost - bound) / bound.
         offset: of costs in the first core.
     """
 
-    def near(news: News) -> bool:
-        apart = news.cost - news.bound
-        return apart <= 0 or (news.picks is not None and apart <= gap * (news.bound + offset))
+    gap: float = 0.0
+    offset: int = 0
 
-    return near
+    def apart(self, bound: int) -> float:
+        """By how much the cost may be above a bound, in the first core."""
+        return max(0.0, self.gap * (bound + self.offset))
+
+    def met(self, news: News) -> bool:
+        """Whether it is as near."""
+        known = news.picks is not None
+        return known and news.cost - news.bound <= self.apart(news.bound)
 
 
 class Half:
@@ -123,14 +135,14 @@ class Half:
 
     Attributes:
         news: the best that is known, in the first core.
-        near: whether news are good enough.
+        needed: how near to the bound an assignment has to be.
     """
 
     def __init__(
         self, core: Core, seed: int, over: Callable[[], bool], enough: int = MOST_COST
     ) -> None:
         self.news, self._over, self._seed = News(enough), over, seed
-        self.core, self.near = core, _nearness(0.0, 0)
+        self.core, self.needed = core, Enough()
         self._reduced = Reduced(core, 0, ())
         self._fixed_at = MOST_COST + 1
         self._tried = self._climbs = self._again = False
@@ -141,6 +153,11 @@ class Half:
         """First prices, first assignments, and better prices, for some work."""
         self._climb.begin()
         self._settle(work)
+
+    @property
+    def enough(self) -> bool:
+        """Whether what is known is good enough."""
+        return self.news.done or self.needed.met(self.news)
 
     def other(self, seed: int) -> None:
         """Goes on with other draws, and with better prices whenever there may be some."""
@@ -167,11 +184,12 @@ class Half:
     def prove(self, left_s: Callable[[], float]) -> None:
         """The proof by HiGHS, once, if the core is small enough now."""
         self._tighten()
-        if self._tried or self.news.done or not is_small(self._search.core):
+        if self.enough or self._tried or self.news.done or not is_small(self._search.core):
             return
         self._tried = True
         most = self.news.cost - self._reduced.constant
-        answer = proved(self._search.prices, most, left_s)
+        apart = self.needed.apart(self.news.bound)
+        answer = proved(self._search.prices, most, left_s, apart)
         if answer.picks is not None:
             self._search.see(answer.picks)
             self._settle_picks()
@@ -185,7 +203,7 @@ class Half:
         steps, begin = 0, self._search.all_work
         self._settle_climb()
         while not self._climb.done and steps < MOST_STEPS and not self._over():
-            if self._search.all_work - begin > work or self.near(self.news):
+            if self._search.all_work - begin > work or self.needed.met(self.news):
                 break
             self._climb.step()
             self._settle_climb()
@@ -275,14 +293,31 @@ def solve(
         if not first.core.num_nodes:
             news = News(0, np.empty(0, np.int64), 0, True)
         else:
+            known = _eliminated(first.core)
             enough = min(scale.core_cost(most) - first.constant, MOST_COST)
             half = Half(first.core, seed, over, enough)
-            half.near = _nearness(gap, scale.constant + first.constant)
-            news = _searched(half, limit_s, left_s, seed, over, _teller(scale, first))
+            half.needed = Enough(gap, scale.constant + first.constant)
+            news = known or _searched(half, limit_s, left_s, seed, over, _teller(scale, first))
         picks = None if news.picks is None else first.expanded(news.picks).tolist()
         if picks is None and news.done and most < math.inf:
             return Choice(Status.UNKNOWN, None, math.inf, most, not over())
         return choice_of(program, news, picks, scale, first.constant, not over())
+
+
+def _eliminated(core: Core) -> News | None:
+    """The best assignment, by the elimination of all nodes; None where memory is limited, or a
+    table would be large.
+    """
+    count = core.num_nodes
+    if len(core.free) or count > WHOLE_NODES:
+        return None
+    order = ordered(core, np.arange(count), math.log(WHOLE_ENTRIES))
+    if len(order.node) < count:
+        return None
+    picks = np.zeros(count, np.int64)
+    eliminated(core, core.cost, order, picks)
+    cost = true_cost(core, picks)
+    return News(cost, picks, cost, True) if cost < MOST_COST else News(done=True)
 
 
 def _teller(scale: Scale, first: Reduced) -> Callable[[News], None]:
@@ -314,9 +349,9 @@ def _searched(
     """What two processes find out about a core, each with a half of its own."""
     half.begin(int(CLIMB_SHARE * limit_s * WORK_PER_S))
     tell(half.news)
-    if len(half.core.matrix) <= TINY:
+    if len(half.core.matrix) <= TINY and not half.enough:
         half.prove(left_s)
-    if half.news.done or half.near(half.news):
+    if half.enough:
         return half.news
     asked: list[int] = []
 
@@ -333,7 +368,7 @@ def _searched(
 
     left, work = int(limit_s * WORK_PER_S), FIRST_WORK
     with Forked(beside, cpu_limit_s=max(0, math.ceil(left_s())) + 60) as process:
-        while left > 0 and not half.news.done and not half.near(half.news) and not over():
+        while left > 0 and not half.enough and not over():
             try:
                 process.ask((half.news, work))
                 half.work(work)

@@ -1,1 +1,3 @@
-"""Planners that split operators over meshes by known recipes, without a search over rules."""
+"""Planners that split operators over meshes by known recipes: policies that mask the space of all
+splits (`solvers/intra/`).
+"""

@@ -4,8 +4,8 @@
              tensors large; products with weights split these (Krizhevsky 2014, section 3). A model
              with recurrent operators is copied to every host, and within a host its layers are
              dealt to the devices by depth (Wu et al. 2016, section 4.4).
-`heuristic`  Every input and parameter is cut along its longest dimension, and each operator, in
-             turn, takes the rule that moves least: what users of GSPMD do (Xu et al. 2021).
+`heuristic`  Every input and parameter is cut along its longest dimension, and operators take the
+             rules that are fastest with that: what users of GSPMD do (Xu et al. 2021).
 """
 
 from collections.abc import Callable
@@ -14,22 +14,21 @@ from planner.artefacts.graph import Graph
 from planner.artefacts.problem import Problem, Result, Status
 from planner.artefacts.profile import has_rules
 from planner.artefacts.sharding import AxisRule
-from planner.solvers.sharded.along import Policy
+from planner.solvers.intra.lines import Axis, lines_of
+from planner.solvers.intra.policy import Policy
 from planner.solvers.sharded.best import best_of
-from planner.solvers.sharded.complete import may_leave, shardings
+from planner.solvers.sharded.complete import shardings
 from planner.solvers.sharded.layout import (
     NO_RULES,
     NOTHING_TO_SPLIT,
     ONE_DEVICE,
     Layout,
-    axis_of,
-    chosen,
     groups_of,
     host_by_host,
     smallest_host,
     stage_cuts,
 )
-from planner.solvers.sharded.rules import divides, named, share_work, weight_parts
+from planner.solvers.sharded.rules import divides, share_work, weight_parts
 
 _RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
 _DENSE = frozenset({"MatMul", "Gemm"})
@@ -79,7 +78,8 @@ def _by_depth(problem: Problem) -> Result:
 def _on_one_mesh(
     problem: Problem, space: str, allowed: Callable[[int, AxisRule], bool] | None
 ) -> Result:
-    """One stage on a mesh of one axis over all devices.
+    """One stage on a mesh of one axis over all devices, by the rules that are fastest, or by those
+    that would be if an iteration had one microbatch, which need less memory.
 
     Args:
         allowed: which rules are; None for all, with inputs and parameters cut.
@@ -88,31 +88,28 @@ def _on_one_mesh(
         return Result(Status.UNKNOWN, None, space=space, reason=NO_RULES)
     graph, devices = problem.profile.graph, host_by_host(problem)
     everything = (tuple(range(len(graph.operators))),)
-    size, about = len(devices), dict(named(graph))
-
-    def leaves(name: str, part: str) -> bool:
-        return may_leave(graph, name, part)
-
-    rounds = problem.num_microbatches
-    axis = axis_of(problem, [devices], (size,), 0, rounds) if size > 1 else None
-    if axis is None:
+    size, lies = len(devices), dict[str, str]()
+    if size == 1:
         return Result(Status.INFEASIBLE, None, space=space, reason=ONE_DEVICE)
-    lies: dict[str, str] = {}
     if allowed is None:
         lies = _longest(graph, size)
-        policy = Policy(leaves=leaves, lies=lies)
-        lines = chosen(problem, about, axis, policy, devices[0], beam=1)
+        policy = Policy(lies=lies, further=False)
     else:
         ruled = _OF_SAMPLES | _DENSE
         policy = Policy(
-            rule=allowed, leaves=leaves, must=lambda v: graph.operators[v].type in ruled
+            rule=allowed, must=lambda v: graph.operators[v].type in ruled, further=False
         )
-        lines = chosen(problem, about, axis, policy, devices[0])
-    if not share_work(lines):
+    axis, specs = Axis(size, policy), {name: (part,) for name, part in lies.items()}
+    groups = groups_of(devices, (size,), 1, 1)
+    layouts: list[Layout] = []
+    for rounds in (problem.num_microbatches, 1.0):
+        lines = lines_of(problem, [devices], [axis], rounds)
+        made = shardings(graph, everything, (size,), lines, specs)
+        if share_work(*lines) and made not in [one.shardings for one in layouts]:
+            layouts.append(Layout(everything, groups, made, number=len(layouts)))
+    if not layouts:
         return Result(Status.INFEASIBLE, None, space=space, reason=NOTHING_TO_SPLIT)
-    specs = {name: (part,) for name, part in lies.items()}
-    made = shardings(graph, everything, (size,), [lines], specs)
-    return best_of(problem, [Layout(everything, groups_of(devices, (size,), 1, 1), made)], space)
+    return best_of(problem, layouts, space)
 
 
 def _krizhevsky(problem: Problem) -> Callable[[int, AxisRule], bool]:

@@ -5,26 +5,18 @@ mesh over neighbours, then the first axis, then replicas, then stages.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 from math import isqrt
 
 import numpy as np
 
-from planner.artefacts.clocks import added_s
 from planner.artefacts.graph import consumers, producers, tensors_by_name
 from planner.artefacts.problem import Problem
-from planner.artefacts.profile import SplitRule
 from planner.artefacts.sharding import Sharding
-from planner.artefacts.topology import device_type
 from planner.clusters.routes import host_order
 from planner.costs.operators import operator_times
-from planner.costs.stage_pass import shortest_part_s
-from planner.costs.transfers import crowding, lines, ring_links
-from planner.costs.update import step_s
 from planner.solvers.fit import fastest_first
-from planner.solvers.sharded.along import BEAM, Axis, Policy, Search, along
-from planner.solvers.sharded.rules import Named, rules_of, share_work
 
 NO_RULES = "the profile has no rules by which operators are split; planner profile makes them"
 NOTHING_TO_SPLIT = "no operator can be split over the devices"
@@ -82,78 +74,6 @@ def groups_of(
         )
         for s in range(stages)
     )
-
-
-def axis_of(
-    problem: Problem, groups: Sequence[Sequence[int]], mesh: Sequence[int], axis: int, rounds: float
-) -> Axis:
-    """The prices along an axis of a mesh: those of its slowest line on any group of devices.
-
-    Args:
-        groups: the devices of each mesh.
-        rounds: microbatches of a replica in an iteration.
-    """
-    every = [tuple(tuple(sorted(one)) for one in lines(group, mesh, axis)) for group in groups]
-    links = [ring_links(problem.topology, line) for some in every for line in some]
-    crowd = max(crowding(problem.topology, some) for some in every)
-    kind = device_type(problem.topology, groups[0][0])
-    return Axis(
-        size=mesh[axis],
-        latency_s=max(latency for latency, _ in links),
-        bytes_per_s=min(rate for _, rate in links) / crowd,
-        step_s_per_byte=step_s(problem, 1, kind),
-        num_microbatches=max(1.0, rounds),
-    )
-
-
-def chosen(
-    problem: Problem,
-    about: dict[str, Named],
-    axis: Axis,
-    policy: Policy,
-    device: int,
-    *,
-    beam: int = BEAM,
-) -> tuple[SplitRule, ...]:
-    """The rules of all operators along one axis, by the times on a device."""
-    times = operator_times(problem, device)
-    total = (times.forward_s + times.backward_s).tolist()
-    # A host starts each part in the time of the whole: what the parts of all operators add.
-    parts_s = added_s(times.device_s / axis.size, times.host_s).sum(axis=0)
-    floors = np.maximum(sum(shortest_part_s(problem, device)), parts_s).tolist()
-    measured = _measured_s(problem, device, axis.size)
-    search = Search(problem.profile.graph, about, axis, policy, total, floors, measured)
-    return along(search, rules_of(problem.profile), beam)
-
-
-def _measured_s(problem: Problem, device: int, size: int) -> dict[tuple[int, str], float]:
-    """By operator and rule, the times of measured parts on one axis, forward and backward, in s;
-    none on a device of another type than the profile's.
-    """
-    if device_type(problem.topology, device).name != problem.profile.device_type:
-        return {}
-    times = operator_times(problem, device)
-    return {
-        (v, part.rule[0]): float(
-            times.forward_s[v] * part.forward + times.backward_s[v] * part.backward
-        )
-        for v, one in enumerate(problem.profile.operators)
-        for part in one.parts
-        if part.mesh == (size,)
-    }
-
-
-def chosen_for_sure(
-    problem: Problem, about: dict[str, Named], axis: Axis, policy: Policy, device: int
-) -> tuple[SplitRule, ...]:
-    """The rules of all operators along one axis that has to cut something: where nothing pays,
-    those that would over links a million times as fast. There, too, fewer bytes are better.
-    """
-    rules = chosen(problem, about, axis, policy, device)
-    if share_work(rules):
-        return rules
-    fast = replace(axis, latency_s=axis.latency_s / 1e6, bytes_per_s=axis.bytes_per_s * 1e6)
-    return chosen(problem, about, fast, policy, device)
 
 
 def stage_cuts(problem: Problem, count: int) -> tuple[tuple[int, ...], ...]:

@@ -24,16 +24,15 @@ from planner.artefacts.graph import parameters_by_name
 from planner.artefacts.problem import Problem, Result, Status, switches_of
 from planner.artefacts.profile import BatchNorm, SplitRule, has_rules
 from planner.artefacts.sharding import CHUNKS, AxisRule, Sharding, Spec, reads
-from planner.solvers.sharded.along import Policy
+from planner.solvers.intra.lines import Axis, lines_of
+from planner.solvers.intra.policy import Policy
 from planner.solvers.sharded.best import best_of
-from planner.solvers.sharded.complete import may_leave, shardings
+from planner.solvers.sharded.complete import shardings
 from planner.solvers.sharded.layout import (
     NO_RULES,
     NOTHING_TO_SPLIT,
     ONE_DEVICE,
     Layout,
-    axis_of,
-    chosen_for_sure,
     divisors,
     groups_of,
     host_by_host,
@@ -41,6 +40,7 @@ from planner.solvers.sharded.layout import (
 )
 from planner.solvers.sharded.options import Zero
 from planner.solvers.sharded.rules import Named, divides, holds, named, share_work
+from planner.support.memo import remembered
 
 
 def solve(problem: Problem, time_limit_s: float) -> Result:
@@ -94,9 +94,9 @@ def _layouts(problem: Problem, stage: int) -> Iterator[Layout]:
     """One stage on a mesh of all devices or, with replicas, of as many as a divisor says: all that
     divide the samples of a microbatch, or else the largest that anything can be cut for.
 
-    Samples are split as the search along the axis says and, once more, by all operators with
-    parameters. That search adds up computations and sums of gradients, which run at once here: of
-    the experts of a mixture it runs all samples everywhere, so that their gradients need no sum.
+    Samples are split as is fastest by the program of the rules and, once more, by all operators
+    with parameters. The program adds up computations and sums of gradients, which run at once here:
+    of the experts of a mixture it runs all samples everywhere, so that their gradients need no sum.
     """
     graph, devices = problem.profile.graph, host_by_host(problem)
     everything = (tuple(range(len(graph.operators))),)
@@ -133,16 +133,14 @@ class _Lines:
 
     def along(self, groups: Sequence[tuple[int, ...]], rounds: float) -> tuple[SplitRule, ...]:
         """The rules on some meshes of equally many devices. What is cut along samples for many
-        devices is so for fewer: the search is done once.
+        devices is so for fewer: that is solved once.
 
         Args:
             rounds: microbatches of a replica in an iteration.
         """
         problem, size = self._problem, len(groups[0])
         if not share_work(self._lines) or not _hold(problem, self._lines, self._about, size):
-            axis = axis_of(problem, groups, (size,), 0, rounds)
-            device = groups[0][0]
-            self._lines = chosen_for_sure(problem, self._about, axis, self._policy, device)
+            (self._lines,) = lines_of(problem, groups, [Axis(size, self._policy, True)], rounds)
         return self._lines
 
 
@@ -156,6 +154,7 @@ def _hold(
     )
 
 
+@remembered
 def data_policy(problem: Problem) -> Policy:
     """Parameters are whole, or summands of their gradients are made elsewhere; tensors are cut as
     they are cut fastest.
@@ -169,7 +168,7 @@ def data_policy(problem: Problem) -> Policy:
         return all(part == "R" for name, part in both if name in parameters
                    and parameters[name].trainable)  # fmt: skip
 
-    return Policy(rule=keeps_parameters, leaves=lambda name, part: may_leave(graph, name, part))
+    return Policy(rule=keeps_parameters, further=False)
 
 
 def cut_further(problem: Problem, data: Sharding, stage: int) -> Sharding:
