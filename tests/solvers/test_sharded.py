@@ -35,7 +35,7 @@ from planner.simulator.traces.write import chrome_trace
 from planner.solvers.registry import SOLVERS, portfolio
 from planner.solvers.sharded import best as sharded_best
 from planner.solvers.sharded import megatron
-from planner.solvers.sharded.best import OTHERS, UNSURE, _LayoutSearch
+from planner.solvers.sharded.best import OTHERS, UNSURE, LayoutSearch
 from planner.solvers.sharded.complete import may_leave, shardings
 from planner.solvers.sharded.layout import host_by_host
 from planner.solvers.sharded.options import Megatron, Zero
@@ -706,7 +706,7 @@ def test_a_trace_shows_the_collectives_of_a_stage(block, recompute):
 
 def test_all_that_may_be_the_fastest_go_to_the_judge():
     """Ten in any case, and more whose estimates differ by less than they may be off."""
-    search = _LayoutSearch(problem(mlp()))
+    search = LayoutSearch(problem(mlp()))
     few = OTHERS + 1
     search.fitting = [(1.0 + 0.1 * k, f"plan {k}") for k in range(few + 5)]
     assert search.best == tuple(f"plan {k}" for k in range(few))

@@ -1,4 +1,4 @@
-"""From the answer of a choice program to a sharding."""
+"""From the answer of a choice program to a sharding, and to one that gathers in good order."""
 
 from collections.abc import Mapping, Sequence
 from math import prod
@@ -15,7 +15,6 @@ def sharding_of(
 ) -> tuple[Sharding, dict[str, int]]:
     """The sharding of an answer, and the levels of parameters over replicas."""
     graph, mesh = problem.profile.graph, made.view.mesh
-    picks = _in_order_of_use(problem, made, picks)
     rules = {operator.name: made.rules[v][picks[v]] for v, operator in enumerate(graph.operators)}
     lies = {name: some[picks[node]] for name, (node, some) in made.lies.items()}
     parameters, gradients, states = (
@@ -40,7 +39,7 @@ def sharding_of(
     return sharding, {name: one.level for name, one in lies.items() if one.level}
 
 
-def _in_order_of_use(problem: Problem, made: Built, picks: Sequence[int]) -> list[int]:
+def in_order_of_use(problem: Problem, made: Built, picks: Sequence[int]) -> list[int]:
     """The answer with the levels of weights over replicas dealt anew, to as many bytes: weights
     that are read first have the lowest.
 

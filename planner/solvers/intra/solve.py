@@ -29,7 +29,7 @@ from planner.artefacts.strategy import Strategy, used_devices
 from planner.costs.evaluate import evaluate
 from planner.costs.stage_memory import limit_bytes
 from planner.solvers.engines.watch import INTERRUPTED, SearchWatch, interruptible
-from planner.solvers.intra.answer import sharding_of
+from planner.solvers.intra.answer import in_order_of_use, sharding_of
 from planner.solvers.intra.build import Built, Parts, built
 from planner.solvers.intra.space import View
 from planner.solvers.program.problem import Choice, ChoiceProgram, cost_of, peak_bytes
@@ -151,7 +151,7 @@ class _Search:
             )  # fmt: skip
         first, *others = found.best
         return Result(
-            Status.FEASIBLE, first, min(bound_s, found.best_s), space, reproducible=not cut,
+            Status.FEASIBLE, first, bound_s, space, reproducible=not cut,
             others=tuple(others), work_s=found.work_s,
         )  # fmt: skip
 
@@ -245,7 +245,7 @@ def _known(program: ChoiceProgram, picks: Sequence[int] | None) -> Choice | None
 
 
 def _layout(problem: Problem, made: Built, picks: Sequence[int]) -> Layout:
-    sharding, levels = sharding_of(problem, made, picks)
+    sharding, levels = sharding_of(problem, made, in_order_of_use(problem, made, picks))
     view = made.view
     return Layout(
         operators=(tuple(range(len(problem.profile.graph.operators))),),
