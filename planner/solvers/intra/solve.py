@@ -49,7 +49,7 @@ from planner.solvers.sharded.layout import (
 LOGGER = logging.getLogger(__name__)
 
 IN_LINE = (Parts(1, 1, 0.1, 1), Parts(1, 1, 1, 1))
-BESIDE = (Parts(1, 0.1, 0.1, 0.1), Parts(1, 1, 0.1, 0.3), Parts(1, 0.3, 0.1, 0.1))
+BESIDE = (Parts(1, 0.1, 0.1, 0.1), Parts(1, 1, 0.1, 0.3))
 """Weights of the parts of an iteration: all of them wait, or some run beside computations; sums of
 gradients always may."""
 LOWERED = 4
@@ -59,11 +59,11 @@ SHORT, LESS = 1.02, 0.3
 for the backward, for the rest may be made again."""
 MARGIN = 1.02
 """By how much more than what a plan takes beyond the limit."""
-BEHIND = 1.2
+BEHIND = 1.03
 """Of a view whose first plan takes so many times as long as the best one, no more are made."""
-WORK_SHARE = 0.02
+WORK_SHARE = 0.005
 """Of the limit of work, for one program."""
-LEAST_WORK_S, MOST_WORK_S = 0.5, 5.0
+LEAST_WORK_S, MOST_WORK_S = 0.2, 2.0
 GAP = 5e-3
 """Of a program's answer to its bound, which is good enough."""
 CLOCK = 3

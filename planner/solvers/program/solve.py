@@ -276,7 +276,8 @@ def solve(
         most: assignments that cost as much are not asked for. Where there are no others, that is
             the bound, and the status UNKNOWN.
         gap: (cost - bound) / bound that is good enough.
-        limit_s: limit of work of each of two processes, in seconds of an ordinary core.
+        limit_s: limit of work of each of two processes, in seconds of an ordinary core; of one, if
+            that is less than both would share out first.
         left_s: tells the time that is left; what is known then is the answer.
         seed: of all draws.
     """
@@ -351,7 +352,11 @@ def _searched(
     tell(half.news)
     if len(half.core.matrix) <= TINY and not half.enough:
         half.prove(left_s)
-    if half.enough:
+    left, work = int(limit_s * WORK_PER_S), FIRST_WORK
+    if left < work and not half.enough:  # another process would take longer to start
+        half.prove(left_s)
+        half.work(left)
+    if half.enough or left < work:
         return half.news
     asked: list[int] = []
 
@@ -366,7 +371,6 @@ def _searched(
         half.work(work)
         return half.news
 
-    left, work = int(limit_s * WORK_PER_S), FIRST_WORK
     with Forked(beside, cpu_limit_s=max(0, math.ceil(left_s())) + 60) as process:
         while left > 0 and not half.enough and not over():
             try:
