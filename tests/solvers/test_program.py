@@ -99,6 +99,36 @@ def test_the_answer_is_that_of_brute_force(program):
     assert fits(program, found.picks)
 
 
+@settings(max_examples=60)
+@given(programs, st.integers(-20, 20), st.sampled_from([0.3, 5.0]))
+def test_only_what_costs_less_than_the_most_is_asked_for(program, apart, limit_s):
+    best = brute_force(program)
+    if best == math.inf:
+        return
+    most = best + apart
+    found = solve(program, limit_s, lambda: 1e6, most=most)
+    assert found.bound <= best
+    if apart > 0:
+        assert found.cost == best
+    elif found.picks is None:
+        assert found.status is Status.UNKNOWN and found.bound == most
+    else:  # what reductions leave is an answer, too
+        assert found.cost == best
+
+
+@settings(max_examples=40)
+@given(programs, st.sampled_from([0.02, 0.5]), st.sampled_from([0.3, 5.0]))
+def test_an_answer_is_as_near_to_the_bound_as_asked(program, gap, limit_s):
+    best = brute_force(program)
+    found = solve(program, limit_s, lambda: 1e6, gap=gap)
+    if best == math.inf:
+        assert found.status is Status.INFEASIBLE
+        return
+    assert found.bound <= best <= found.cost
+    assert found.cost - found.bound <= gap * max(0, found.bound) + 1
+    assert fits(program, found.picks)
+
+
 def nothing_else(*_):
     raise AssertionError("a search")
 
