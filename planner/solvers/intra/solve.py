@@ -68,7 +68,7 @@ GAP = 5e-3
 """Of a program's answer to its bound, which is good enough."""
 NODES_PER_S = 2_500
 """Of programs that are built, per second of an ordinary core, measured on Llama 7B."""
-CLOCK = 3
+CLOCK = 10
 """A program's limit on the wall over that of its work, for proofs, which count none."""
 
 
@@ -127,7 +127,7 @@ class _Search:
 
     def __init__(self, problem: Problem, limit_s: float, watch: SearchWatch) -> None:
         self._problem, self._watch, training = problem, watch, problem.training
-        self._limit_s = limit_s
+        self._limit_s, self._in_time = limit_s, True
         self._work_s = min(max(WORK_SHARE * limit_s, LEAST_WORK_S), MOST_WORK_S)
         self._found = LayoutSearch(problem)
         self._seen: list[Layout] = []
@@ -151,13 +151,13 @@ class _Search:
         if not found.fitting:
             return Result(
                 Status.INFEASIBLE if bound_s == math.inf else Status.UNKNOWN, None, space=space,
-                reason=found.reason or NOTHING_TO_SPLIT, reproducible=not cut,
+                reason=found.reason or NOTHING_TO_SPLIT, reproducible=self._in_time and not cut,
                 short_of_memory=found.short or bound_s == math.inf, work_s=found.work_s,
             )  # fmt: skip
         first, *others = found.best
         return Result(
-            Status.FEASIBLE, first, bound_s or None, space, reproducible=not cut,
-            others=tuple(others), work_s=found.work_s,
+            Status.FEASIBLE, first, bound_s or None, space, others=tuple(others),
+            reproducible=self._in_time and not cut, work_s=found.work_s,
         )  # fmt: skip
 
     @property
@@ -242,10 +242,12 @@ class _Search:
         """The answer of a program, if a plan may be faster by it than the best one."""
         self._found.work_s += self._work_s
         until_s = time.monotonic() + CLOCK * self._work_s
-        return solve_program(
+        answer = solve_program(
             program, self._work_s, lambda: until_s - time.monotonic(), self._problem.search.seed,
             self._found.best_s * self._total(weights), GAP,
         )  # fmt: skip
+        self._in_time = self._in_time and answer.reproducible
+        return answer
 
 
 def _known(program: ChoiceProgram, picks: Sequence[int] | None) -> Choice | None:

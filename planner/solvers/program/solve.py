@@ -354,8 +354,8 @@ def _searched(
         half.prove(left_s)
     left, work = int(limit_s * WORK_PER_S), FIRST_WORK
     if left < work and not half.enough:  # another process would take longer to start
-        half.prove(left_s)
         half.work(left)
+        half.prove(left_s)
     if half.enough or left < work:
         return half.news
     asked: list[int] = []
