@@ -175,19 +175,32 @@ def test_no_plan_of_the_space_is_faster_than_the_bound(models, name, overlap):
     assert 0 < bound_s <= fastest_s < np.inf
 
 
-def test_weights_that_are_read_first_are_in_the_lowest_parts(models):
+@pytest.mark.parametrize(("mesh", "replicas"), [((1,), 4), ((4,), 1)])
+def test_weights_that_are_read_first_are_in_the_lowest_parts(models, mesh, replicas):
     given = problem(profiled(models["gpt"]), 4, 4, optimizer=Optimizer.ADAM)
-    view = View((1,), 4, (0, 1, 2, 3))
-    made, chance = built(given, view, again=False), random.Random(2)
-    graph = given.profile.graph
-    weights = [one.name for one in graph.parameters if len(one.shape) > 1 and one.trainable]
+    made, chance = built(given, View(mesh, replicas, (0, 1, 2, 3)), again=False), random.Random(2)
+    graph, seen = given.profile.graph, set()
     readers = holders(graph)
+    known = sorted((one for one in graph.parameters if one.name in made.lies),
+                   key=lambda one: min(readers[one.name]))  # fmt: skip
     for _ in range(5):
         picks = drawn(made, chance)
-        _, before = sharding_of(given, made, picks)
-        _, after = sharding_of(given, made, in_order_of_use(given, made, picks))
-        dealt = [after.get(name, 0) for name in sorted(weights, key=lambda one: min(readers[one]))
-                 if len(set(made.lies[name][1])) == len(made.lies[name][1])]  # fmt: skip
-        assert dealt == sorted(dealt) and len(set(dealt)) > 1
-        small = [one.name for one in graph.parameters if len(one.shape) == 1]
-        assert all(before.get(name) == after.get(name) for name in small)
+        for node, lies in made.lies.values():
+            whole = [k for k, one in enumerate(lies) if one.spec == ("R",) * len(mesh)]
+            picks[node] = chance.choice(whole)
+        dealt, levels, more = in_order_of_use(given, made, picks), [], [0] * 4
+        for one in known:
+            node, lies = made.lies[one.name]
+            before, after = lies[picks[node]], lies[dealt[node]]
+            if len(one.shape) == 1 or not one.trainable or len(set(lies)) < len(lies):
+                assert before == after
+                continue
+            assert before.spec == after.spec
+            levels.append(after.highest)
+            for level in range(4):  # bytes of at most this level
+                size = np.prod(one.shape)
+                more[level] += size * ((after.highest <= level) - (before.highest <= level))
+        assert levels == sorted(levels)
+        assert all(0 <= one < 16 * 64 for one in more), "less than the largest weight"
+        seen.update(levels)
+    assert seen == {0, 1, 2, 3}

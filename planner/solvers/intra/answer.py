@@ -1,13 +1,14 @@
 """From the answer of a choice program to a sharding, and to one that gathers in good order."""
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from math import prod
 
 from planner.artefacts.graph import holders, parameters_by_name, producers
 from planner.artefacts.problem import Problem
 from planner.artefacts.sharding import Sharding, Spec, local_shape
 from planner.solvers.intra.build import Built, leaving_spec
-from planner.solvers.intra.space import LEVELS
+from planner.solvers.intra.space import LEVELS, Lies
 
 
 def sharding_of(
@@ -40,8 +41,8 @@ def sharding_of(
 
 
 def in_order_of_use(problem: Problem, made: Built, picks: Sequence[int]) -> list[int]:
-    """The answer with the levels of weights over replicas dealt anew, to as many bytes: weights
-    that are read first have the lowest.
+    """The answer with the levels of weights dealt anew, to as many bytes each: weights that are
+    read first have the lowest.
 
     To the program it makes little difference which weights these are. But what is gathered behind a
     step is in one queue, in the order of its readers, and a weight that is in parts itself is
@@ -53,18 +54,28 @@ def in_order_of_use(problem: Problem, made: Built, picks: Sequence[int]) -> list
     weights = []
     for name in sorted(made.lies, key=lambda one: min(readers[one])):
         node, lies = made.lies[name]
-        spec, level = lies[picks[node]].spec, lies[picks[node]].level
-        by_level = {one.level: k for k, one in enumerate(lies) if one.spec == spec}
-        several = view.replicas > 1 and len(by_level) == len(LEVELS)
-        if several and len(known[name].shape) > 1 and len({*lies}) == len(lies):
-            size = prod(local_shape(known[name].shape, spec, view.mesh))
-            dealt[level] += size
+        by_level = _by_level(lies, lies[picks[node]])
+        tied = len({*lies}) < len(lies)
+        if len(by_level) == len(LEVELS) and len(known[name].shape) > 1 and not tied:
+            now = lies[picks[node]]
+            size = prod(local_shape(known[name].shape, now.spec, view.mesh))
+            dealt[now.highest] += size
             weights.append((node, size, by_level))
+    ends, done = [*accumulate(dealt.values())], 0
     for node, size, by_level in weights:
-        level = next((one for one, left in dealt.items() if left > 0), LEVELS[-1])
-        dealt[level] -= size
-        ordered[node] = by_level[level]
+        ordered[node] = by_level[next(level for level in LEVELS if done < ends[level])]
+        done += size
     return ordered
+
+
+def _by_level(lies: Sequence[Lies], now: Lies) -> dict[int, int]:
+    """By level, how a parameter may lie on the same spec, along the same axis."""
+    found: dict[int, int] = {}
+    for k, one in enumerate(lies):
+        along = one.along if now.along is None else now.along
+        if one.spec == now.spec and one.along in (None, along):
+            found.setdefault(one.highest, k)
+    return found
 
 
 def _unlike(

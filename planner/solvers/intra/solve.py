@@ -49,7 +49,7 @@ from planner.solvers.sharded.layout import (
 LOGGER = logging.getLogger(__name__)
 
 IN_LINE = (Parts(1, 1, 0.1, 1), Parts(1, 1, 1, 1))
-BESIDE = (Parts(1, 0.1, 0.1, 0.1), Parts(1, 1, 0.1, 0.3))
+BESIDE = (Parts(1, 0.1, 0.1, 0.1), Parts(1, 0.1, 1, 1), Parts(1, 1, 0.1, 0.3))
 """Weights of the parts of an iteration: all of them wait, or some run beside computations; sums of
 gradients always may."""
 LOWERED = 4

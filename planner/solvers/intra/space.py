@@ -92,6 +92,11 @@ class Lies:
     along: tuple[int, str] | None = None
     mesh_level: int = 0
 
+    @property
+    def highest(self) -> int:
+        """The level of whatever it is in parts over."""
+        return max(self.level, self.mesh_level)
+
     def at(self, least: int, *, replicated: bool) -> Spec:
         """The spec, with the replicas, of what is in parts from a level on.
 
