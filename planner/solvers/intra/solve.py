@@ -211,13 +211,16 @@ class _Search:
             known: the answer where less memory counts; it is that of this program if it fits.
             kept: share of what is kept for a backward that counts.
         """
-        cost, found = math.inf, None
+        cost, found, before = math.inf, None, self._more
         for _ in range(1 + (LOWERED if kept == 1 else 0)):
             program = made.program(weights, limit - self._more if kept == 1 else limit, kept)
             answer = _known(program, known) or self._answer(program, weights)
+            if answer.picks is None and found is not None and answer.status is Status.INFEASIBLE:
+                self._more = (self._more + before) // 2
+                continue
             if answer.picks is None:
                 break
-            cost = min(cost, answer.cost)
+            cost, before = min(cost, answer.cost), self._more
             found = self._found.see(_layout(self._problem, made, answer.picks))
             over = 0 if found is None else self._over(found.strategy)
             if over <= 0:
