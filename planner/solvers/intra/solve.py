@@ -134,8 +134,8 @@ class _Search:
         self._more = 0  # bytes that plans on a view take beyond those that a program counts
         self._runs_again = training.recompute in (Recompute.FULL, Recompute.SELECTIVE)
         # What a forward keeps is there until its backward if nothing else may become of it.
-        self._keeps = training.recompute is Recompute.NONE and training.offload is Offload.NO
-        self._may_run_again = not self._keeps and not self._runs_again
+        keeps = training.recompute is Recompute.NONE and training.offload is Offload.NO
+        self._may_run_again = not keeps and not self._runs_again
 
     def result(self, space: str, bound_s: float) -> Result:
         """The answer.

@@ -39,7 +39,7 @@ class View:
     """Devices as a mesh.
 
     Attributes:
-        mesh: of each replica; the size of each axis is at least 2.
+        mesh: of each replica; the size of each axis is at least 2, or there is one of a device.
         replicas: their number.
         devices: replica by replica, each row-major.
         masks: what is allowed along each axis of the mesh; anything where there are none.
