@@ -71,12 +71,13 @@ class _StageFields:
     zero: int = 0
     zero_of: dict[str, int] = field(default_factory=dict)
     prefetch: int | None = None
+    gathered_ahead: int | None = None
     recomputed: tuple[tuple[str, ...], ...] = ()
     offloaded: tuple[tuple[str, ...], ...] = ()
 
 
-_NEW_FIELDS = {"over": 1, "zero": 0, "zero_of": {}, "prefetch": None, "recomputed": (),
-               "offloaded": ()}  # fmt: skip
+_NEW_FIELDS = {"over": 1, "zero": 0, "zero_of": {}, "prefetch": None, "gathered_ahead": None,
+               "recomputed": (), "offloaded": ()}  # fmt: skip
 """What stages have since format 3, with the values that are not written."""
 
 
@@ -106,8 +107,8 @@ def _stage_of(fields: _StageFields) -> Stage:
         raise ValueError(f"devices: expected a multiple of {size} for the mesh, got {len(devices)}")
     groups = tuple(devices[i : i + size] for i in range(0, len(devices), size))
     return Stage(
-        fields.operators, groups, fields.warmup, fields.recompute, sharding, fields.over,
-        fields.zero, fields.zero_of, fields.prefetch, fields.recomputed, fields.offloaded,
+        fields.operators, groups, fields.warmup, fields.recompute, sharding,
+        **{name: getattr(fields, name) for name in _NEW_FIELDS},
     )  # fmt: skip
 
 
@@ -314,8 +315,9 @@ def write_plan(plan: Plan, path: Path) -> None:
 def plan_bytes(plan: Plan) -> bytes:
     """The content of a plan's strategy JSON."""
     is_new = any(
-        one.over > 1 or one.prefetch is not None or one.recomputed or one.offloaded
+        getattr(one, name) != value
         for one in plan.strategy.stages
+        for name, value in _NEW_FIELDS.items()
     )
     is_new = is_new or plan.parameter_dtype is not None
     return _content(plan, NEWEST_FORMAT if is_new else STRATEGY_FORMAT, _one_value_a_line)

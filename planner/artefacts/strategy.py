@@ -68,6 +68,9 @@ class Stage:
         prefetch: bytes of converted copies that may be held ahead of the operators that read them
             (`resharding/overlap.py`); None where no collective inside the stage runs beside its
             computations.
+        gathered_ahead: bytes of parameters that are gathered behind a step and may be on their way
+            at once (`resharding/sums.py`), so that other collectives come between; None where all
+            are started with the step.
         recomputed: segments of operators, each behind the one before; of each only what it reads
             is kept, and it is run again as a whole where its backward begins (Chen et al. 2016,
             arXiv:1604.06174). None are listed where the whole stage is one. A product or an
@@ -90,6 +93,7 @@ class Stage:
         hash=False, default_factory=dict, metadata=LEFT_OUT_AS_DEFAULT
     )
     prefetch: int | None = field(default=None, metadata=LEFT_OUT_AS_DEFAULT)
+    gathered_ahead: int | None = field(default=None, metadata=LEFT_OUT_AS_DEFAULT)
     recomputed: tuple[tuple[str, ...], ...] = field(default=(), metadata=LEFT_OUT_AS_DEFAULT)
     offloaded: tuple[tuple[str, ...], ...] = field(default=(), metadata=LEFT_OUT_AS_DEFAULT)
 
@@ -396,8 +400,9 @@ def _stage_violations(strategy: Strategy, graph: Graph) -> Iterator[str]:
     if strategy.num_microbatches < 1:
         yield "there is no microbatch"
     for s, stage in enumerate(strategy.stages):
-        if (stage.prefetch or 0) < 0:
-            yield f"stage {s}: prefetch: expected bytes of at least 0, got {stage.prefetch}"
+        for name in ("prefetch", "gathered_ahead"):
+            if (held := getattr(stage, name) or 0) < 0:
+                yield f"stage {s}: {name}: expected bytes of at least 0, got {held}"
         if not stage.operators or not stage.devices:
             yield f"stage {s} is empty or has no device"
         elif not 1 <= stage.warmup <= most_in_flight(strategy, s):

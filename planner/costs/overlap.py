@@ -8,15 +8,17 @@ left decides. A stage whose passes gain nothing has none: its collectives stay i
 from collections.abc import Sequence
 from dataclasses import replace
 
+from planner.artefacts.graph import Graph
 from planner.artefacts.problem import Problem
 from planner.artefacts.strategy import Stage, Strategy, in_parts, used_devices
 from planner.costs.evaluate import Evaluation, evaluate
 from planner.costs.local_stage import local_stage
 from planner.costs.stage_memory import limit_bytes
-from planner.costs.stage_pass import pass_with, sums_overlap_compute
+from planner.costs.stage_pass import gather_beside_s, pass_with, sums_overlap_compute
 from planner.resharding.over_replicas import over_replicas
-from planner.resharding.overlap import PassOrder, held_ahead_bytes, pass_orders
-from planner.resharding.sums import state_steps
+from planner.resharding.overlap import PassOrder, held_ahead_bytes, pass_orders, sends
+from planner.resharding.reshardings import reshardings
+from planner.resharding.sums import gathered_bytes, state_steps
 
 NEARLY = 1.01
 """A pass that takes so much longer than the fastest is as good, if less is held ahead."""
@@ -32,7 +34,9 @@ def with_overlap(problem: Problem, strategy: Strategy) -> Strategy:
     if not problem.training.overlap or strategy.schedule.is_asynchronous:
         return strategy
     used = used_devices(strategy)
-    stages = tuple(_with_budget(problem, stage, used) for stage in strategy.stages)
+    first, *others = (_with_budget(problem, stage, used) for stage in strategy.stages)
+    # Others are waited for by a microbatch that comes when most of what they gather is there.
+    stages = (_in_order_of_need(problem, first), *others)
     return strategy if stages == strategy.stages else replace(strategy, stages=stages)
 
 
@@ -74,6 +78,31 @@ def _budget(problem: Problem, stage: Stage, whole: Stage) -> int | None:
     if best_s * NEARLY > in_line_s and not state_steps(stage, graph):
         return None
     return next(budget for budget, time_s in times if time_s <= NEARLY * best_s)
+
+
+def _in_order_of_need(problem: Problem, stage: Stage) -> Stage:
+    """The stage with so many bytes on their way behind a step that its next forward is delayed the
+    least: what is read later does not come before the collectives that an operator waits for.
+    """
+    graph = problem.profile.graph
+    whole = over_replicas(stage, graph)
+    if stage.prefetch is None or stage.gathered_ahead is not None or not _has_both(whole, graph):
+        return stage
+    every = sum(gathered_bytes(stage, graph))
+    group = whole.groups[0]
+
+    def delay_s(budget: int | None) -> float:
+        return gather_beside_s(problem, replace(stage, gathered_ahead=budget), group, group[0])
+
+    budgets = [None, *(every >> k for k in range(1, MOST_BUDGETS)), 0]
+    return replace(stage, gathered_ahead=min(budgets, key=delay_s))
+
+
+def _has_both(whole: Stage, graph: Graph) -> bool:
+    """Whether a stage gathers behind a step, and its forward waits for other collectives."""
+    return bool(state_steps(whole, graph)) and any(
+        sends(one.forward) for one in reshardings(whole, graph)
+    )
 
 
 def evaluated_with_overlap(problem: Problem, strategy: Strategy) -> tuple[Strategy, Evaluation]:

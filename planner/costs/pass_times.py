@@ -19,8 +19,10 @@ waits for and the host does not. The time in which the host starts collectives a
 out.
 """
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -77,6 +79,20 @@ class PassTimes:
     total: float
     moved_again: Mapping[int, _Span] = field(default_factory=dict)
     asked_again: Mapping[int, _Span] = field(default_factory=dict)
+
+
+class TimedGather(NamedTuple):
+    """A gather of parameters behind a step, beside the next forward.
+
+    Attributes:
+        start: the place of the operator in front of which it is started; 0 with the step, too.
+        reader: the place of the operator that waits for it.
+        duration: in s.
+    """
+
+    start: int
+    reader: int
+    duration: float
 
 
 class _Streams:
@@ -170,7 +186,7 @@ def alone_times(
 
 def forward_times(
     local: LocalStage, order: PassOrder, durations: SideDurations, *, beside: bool,
-    before: Sequence[tuple[int, float]] = (), copies: HostCopies = NO_COPIES,
+    gathers: Sequence[TimedGather] = (), copies: HostCopies = NO_COPIES,
 ) -> PassTimes:  # fmt: skip
     """The times of a forward.
 
@@ -178,18 +194,17 @@ def forward_times(
         order: of the stage, which may be another one than that of the rows.
         durations: of the forward; a loss is asked for behind its operator, statistics before.
         beside: whether collectives run beside computations.
-        before: collectives that are in the queue when the forward begins: the place of the operator
-            that waits for each, and its duration.
+        gathers: those behind a step, in the order in which they are started.
         copies: between the device and its host.
     """
-    streams, awaited = _Streams(len(durations.compute), beside=beside), dict[int, float]()
-    clock = CopyClock(copies)
-    for place, duration in before:
-        streams.queue += duration
-        awaited[place] = streams.queue
+    streams, clock = _Streams(len(durations.compute), beside=beside), CopyClock(copies)
+    awaited, todo = dict[int, float](), deque(gathers)
     starts = [(c, order.start[c]) for c in order.order]
     ahead = _Ahead(streams, local, durations, starts, order.first)
     for place, row in enumerate(local.operator_rows):
+        while todo and todo[0].start <= place:
+            one = todo.popleft()
+            awaited[one.reader] = streams.queue = max(streams.main, streams.queue) + one.duration
         ahead.up_to(place)
         streams.main = max(streams.main, awaited.get(place, 0.0))
         ahead.run(row)

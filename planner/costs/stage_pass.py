@@ -52,6 +52,7 @@ from planner.costs.operators import operator_times
 from planner.costs.pass_times import (
     PassTimes,
     SideDurations,
+    TimedGather,
     alone_times,
     backward_times,
     forward_times,
@@ -60,7 +61,7 @@ from planner.costs.transfers import conversion_s
 from planner.resharding.conversion import LOCAL, Step
 from planner.resharding.over_replicas import over_replicas
 from planner.resharding.overlap import PassOrder
-from planner.resharding.sums import gathered_together, state_steps
+from planner.resharding.sums import gather_starts, gathered_together, state_steps
 from planner.support.arrays import Floats, Ints
 from planner.support.memo import remembered
 
@@ -419,17 +420,22 @@ def gather_beside_s(problem: Problem, stage: Stage, group: tuple[int, ...], devi
     )  # fmt: skip
     place = {name: i for i, name in enumerate(stage.operators)}
     users, operators = holders(problem.profile.graph), problem.profile.graph.operators
-    before = [
-        (min(place[operators[v].name] for name in names for v in users[name]
-             if operators[v].name in place), time_s)
-        for names, time_s in gathers
+    readers = [
+        min(place[operators[v].name] for name in names for v in users[name]
+            if operators[v].name in place) for names, _ in gathers
     ]  # fmt: skip
+    timed = [
+        TimedGather(0 if at < 0 else readers[at], reader, time_s)
+        for at, reader, (_, time_s) in zip(
+            gather_starts(stage, problem.profile.graph), readers, gathers, strict=True
+        )
+    ]
     beside = _runs_beside(problem, group)
     run = partial(
         forward_times, local, local.order, durations, beside=beside,
         copies=host_copies(problem, stage, device),
     )  # fmt: skip
-    delay_s = run(before=before).total - run().total
+    delay_s = run(gathers=timed).total - run().total
     return delay_s if beside else sum(time_s for _, time_s in gathers)
 
 

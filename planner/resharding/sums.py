@@ -320,6 +320,37 @@ def gathered_together(stage: Stage, graph: Graph) -> tuple[tuple[str, ...], ...]
     return tuple(sorted(found, key=lambda names: first[names[0]]))
 
 
+def gathered_bytes(stage: Stage, graph: Graph) -> list[int]:
+    """Of each of `gathered_together`, the bytes that a device holds when it is gathered."""
+    lies, known = parameter_specs(stage, graph), parameters_by_name(graph)
+    mesh = over_replicas(stage, graph).mesh
+
+    def whole_bytes(name: str) -> float:
+        one = known[name]
+        return prod(local_shape(one.shape, lies[name].parameter, mesh)) * ITEM_BYTES[one.dtype]
+
+    return [round(sum(map(whole_bytes, names))) for names in gathered_together(stage, graph)]
+
+
+@remembered
+def gather_starts(stage: Stage, graph: Graph) -> tuple[int, ...]:
+    """Where those of `gathered_together` are started: per bucket, the one in front of whose first
+    reader that is, or -1 with the step. That is the first from which on all that are started and
+    not read yet have no more bytes than `Stage.gathered_ahead`.
+    """
+    sizes, most = gathered_bytes(stage, graph), stage.gathered_ahead
+    if most is None:
+        return (-1,) * len(sizes)
+    starts, ahead, first = list[int](), 0, 0
+    for i, size in enumerate(sizes):
+        ahead += size
+        while first < i and ahead > most:
+            ahead -= sizes[first]
+            first += 1
+        starts.append(first if first or ahead > most else -1)
+    return tuple(starts)
+
+
 def scattered_buckets(stage: Stage, graph: Graph) -> tuple[tuple[Parameter, ...], ...]:
     """The buckets of the sums of a stage of which each device keeps a part, with parameters of the
     size of their accumulated gradients.

@@ -118,6 +118,7 @@ class Evaluator:
     def __call__(self) -> dict[str, float]:
         """The figures, on all ranks."""
         share_states(self._part, self._groups)
+        self._part.shards.settle()  # replicas with fewer microbatches run fewer forwards
         self._meter = Meter(self._metrics)
         self._of_data = self._denominators(-(-self._num_samples // self._layout.size))
         self._coming = self._data.microbatches(self._num_samples, filled=True)

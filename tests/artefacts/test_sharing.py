@@ -24,12 +24,13 @@ def strategy_of(model, count=4, schedule=ScheduleName.ONE_F_ONE_B, **how):
 
 def test_a_file_says_what_replicas_share_and_is_of_format_3(model, tmp_path):
     path = tmp_path / "strategy.json"
-    shared = strategy_of(model, over=2, zero=3, zero_of={"g": 0})
+    shared = strategy_of(model, over=2, zero=3, zero_of={"g": 0}, gathered_ahead=8)
     write_plan(plan_of(model, shared), path)
     plain = json.loads(path.read_text())
     assert plain["format"] == "planner-strategy/3"
     (stage,) = plain["strategy"]["stages"]
     assert (stage["over"], stage["zero"], stage["zero_of"]) == (2, 3, {"g": 0})
+    assert stage["gathered_ahead"] == 8
     assert read_plan(path).strategy == shared
 
 
@@ -45,6 +46,7 @@ def test_a_file_of_whole_replicas_is_of_format_2(model):
     ({"zero": 2}, "zero: expected 0 where nothing lies over replicas (over is 1), got 2"),
     ({"over": 2, "zero_of": {"w1": -1}}, "zero_of.w1: expected a level from 0 to 3, got -1"),
     ({"over": 2, "zero_of": {"w": 1}}, "zero_of.w: expected a parameter of the stage"),
+    ({"gathered_ahead": -1}, "gathered_ahead: expected bytes of at least 0, got -1"),
     ({"over": 2, "zero": 2, "count": 3}, "its 2 replicas exchange gradients in every backward, and"
      " 3 microbatches cannot be dealt to them evenly"),
 ])  # fmt: skip

@@ -18,11 +18,13 @@ from planner.costs.local_stage import local_stage
 from planner.costs.overlap import evaluated_with_overlap, with_overlap
 from planner.costs.pass_times import (
     SideDurations,
+    TimedGather,
     alone_times,
     backward_times,
     forward_times,
 )
-from planner.costs.stage_pass import stage_pass
+from planner.costs.stage_pass import gather_beside_s, stage_pass
+from planner.resharding.over_replicas import over_replicas
 from planner.resharding.overlap import held_ahead_bytes, pass_order
 from tests.costs.test_overlap import MB, problem_of, replicas_of
 from tests.resharding.test_overlap import random_stages
@@ -88,6 +90,29 @@ def test_a_stage_with_room_keeps_what_it_holds_ahead_where_another_one_has_none(
     assert evaluation.shortage.startswith("stage 1")
 
 
+@pytest.mark.parametrize(("time_s", "in_order_s"), [(0.007, 0.107), (0.05, 0.27)])
+def test_what_is_gathered_behind_a_step_waits_where_a_forward_needs_another_collective(
+    time_s, in_order_s
+):
+    """Four operators' parameters are gathered behind the step, those of the fourth operator in each
+    forward: before those of the last one, if these take longer than what is computed.
+    """
+    problem = problem_of([40] * COUNT, 2, times=[time_s] * COUNT)
+    strategy = replicas_of(problem.profile.graph, 2)
+    name = problem.profile.graph.parameters[3].name
+    plain = replace(strategy.stages[0], over=2, zero=1, zero_of={name: 3})
+    found = with_overlap(problem, replace(strategy, stages=(plain,))).stages[0]
+    all_at_once = replace(found, gathered_ahead=None)
+
+    def first_s(stage):
+        return stage_pass(problem, stage, 0).forward_s + gather_beside_s(
+            problem, over_replicas(stage, problem.profile.graph), (0, 1), 0
+        )
+
+    assert first_s(found) == pytest.approx(in_order_s)
+    assert (found.gathered_ahead is None) == (first_s(all_at_once) == first_s(found))
+
+
 @settings(max_examples=50)
 @given(st.lists(st.tuples(times, times, times, times), min_size=1, max_size=6), st.data())
 def test_a_pass_of_whole_operators_takes_the_longer_of_both_clocks(all_s, data):
@@ -126,9 +151,10 @@ def test_a_pass_is_the_longest_path_through_what_waits_for_what(tmp_path, name):
         for prefetch in (None, 0, most // 3, 10 * most + 1):
             order = pass_order(replace(stage, prefetch=prefetch), model.graph)
             sides = [_random(local, order, random, side) for side in range(2)]
-            forward = forward_times(local, order, sides[0], beside=True).total
+            gathers = _random_gathers(len(local.operator_rows), random)
+            forward = forward_times(local, order, sides[0], beside=True, gathers=gathers).total
             backward = backward_times(local, order, sides[1], beside=True).total
-            assert forward == pytest.approx(_longest(_forward(local, order, sides[0])))
+            assert forward == pytest.approx(_longest(_forward(local, order, sides[0], gathers)))
             assert backward == pytest.approx(_longest(_backward(local, order, sides[1])))
 
 
@@ -146,6 +172,13 @@ def _random(local, order, random, side):
         [0.4 * t * (i in late) for i, t in enumerate(compute)],
         [random.random() * (v >= 0) for v in local.graph_index],
     )
+
+
+def _random_gathers(count, random):
+    readers = sorted(random.choices(range(count), k=random.randrange(6)))
+    starts = sorted(random.choice([0, random.randrange(one + 1)]) for one in readers)
+    return [TimedGather(min(start, reader), reader, random.random())
+            for start, reader in zip(starts, readers, strict=True)]  # fmt: skip
 
 
 class Waits(networkx.DiGraph):
@@ -189,9 +222,12 @@ def _longest(waits):
     return max(end.values())
 
 
-def _forward(local, order, known):
+def _forward(local, order, known, gathers):
     waits = Waits()
     for place in range(len(local.operator_rows) + 1):
+        for i, one in enumerate(gathers):
+            if one.start == place:
+                waits.start(("gather", i), one.duration)
         for c in [c for c in order.order if order.start[c] == place]:
             waits.start(("copy", c), known.moved[local.copy_rows[c]])
         read = [("copy", c) for c in range(len(order.first)) if order.first[c] == place]
@@ -199,7 +235,8 @@ def _forward(local, order, known):
             waits.put("main", "end", 0.0, *read)
             break
         row = local.operator_rows[place]
-        waits.put("main", ("read", place), 0.0, *read)
+        there = [("gather", i) for i, one in enumerate(gathers) if one.reader == place]
+        waits.put("main", ("read", place), 0.0, *read, *there)
         if row not in local.losses:
             waits.stop(("asked", place), known.asked[row])
         waits.run(place, known.compute[row], known.host[row])

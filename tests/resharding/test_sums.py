@@ -8,6 +8,7 @@ from planner.artefacts.graph import Graph, Operator, Parameter, Tensor
 from planner.artefacts.sharding import Sharding, rule_of
 from planner.artefacts.strategy import GradientSum, ScheduleName, Stage, Strategy
 from planner.resharding.sums import (
+    gather_starts,
     gathered_together,
     gradient_sums,
     non_contributing,
@@ -178,3 +179,15 @@ def test_parameters_are_gathered_after_a_step_in_the_order_in_which_a_forward_re
     one = stage(ALL, ((0, 1),), (2,), BATCH, states={"v": ("S0",), "w": ("S0",)})
     assert gathered_together(one, large) == (("w",), ("v",))
     assert gathered_together(one, graph()) == (("w", "v"),)
+
+
+@pytest.mark.parametrize(
+    ("ahead", "starts"),
+    [(None, (-1, -1)), (0, (0, 1)), (2**28 - 1, (0, 1)), (2**28, (-1, 1)), (2**29, (-1, -1))],
+)
+def test_parameters_are_on_their_way_behind_a_step_as_far_as_the_bytes_allow(ahead, starts):
+    large = replace(graph(), parameters=tuple(
+        Parameter(name, (2**13, 2**13), "float32", True) for name in "vw"
+    ))  # fmt: skip
+    one = stage(ALL, ((0, 1),), (2,), BATCH, states={"v": ("S0",), "w": ("S0",)})
+    assert gather_starts(replace(one, gathered_ahead=ahead), large) == starts

@@ -62,7 +62,7 @@ BESIDE = " beside"
 def written(folder, name, model, strategy):
     """Writes a plan, and the same with collectives beside computations."""
     write_plan(plan_of(model, strategy, optimizer="momentum"), folder / f"{name}.json")
-    stages = tuple(replace(one, prefetch=2**20) for one in strategy.stages)
+    stages = tuple(replace(one, prefetch=2**20, gathered_ahead=2**12) for one in strategy.stages)
     plan = plan_of(model, replace(strategy, stages=stages), optimizer="momentum")
     write_plan(plan, folder / f"{name}{BESIDE}.json")
 

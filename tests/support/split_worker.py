@@ -51,7 +51,7 @@ class Run:
     Attributes:
         model: its name among MODELS.
         strategy: of the loaded model.
-        prefetch: of all stages that are split.
+        prefetch, gathered_ahead: of all stages that are split.
     """
 
     model: str
@@ -59,12 +59,13 @@ class Run:
     optimizer: str = "sgd"
     clip: float | None = None
     prefetch: int | None = None
+    gathered_ahead: int | None = None
 
     def of(self, model):
         """The strategy."""
         made = self.strategy(model)
-        stages = [replace(one, prefetch=self.prefetch if one.sharding else None)
-                  for one in made.stages]  # fmt: skip
+        ahead = {"prefetch": self.prefetch, "gathered_ahead": self.gathered_ahead}
+        stages = [replace(one, **ahead) if one.sharding else one for one in made.stages]
         return replace(made, stages=tuple(stages))
 
 
@@ -223,7 +224,9 @@ CASES = {
     "zero 2, 2 replicas on 2": Run("mlp", strategy([(2,)], replicas=[2], seed=21, zero=2)),
 }  # fmt: skip
 BESIDE = {
-    f"{name}, beside": replace(one, prefetch=(0, 1_000, 2**20)[i % 3])
+    f"{name}, beside": replace(
+        one, prefetch=(0, 1_000, 2**20)[i % 3], gathered_ahead=(None, 0, 1_000)[i % 3]
+    )
     for i, (name, one) in enumerate(CASES.items())
 }
 

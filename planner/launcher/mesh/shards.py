@@ -25,7 +25,13 @@ from planner.launcher.mesh.queue import INLINE, Pending
 from planner.operators.parts.calls import free_name
 from planner.operators.parts.slices import chunk_rows, joined, part_of, views_of_parts
 from planner.resharding.conversion import Collective, Step
-from planner.resharding.sums import gathered_together, parameter_specs, state_steps, steps_key
+from planner.resharding.sums import (
+    gather_starts,
+    gathered_together,
+    parameter_specs,
+    state_steps,
+    steps_key,
+)
 
 
 class OptimizerShards:
@@ -68,8 +74,12 @@ class OptimizerShards:
             for name in self._steps
             if any(step.kind is Collective.REDUCE_SCATTER for step in self._steps[name].scatter)
         }
-        self._gathers = gathered_together(stage, graph)
+        self._gathers, starts = gathered_together(stage, graph), gather_starts(stage, graph)
         self._gathering: dict[int, Pending[None]] = {}  # by place in `_gathers`
+        # Where in the forward those in the queue are followed by others.
+        self._started_at = [[i for i, at in enumerate(starts) if at == k]
+                            for k in range(-1, len(starts))]  # fmt: skip
+        self._to_start: set[int] = set()
 
     @property
     def runs_beside(self) -> bool:
@@ -101,7 +111,7 @@ class OptimizerShards:
             readers = [one for name in names for one in held[name].users
                        if one.target is not late_parameters]  # fmt: skip
             word = free_name(module, "gathered")
-            module.add_submodule(word, _Waiting(partial(self._wait_for, i)))
+            module.add_submodule(word, _Calling(partial(self._reach, i)))
             with module.graph.inserting_before(min(readers, key=place.__getitem__)):
                 module.graph.call_module(word)
         module.recompile()
@@ -174,15 +184,30 @@ class OptimizerShards:
     def gather(self) -> None:
         """After a step: makes the parameters out of all shards; all devices of the mesh call it
         together. In a queue that goes on beside the next forward, whose operators wait for the
-        parameters that they read; whatever else reads parameters calls `settle` before.
+        parameters that they read, and start those that are read later; whatever else reads
+        parameters calls `settle` before.
         """
-        for i, names in enumerate(self._gathers):
-            self._gathering[i] = self._mesh.queue.start(partial(self._gather, names))
+        self._to_start = {*range(len(self._gathers))}
+        for i in self._started_at[0] if self.runs_beside else range(len(self._gathers)):
+            self._start(i)
 
     def settle(self) -> None:
-        """Waits until all parameters are there."""
+        """Waits until all parameters are there; all devices of the mesh call it together."""
+        for i in range(len(self._gathers)):
+            self._start(i)
         for i in range(len(self._gathers)):
             self._wait_for(i)
+
+    def _reach(self, i: int) -> None:
+        """What a forward does in front of the first reader of some parameters."""
+        for later in self._started_at[1 + i]:
+            self._start(later)
+        self._wait_for(i)
+
+    def _start(self, i: int) -> None:
+        if i in self._to_start:
+            self._to_start.remove(i)
+            self._gathering[i] = self._mesh.queue.start(partial(self._gather, self._gathers[i]))
 
     def _wait_for(self, i: int) -> None:
         if i in self._gathering:
@@ -233,16 +258,16 @@ class OptimizerShards:
             shard.copy_(self._mesh.local_part(self._values[name], self._further[name]))
 
 
-class _Waiting(nn.Module):
+class _Calling(nn.Module):
     """A call of a function in a module, between its operators."""
 
-    def __init__(self, wait: Callable[[], None]) -> None:
+    def __init__(self, function: Callable[[], None]) -> None:
         super().__init__()
-        self._wait = wait
+        self._function = function
 
     def forward(self) -> None:
         """Calls it."""
-        self._wait()
+        self._function()
 
 
 def _in_a_row(some: Sequence[Tensor], widths: Sequence[int]) -> Tensor:
