@@ -29,6 +29,7 @@ from planner.simulator.estimate import estimated_iteration_s, least_s, least_wor
 from planner.simulator.objective import latency_s
 from planner.simulator.steady import Iteration, iterate
 from planner.simulator.timeline import shares_s
+from planner.solvers.fewest import with_least_again
 from planner.solvers.sharded.edges import with_local_all_gathers
 from planner.support.version import __version__
 
@@ -96,9 +97,10 @@ def judge(
     """The verdict on a solver's strategy, or None and why it does not fit. Where the simulator
     finds them faster, and they fit, another strategy of the solver is taken, or one that cuts what
     crosses stages (`solvers/sharded/edges.py`), or one more microbatch in flight per stage than the
-    default. Other strategies are simulated unless they are certainly slower than the best so far
-    (`simulator/estimate.py`), and then variants of those that were, the fastest first. Their work
-    is limited; a note counts those that are left out.
+    default, or one that runs less again (`solvers/fewest.py`). Other strategies are
+    simulated unless they are certainly slower than the best so far (`simulator/estimate.py`), and
+    then variants of those that were, the fastest first. Their work is limited; a note counts those
+    that are left out.
 
     Args:
         limit_s: limit of that work, in seconds of an ordinary core, and at most `MAX_WORK_S`. The
@@ -116,6 +118,8 @@ def judge(
     for vary in (partial(with_local_all_gathers, problem), with_deeper_warmup):
         for strategy in trial.fastest_first:
             trial.run(vary(strategy))
+    for strategy in trial.fastest_first:
+        trial.rerun_less(strategy)
     if trial.best is None:
         return None, trial.shortage
     best = replace(trial.best, work_s=trial.work_s)
@@ -180,6 +184,15 @@ class _Trial:
         self.simulated[strategy] = value_s = self._value_s(verdict)
         if self.best is None or value_s < self._value_s(self.best):
             self.best = verdict
+
+    def rerun_less(self, strategy: Strategy) -> None:
+        """Evaluates and simulates what a strategy becomes where it runs again only what it has to,
+        if there is work for it.
+        """
+        if not self._is_out_of_work:
+            for less, work_s in with_least_again(self.problem, strategy):
+                self.run(less)
+                self.work_s += work_s
 
     def _value_s(self, verdict: Verdict) -> float:
         return predicted_s(verdict.prediction, self.problem.training.objective)

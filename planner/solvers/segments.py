@@ -205,16 +205,17 @@ def with_fewer(problem: Problem, stage: Stage, what: Again, count: int) -> Stage
 
 def best_running_again(problem: Problem, stage: Stage, what: Again, count: int) -> Segments:
     """The segments of a stage of whose layers only the best run again, the others by the choice
-    before, if that is one.
+    before, if that is one and leaves out something of them.
 
     Args:
         what: see `segments_by_worth`.
         count: the number of layers.
     """
-    best = segments_by_worth(problem.profile, stage, what)[:count]
+    every = segments_by_worth(problem.profile, stage, what)
+    best = every[:count]
     if what is Again.LAYERS and Again.SELECTED in recompute_choices(problem):
         whole = {some[0] for some in best}
-        others = segments_by_worth(problem.profile, stage, Again.SELECTED)
+        others = {*segments_by_worth(problem.profile, stage, Again.SELECTED)} - {*every}
         best = (*best, *(some for some in others if some[0] not in whole))
     return in_order(stage, best)
 
@@ -229,9 +230,14 @@ def share_of_others(problem: Problem, stage: Stage, what: Again) -> float:
     if what is not Again.LAYERS or Again.SELECTED not in recompute_choices(problem):
         return 0.0
     selected, whole = (
-        freed_share(problem.profile, stage, one) for one in (Again.SELECTED, Again.LAYERS)
+        {
+            one.operators: one.freed_bytes
+            for one in _by_worth(problem.profile, stage.operators, kind)
+        }
+        for kind in (Again.SELECTED, Again.LAYERS)
     )
-    return selected / whole if whole else 0.0
+    parts = sum(freed for some, freed in selected.items() if some not in whole)
+    return parts / max(1, sum(whole.values()))
 
 
 def in_order(stage: Stage, segments: Segments) -> Segments:

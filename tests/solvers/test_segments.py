@@ -10,7 +10,9 @@ from planner.artefacts.options import Offload, Recompute
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy, violations
 from planner.artefacts.topology import HostLink
 from planner.costs.evaluate import evaluate
+from planner.planning.judge import judge, judge_unchanged
 from planner.solvers import SOLVERS
+from planner.solvers.fewest import with_least_again
 from planner.solvers.segments import (
     Again,
     choice_orders,
@@ -112,6 +114,50 @@ def test_as_few_layers_as_fit_run_again():
     count = len(found.recomputed)
     assert found.recomputed == in_order(found, worth[:count]) and 0 < count < len(worth)
     assert needs(replace(found, recomputed=in_order(found, worth[: count - 1]))) > limit
+
+
+def test_of_a_pipeline_only_stages_without_room_run_again():
+    """The judge's plan is faster, and its first stage could not do without its last."""
+    profile, two = residual(unit=100 * KB), cluster([unit_type()] * 2, bandwidth=1e12)
+
+    def needs(problem, stages):
+        strategy = Strategy(stages, ScheduleName.ONE_F_ONE_B, 16)
+        return [one.total_bytes for one in evaluate(problem, strategy).memory.values()]
+
+    roomy = problem_of(profile, two, 16, recompute="auto")
+    first, last = needs(roomy, SOLVERS["even"](roomy, 1.0).strategy.stages)
+    assert first > 1.2 * last
+    tight = replace(roomy, training=replace(roomy.training, device_memory=round(1.1 * last)))
+    result = SOLVERS["even"](tight, 1.0)
+    assert all(one.recompute for one in result.strategy.stages)
+    verdict, _ = judge(tight, "even", result)
+    own, _ = judge_unchanged(tight, result.strategy)
+    assert verdict.prediction.iteration_s < own.prediction.iteration_s
+    one, two = verdict.strategy.stages
+    assert one.recomputed and not two.recompute
+    assert max(needs(tight, (one, two))) <= tight.training.device_memory
+    worth = segments_by_worth(profile, one)[: len(one.recomputed)]
+    assert one.recomputed == in_order(one, worth)
+    less = replace(one, recomputed=in_order(one, worth[:-1]))
+    assert needs(tight, (less, two))[0] > tight.training.device_memory
+
+
+def test_what_runs_again_may_wait_in_the_hosts_memory_instead():
+    profile = residual(unit=100 * KB)
+    problem = problem_of(profile, linked(FAST), 16, offload=Offload.AUTO)
+    (one, two) = SOLVERS["even"](problem, 1.0).strategy.stages
+    need = evaluate(problem, Strategy((one, two), ScheduleName.ONE_F_ONE_B, 16)).memory[0]
+    training = replace(problem.training, device_memory=round(0.8 * need.total_bytes))
+    tight = replace(problem, training=training)
+    again = Strategy((running_again(tight, one, Again.LAYERS), two), ScheduleName.ONE_F_ONE_B, 16)
+    ((found, _), *_) = with_least_again(tight, again)
+    assert found.stages[0].offloaded and not found.stages[0].recompute
+    assert not found.stages[1].offloaded
+
+
+def test_a_plan_that_runs_nothing_again_has_no_variant():
+    problem = problem_of(residual(), cluster([unit_type()] * 2), 2)
+    assert [*with_least_again(problem, SOLVERS["even"](problem, 1.0).strategy)] == []
 
 
 def test_asked_everywhere_all_layers_run_again_and_asynchronous_stages_as_a_whole():

@@ -8,23 +8,18 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from planner.artefacts.problem import Problem, Result, Status
-from planner.artefacts.strategy import Stage, Strategy, asynchronous_violations, used_devices
-from planner.costs.evaluate import Evaluation, evaluate, evaluation_work_s
-from planner.costs.overlap import evaluated_with_overlap, with_overlap
-from planner.costs.stage_memory import limit_bytes
+from planner.artefacts.strategy import Stage, Strategy
+from planner.costs.evaluate import evaluation_work_s
+from planner.costs.overlap import evaluated_with_overlap
 from planner.costs.update import has_state
-from planner.resharding.checks import all_violations
 from planner.schedules.orders import default_warmups
 from planner.simulator.estimate import ERROR, estimate_s, estimate_work_s
+from planner.solvers.fewest import overlapped, that_fits, what_is_wrong
 from planner.solvers.segments import (
     Again,
     choice_orders,
-    freed_share,
-    num_optional,
     recompute_choices,
     running_again,
-    share_of_others,
-    with_fewer,
 )
 from planner.solvers.sharded.layout import WHOLE, Layout
 
@@ -36,8 +31,6 @@ FEW, FIRST_S, PRICED_SHARE = 2, 1.0, 0.7
 """Layouts that are looked at whatever they take; the work for which more are looked at where none
 fits, in seconds of an ordinary core; and the share of the limit after which no more are.
 """
-_ROUNDS = 5
-"""Times that stages which do not fit are made to recompute more, at least; in the last all are."""
 
 
 def best_of(
@@ -133,9 +126,10 @@ class LayoutSearch:
         problem, first = self.problem, recompute_choices(self.problem)[0]
         found: list[Priced] = []
         for layout in layouts:
-            strategy = _overlapped(problem, layout, [first] * len(layout.operators))
-            wrong = next(asynchronous_violations(strategy, problem.profile.graph), None)
-            wrong = wrong or next(iter(_wrong(problem, strategy)), None)
+            strategy = overlapped(
+                problem, strategy_of(problem, layout, [first] * len(layout.groups))
+            )
+            wrong = what_is_wrong(problem, strategy)
             if wrong is None:
                 value_s = estimate_s(problem, strategy)
                 found.append(Priced(value_s, layout.number, layout, strategy))
@@ -230,131 +224,35 @@ def strategy_of(problem: Problem, layout: Layout, recompute: Sequence[Again]) ->
     )
 
 
-def _overlapped(problem: Problem, layout: Layout, recompute: Sequence[Again]) -> Strategy:
-    """The strategy of a layout, if it is sound with its collectives beside its computations."""
-    strategy = strategy_of(problem, layout, recompute)
-    wrong = next(asynchronous_violations(strategy, problem.profile.graph), None)
-    return strategy if wrong or _wrong(problem, strategy) else with_overlap(problem, strategy)
-
-
 def _that_fits(
     problem: Problem, layout: Layout, first: Strategy, choices: tuple[Again, ...]
 ) -> tuple[Strategy, str | None, float]:
-    """A strategy of a layout, why it does not fit, if it does not, and the work. Where it does not,
-    replicas keep the optimizer's state in parts. Then stages whose devices are short of memory
-    recompute, and the stages are cut anew.
+    """As `fewest.that_fits`, of a layout. Where memory is short, replicas keep the optimizer's
+    state in parts before anything is run again; where stages run again, they are cut anew.
 
     Args:
         first: the layout's strategy as it was priced.
         choices: what its stages may run again, in the order of preference.
     """
-    recompute = [choices[0]] * len(layout.operators)
-    shortage, work_s, lacking = None, 0.0, 0
+    shortage, work_s = None, 0.0
     sharing = _distributed_optimizer(problem, layout)
-    rounds = max(_ROUNDS, len(choices) + 1)
-    for attempt in range(-(sharing != layout.sharing), rounds + 1):
-        strategy = first if shortage is None else _overlapped(problem, layout, recompute)
-        strategy, evaluation = evaluated_with_overlap(problem, strategy)
-        work_s += evaluation_work_s(strategy, evaluation)
-        if evaluation.shortage is None:
-            room = _room(problem, strategy, evaluation)
-            strategy, more_s = _with_fewer_segments(problem, (strategy, recompute), room, lacking)
-            work_s += more_s
-            return strategy, None, work_s
-        shortage = shortage or evaluation.shortage
-        if attempt < 0:
-            layout = replace(layout, sharing=sharing)
-            continue
-        lacking = lacking or -_room(problem, strategy, evaluation)
-        short = _short(problem, strategy, evaluation)
-        if attempt == rounds - 1:
-            short = set(range(len(recompute)))
-        more = [
-            _more(problem, strategy, evaluation, s, choices[choices.index(one) :])
-            if s in short
-            else one
-            for s, one in enumerate(recompute)
-        ]
-        if more == recompute:
-            break
-        recompute = more
+    if sharing != layout.sharing:
+        whole, evaluation = evaluated_with_overlap(problem, first)
+        work_s, shortage = evaluation_work_s(whole, evaluation), evaluation.shortage
+        if shortage is None:
+            return whole, None, work_s
+        layout = replace(layout, sharing=sharing)
+        nothing = [choices[0]] * len(layout.groups)
+        first = overlapped(problem, strategy_of(problem, layout, nothing))
+
+    def remade(recompute: Sequence[Again]) -> Strategy:
+        again = layout
         if layout.recut is not None:
-            layout = replace(layout.recut([one.reruns for one in recompute]), sharing=sharing)
-    return strategy, shortage, work_s
+            again = replace(layout.recut([one.reruns for one in recompute]), sharing=layout.sharing)
+        return strategy_of(problem, again, recompute)
 
-
-def _more(
-    problem: Problem, strategy: Strategy, evaluation: Evaluation, s: int, choices: Sequence[Again]
-) -> Again:
-    """What a stage runs again that does not fit as it is: the next choice that saves something,
-    about enough if that is a part of its layers.
-
-    Args:
-        choices: that of now, and those behind it.
-    """
-    now, *left = choices
-    if _needs_whole_stash(strategy):
-        left = [one for one in left if one is not Again.STAGE]
-    if Again.LAYERS in left and left[0] is Again.SELECTED:
-        stage, used = strategy.stages[s], used_devices(strategy)
-        share = freed_share(problem.profile, stage, Again.SELECTED)
-        for d in stage.devices:
-            memory = evaluation.memory[d]
-            lacking = memory.total_bytes - limit_bytes(problem, used, d)
-            if share * memory.stash_bytes < lacking:
-                return Again.LAYERS
-    return left[0] if left else now
-
-
-def _with_fewer_segments(
-    problem: Problem, found: tuple[Strategy, Sequence[Again]], room: int, lacking: int
-) -> tuple[Strategy, float]:
-    """A strategy whose stages run as few layers again, or keep as few in the host's memory, as they
-    fit with (`segments.with_fewer`), and the work. All stages leave out the same part of theirs,
-    and hold as much ahead as before.
-
-    Args:
-        found: a strategy, and what each of its stages runs again.
-        room: bytes that its fullest device has left.
-        lacking: by how many it is short without recomputation, about.
-    """
-    strategy, recompute = found
-    chosen = [*zip(strategy.stages, recompute, strict=True)]
-    every = [num_optional(problem, *one) for one in chosen]
-    all_of = most = max(every)
-    best, least, work_s = strategy, 0, 0.0
-    # Without any of them.
-    others = max(share_of_others(problem, *one) for one in chosen)
-    lacking = max(1, round(lacking - others * (lacking + room)))
-    while most - least > 1:
-        # Memory is nearly linear in their number.
-        count = least + round((most - least) * lacking / max(lacking + room, 1))
-        count = min(max(count, least + 1), most - 1)
-        stages = tuple(
-            with_fewer(problem, *one, -(-count * n // all_of)) if n else one[0]
-            for one, n in zip(chosen, every, strict=True)
-        )
-        less = replace(strategy, stages=stages)
-        evaluation = evaluate(problem, less)
-        work_s += evaluation_work_s(less, evaluation)
-        if evaluation.shortage is None:
-            best, most, room = less, count, _room(problem, less, evaluation)
-        else:
-            least, lacking = count, -_room(problem, less, evaluation)
-    return best, work_s
-
-
-def _room(problem: Problem, strategy: Strategy, evaluation: Evaluation) -> int:
-    """Bytes that the fullest device has left; less than 0 where it is short of them."""
-    used = used_devices(strategy)
-    return min(limit_bytes(problem, used, d) - evaluation.memory[d].total_bytes for d in used)
-
-
-def _needs_whole_stash(strategy: Strategy) -> bool:
-    """Whether recomputation saves nothing: the only stage has one microbatch in flight, whose
-    backward needs all that a forward keeps.
-    """
-    return len(strategy.stages) == 1 and strategy.stages[0].warmup == 1
+    strategy, still, more_s = that_fits(problem, first, choices, remade)
+    return strategy, still and (shortage or still), work_s + more_s
 
 
 def _distributed_optimizer(problem: Problem, layout: Layout) -> tuple[int, int] | None:
@@ -366,20 +264,3 @@ def _distributed_optimizer(problem: Problem, layout: Layout) -> tuple[int, int] 
     if asynchronous or layout.sharing is not None or len(replicas) > 1 or replicas == {1}:
         return layout.sharing
     return (max(replicas), 1) if has_state(problem) else None
-
-
-def _short(problem: Problem, strategy: Strategy, evaluation: Evaluation) -> set[int]:
-    """The stages whose devices are over their limits."""
-    used = used_devices(strategy)
-    return {
-        s
-        for s, stage in enumerate(strategy.stages)
-        for d in stage.devices
-        if evaluation.memory[d].total_bytes > limit_bytes(problem, used, d)
-    }
-
-
-def _wrong(problem: Problem, strategy: Strategy) -> tuple[str, ...]:
-    """What is wrong with a strategy: the rules of two axes may not go together."""
-    graph = problem.profile.graph
-    return all_violations(strategy, graph, len(problem.topology.devices))
