@@ -187,7 +187,8 @@ class WhatIf(Options):
     set: tuple[str, ...] = option(
         "What if: change a figure, such as links.nic.bandwidth=200Gbps. May be repeated. PATH is"
         " links.NAME.bandwidth or .latency, where NAME is a kind of links or a pair of ends, a-b;"
-        " levels.NAME.bandwidth or .latency; devices.NAME.type; hosts.NAME.cores or .memory; or"
+        " levels.NAME.bandwidth or .latency; devices.NAME.type; hosts.NAME.cores, .memory,"
+        " .host_link.bandwidth, .host_link.devices or .host_link.memory; or"
         " device_types.NAME.memory, .memory_bandwidth or .flops.DTYPE.",
         (), metavar="PATH=VALUE",
     )  # fmt: skip

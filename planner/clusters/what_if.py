@@ -17,6 +17,7 @@ from planner.artefacts.topology import (
     Device,
     DeviceType,
     Host,
+    HostLink,
     Level,
     Link,
     Topology,
@@ -27,7 +28,7 @@ from planner.artefacts.topology import (
 from planner.clusters.places import host_of_vertex, neighbours, network_switch, without_dead_ends
 from planner.clusters.routes import routes
 from planner.clusters.yaml.build import extended, renamed, vertex_names
-from planner.clusters.yaml.schema import BodySchema, Bytes, Flops, Rate
+from planner.clusters.yaml.schema import BodySchema, Bytes, Flops, HostLinkSchema, Rate
 from planner.support.errors import OptionError
 from planner.support.units import format_bytes, format_rate, format_seconds
 
@@ -109,6 +110,7 @@ def set_value(topology: Topology, setting: str, types: Mapping[str, DeviceType])
         devices.NAME.type                   another type
         device_types.NAME.memory, .memory_bandwidth, .flops.DTYPE
         hosts.NAME.cores, .memory           shared by its devices
+        hosts.NAME.host_link.bandwidth, .devices, .memory
 
     Args:
         types: device types that devices may become, besides those of the topology.
@@ -192,14 +194,27 @@ def _device_types(topology: Topology) -> _Section:
     return _Section("device type", {n: [kind] for n, kind in _types(topology).items()}, fields)
 
 
+_LINK = "host_link."
+_LINK_FIELDS = {
+    "bandwidth": "bandwidth_bytes_per_s", "devices": "num_devices", "memory": "memory_bytes",
+}  # fmt: skip
+
+
 def _hosts(topology: Topology) -> _Section:
     def or_own(shown: Callable[[int], str]) -> Callable[[int | None], str]:
         return lambda shared: "each device's own" if shared is None else shown(shared)
+
+    def of_link(name: str, shown: Callable[[Any], str], unset: str = "none") -> Any:
+        return (lambda host: host.host_link and getattr(host.host_link, name),
+                lambda figure: unset if figure is None else shown(figure))  # fmt: skip
 
     hosts = {host.name: [host] for host in topology.hosts}
     return _Section("host", hosts, {
         "cores": (attrgetter("cores"), or_own(str)),
         "memory": (attrgetter("memory_bytes"), or_own(format_bytes)),
+        f"{_LINK}bandwidth": of_link(_LINK_FIELDS["bandwidth"], format_rate),
+        f"{_LINK}devices": of_link(_LINK_FIELDS["devices"], str),
+        f"{_LINK}memory": of_link(_LINK_FIELDS["memory"], format_bytes, "not limited"),
     })  # fmt: skip
 
 
@@ -253,6 +268,8 @@ def _with_value(
     name, field = place
     if section == "device_types":
         return _with_type(topology, name, field, value)
+    if field.startswith(_LINK):
+        return _with_host_link(topology, name, field.removeprefix(_LINK), value)
     known = {*types, *(kind.name for kind in topology.device_types)}
     if section == "devices" and value not in known:
         raise _unknown("device type", value, sorted(known))
@@ -262,6 +279,23 @@ def _with_value(
         ends = [topology.links[i] for i in _links_by_name(topology)[name]]
         entries = [{"from": link.source, "to": link.target, field: value} for link in ends]
     return extended(topology, _checked(BodySchema, {section: entries}), types)
+
+
+def _with_host_link(topology: Topology, name: str, field: str, value: str) -> Topology:
+    """The topology with a figure of the links between the devices of a host and its memory.
+
+    Raises:
+        OptionError: if a file may not have the value, or there is no such link.
+    """
+    number = int(value) if field == "devices" and value.isdecimal() else value
+    given = _checked(HostLinkSchema, {"bandwidth": "1 B/s", field: number})
+    figure = {_LINK_FIELDS[field]: getattr(given, field)}
+    host = next(one for one in topology.hosts if one.name == name)
+    if host.host_link is None and field != "bandwidth":
+        raise OptionError(f"host {name} has no host_link; set {_LINK}bandwidth first")
+    link = HostLink(**figure) if host.host_link is None else replace(host.host_link, **figure)
+    hosts = (replace(one, host_link=link) if one is host else one for one in topology.hosts)
+    return replace(topology, hosts=tuple(hosts))
 
 
 def _checked(kind: Any, value: object) -> Any:

@@ -6,7 +6,15 @@ from itertools import permutations
 import pytest
 
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy
-from planner.artefacts.topology import CollectiveTable, Device, Host, Link, Topology, problems
+from planner.artefacts.topology import (
+    CollectiveTable,
+    Device,
+    Host,
+    HostLink,
+    Link,
+    Topology,
+    problems,
+)
 from planner.clusters.places import host_of_vertex, network_switch
 from planner.clusters.routes import bandwidth_bytes_per_s, latency_s
 from planner.clusters.what_if import CHANGED, drop, set_value, what_if
@@ -153,9 +161,27 @@ def test_a_host_gets_cores_and_memory(four):
     )
 
 
+def test_a_host_gets_a_link_to_its_memory(four):
+    changed = what_if(four, [
+        "hosts.host1.host_link.bandwidth=25 GB/s", "hosts.host1.host_link.devices=2",
+        "hosts.host1.host_link.memory=64 GB",
+    ])  # fmt: skip
+    links = [host.host_link for host in changed.topology.hosts]
+    assert links == [None, HostLink(25e9, 2, 64 * 10**9), None, None]
+    assert changed.changes == (
+        "hosts.host1.host_link.bandwidth: none -> 25 GB/s",
+        "hosts.host1.host_link.devices: 1 -> 2",
+        "hosts.host1.host_link.memory: not limited -> 59.6 GiB",
+    )
+
+
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
+        ("hosts.a.host_link.devices=2", "host a has no host_link; set host_link.bandwidth first"),
+        ("hosts.a.host_link.bandwidth=2", "expected a rate such as '300 GB/s', got '2'"),
+        ("hosts.a.host_link.devices=some", "expected a whole number of devices"),
+        ("hosts.a.host_link.latency=1 s", "known: cores, memory, host_link.bandwidth"),
         ("links.nick.bandwidth=1Gbps", "unknown link 'nick'; known: nic, d0-a"),
         ("links.nic.width=1Gbps", "unknown field 'width'; known: bandwidth, latency"),
         ("links.nic.bandwidth=1", "expected a rate such as '300 GB/s', got '1'"),
