@@ -19,7 +19,10 @@ from tests.support.group_runs import BATCH, LENGTH, MICROBATCHES, WORDS
 
 SAMPLES, STEP = 24, BATCH * MICROBATCHES
 RANK = int(os.environ.get("RANK", "0"))
-TEXT = torch.randint(WORDS, (400,), generator=torch.Generator().manual_seed(1))
+FEW, PIECES = 380, 10**6
+"""Where pieces of the text begin that are drawn with a seed; and without one, so many that two
+ranks practically never draw the same."""
+TEXT = torch.randint(WORDS, (PIECES + LENGTH,), generator=torch.Generator().manual_seed(1))
 IMPORTED = torch.randint(WORDS, (SAMPLES, LENGTH))
 
 
@@ -104,7 +107,8 @@ class OwnCrops(Crops):
 
     def __init__(self, seed):
         self.chance = np.random.default_rng(seed)
-        super().__init__(lambda index: int(self.chance.integers(380)))
+        pieces = PIECES if seed is None else FEW
+        super().__init__(lambda index: int(self.chance.integers(pieces)))
 
 
 def crop_unseeded():
@@ -117,11 +121,11 @@ def crop_seeded():
 
 def crop_hidden():
     chance = np.random.default_rng(3)
-    return Crops(lambda index: int(chance.integers(380)))
+    return Crops(lambda index: int(chance.integers(FEW)))
 
 
 def crop_global():
-    return Crops(lambda index: int(np.random.randint(380)))
+    return Crops(lambda index: int(np.random.randint(FEW)))
 
 
 def crop_workers():
@@ -146,7 +150,7 @@ def masks_collated():
 
 
 def built_unseeded():
-    starts = np.random.default_rng().integers(380, size=SAMPLES).tolist()
+    starts = np.random.default_rng().integers(PIECES, size=SAMPLES).tolist()
     return Crops(starts.__getitem__)
 
 
@@ -211,14 +215,14 @@ def stream_by_rank():
 
 def stream_loader_unseeded():
     chance = np.random.default_rng()
-    return DataLoader(Stream(lambda index: int(chance.integers(380))), STEP)
+    return DataLoader(Stream(lambda index: int(chance.integers(PIECES))), STEP)
 
 
 def function_global(step, microbatch, inputs):
-    some = [words(int(at))[0] for at in torch.randint(380, (BATCH,))]
+    some = [words(int(at))[0] for at in torch.randint(FEW, (BATCH,))]
     return {"x": torch.stack(some)}, torch.stack(some)
 
 
 def function_unseeded(step, microbatch, inputs):
-    some = [words(int(at))[0] for at in np.random.default_rng().integers(380, size=BATCH)]
+    some = [words(int(at))[0] for at in np.random.default_rng().integers(PIECES, size=BATCH)]
     return {"x": torch.stack(some)}, torch.stack(some)
