@@ -31,7 +31,8 @@
   bandwidth where hosts have that part of the links (`NVLINKS`). Between hosts each device has the
   bandwidth of the row, or of `RATES` (Jean Zay's A100 50 Gbps, Selene 200 Gbps, H100 and GH200 as
   the file says), and 5 us; an all-reduce over whole hosts uses `WHOLE_HOSTS` of all cards.
-- Steps are compiled where the rows say so, and else eager.
+- Steps are compiled where the rows say so, and else eager. Losses are fused in the runs of
+  `FUSED_LOSSES`, and the host waits for each kernel in those of `LAUNCH_BLOCKING`.
 - Cards of `CARDS` have memory, bandwidth and power of their own.
 """
 
@@ -110,6 +111,15 @@ NVLINKS: Mapping[str, float] = {"bloom": 4 / 12}
 node "using NVLink 4 inter-gpu connects", and an A100 may have 12.
 """
 
+FUSED_LOSSES = frozenset({"llm-foundry", "tinyllama"})
+"""Sources whose code has flash-attn's cross-entropy: llm-foundry's `loss_fn: fused_crossentropy` is
+the default, and TinyLlama's lit_gpt/fused_cross_entropy.py is of the same kernel.
+"""
+LAUNCH_BLOCKING = frozenset({"bloom"})
+"""CUDA_LAUNCH_BLOCKING=1 is in the script of BLOOM's training (train/tr11-176B-ml), because it hung
+without. By its README that "makes a tiny impact or no impact at all to the throughput".
+"""
+
 USUAL_RATE = "200 Gbps per GPU"
 RATES: Mapping[str, str] = {"bigscience-1.3B": "measured 10.6 GB/s over hosts"}
 """Of rows without a rate: the usual one, or that of the same cluster in another source."""
@@ -139,6 +149,20 @@ CARDS: Mapping[str, Card] = {
 """Torchtitan's cards have 500 of 700 W; the public mean of products there is 0.56 of the peak, and
 0.70 with all power (`profilers/efficiencies.py`).
 """
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How a step ran: the options of a computed profile, by their names."""
+
+    compiled: bool = False
+    fused_loss: bool = False
+    launch_blocking: bool = False
+
+
+def ran(row: Row) -> Ran:
+    """How the steps of a row ran."""
+    return Ran(row.compiled, row.source in FUSED_LOSSES, row.source in LAUNCH_BLOCKING)
 
 
 def network(row: Row) -> Network:
