@@ -175,6 +175,9 @@ def _assumptions() -> str:
         "NVLINKS": _pairs(
             {source: f"{share:.2f}" for source, share in assumptions.NVLINKS.items()}
         ),
+        "REPORTED": _pairs(
+            {kind: f"{size / 1e9:.1f} GB" for kind, size in assumptions.REPORTED.items()}
+        ),
         "CARDS": _pairs({source: _card(one) for source, one in assumptions.CARDS.items()}),
     }
     return "\n".join([written, *(f"- `{name}`: {text}." for name, text in tables.items())])
