@@ -306,6 +306,24 @@ def test_a_stage_keeps_inputs_outputs_stash_and_what_the_loss_keeps():
     assert need.forward_workspace_bytes == 0
 
 
+def test_a_fused_loss_keeps_nothing_and_makes_the_gradient_of_its_output_alone():
+    eager = replace(views_profile(), graph=replace(VIEWS, tensors=tuple(
+        replace(one, dtype="bfloat16", shape=(50_000,)) if one.name == "tc" else one
+        for one in VIEWS.tensors
+    )))  # fmt: skip
+    costs = (*eager.operators[:2], replace(eager.operators[2], output_bytes=100_000))
+    eager = replace(eager, operators=costs)
+    before = memory_of(eager, [0, 1, 2])
+    after = memory_of(replace(eager, fused_loss=True), [0, 1, 2])
+    # Log-probabilities in float32, and no copy of the output while they are made.
+    assert before.kept_bytes - after.kept_bytes == 200_000
+    assert (before.forward_workspace_bytes, after.forward_workspace_bytes) == (200_000, 0)
+    # Beside what is kept: both float32 gradients, or the output's in its own type with those that
+    # c makes, of tb and of w.
+    assert before.backward_workspace_bytes == 2 * 200_000
+    assert after.backward_workspace_bytes == 100_000 + 60 + 1000
+
+
 def test_a_part_of_something_larger_is_copied_to_be_sent():
     profile = views_profile()
     assert memory_of(profile, [0]).copied_bytes == 0  # ta lies alone

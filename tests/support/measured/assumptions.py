@@ -171,6 +171,9 @@ class Ran:
     launch_blocking: bool = False
 
 
+EAGER = Ran()
+
+
 def ran(row: Row) -> Ran:
     """How the steps of a row ran."""
     return Ran(row.compiled, row.source in FUSED_LOSSES, row.source in LAUNCH_BLOCKING)

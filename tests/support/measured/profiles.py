@@ -10,7 +10,7 @@ import planner
 from planner.artefacts.graph import with_parameters_in
 from planner.artefacts.profile import SHORT_PARAMETERS, Profile
 from tests.support.measured import assumptions, networks
-from tests.support.measured.assumptions import Ran
+from tests.support.measured.assumptions import EAGER, Ran
 from tests.support.measured.networks import Network
 from tests.support.measured.rows import Row
 
@@ -54,7 +54,7 @@ def computed(
     dtype: str,
     device: str,
     *,
-    ran: Ran = Ran(),
+    ran: Ran = EAGER,
     folder: Path = FOLDER,
 ) -> Profile:
     """The profile of a network at a size of the microbatch, as `profile` has it of a row's.
