@@ -670,7 +670,7 @@ def is_computed(profile: Profile) -> bool:
     return profile.source is Source.ANALYTIC or profile.engine.split(", ")[0] == ROOFLINE
 
 
-def is_compiled(profile: Profile) -> bool:
+def step_is_compiled(profile: Profile) -> bool:
     """Whether times are those of a step that `torch.compile` has compiled."""
     return profile.engine.startswith(COMPILED)
 

@@ -19,7 +19,7 @@ from planner.artefacts.profile import (
     LossCost,
     Profile,
     Source,
-    is_compiled,
+    step_is_compiled,
     with_times,
 )
 from planner.artefacts.roofline import NO_SPEED, device_is_unknown, rescaled_times, unknown_speeds
@@ -219,7 +219,7 @@ def rescale(profile: Profile, kind: DeviceType, measured_on: DeviceType | None) 
 
 def _computed_anew(profile: Profile, growth: Growth, kind: DeviceType) -> Profile:
     """The profile as `analytic` makes it for another type of device."""
-    rates = rates_of(kind, profile.dtype, compiled=is_compiled(profile))
+    rates = rates_of(kind, profile.dtype, compiled=step_is_compiled(profile))
     there = replace(growth, rates=rates)
     notes = [one for one in profile.warnings if not one.startswith(NO_SPEED)]
     return replace(

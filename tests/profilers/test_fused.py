@@ -174,6 +174,10 @@ def test_how_a_step_runs_stays_in_the_file_and_on_another_device(tmp_path):
     assert profile.engine == "roofline, fused loss, launch blocking"
     write_profile(profile, tmp_path / "profile.json")
     assert read_profile(tmp_path / "profile.json") == profile
+    on_cpu = computed(chain(tmp_path), model_path="m", kind=shipped_device_type("cpu"),
+                      fused_loss=True).profile  # fmt: skip
+    write_profile(on_cpu, tmp_path / "cpu.json")
+    assert "planner-profile/3" in (tmp_path / "cpu.json").read_text()
     there = rescale(profile, shipped_device_type("H100-SXM"), A100)
     assert is_computed(there) and there.fused_loss and there.launch_blocking
     assert there.operators[0].host_forward_s > 0  # it is not compiled

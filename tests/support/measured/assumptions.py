@@ -48,14 +48,18 @@ from tests.support.measured.rows import Row
 
 UNFUSED = frozenset({
     "vtrain-single", "vtrain-multi", "megatron-lm", "bloom", "bigscience-1.3B", "bigscience-V100",
-    "mt-nlg", "korthikanti", "nemo-launcher", "gpt-neox",
+    "mt-nlg", "korthikanti", "nemo-launcher", "gpt-neox", "sailor-gh200",
 })  # fmt: skip
 """Sources that ran Megatron-LM, or a system made from it, of before 2023: flash attention is an
 option there since January 2023, and part of its kernels for training (Transformer Engine's) since
-later that year. NeMo's row with selective recomputation of attention had none, either.
+later that year. NeMo's row with selective recomputation of attention had none, either. Sailor's
+models are written with two products and a softmax (github.com/eth-easl/sailor,
+third_party/Megatron-DeepSpeed/megatron/model/gpt_neo_model.py).
 """
-DROPPED = UNFUSED - {"gpt-neox"}
-"""Megatron-LM's default; GPT-NeoX's configuration has none (arXiv 2204.06745)."""
+DROPPED = UNFUSED - {"gpt-neox", "sailor-gh200"}
+"""Megatron-LM's default; GPT-NeoX's configuration has none (arXiv 2204.06745), and Sailor's models
+drop out no shares of attention.
+"""
 
 FLOAT32_GRADIENTS = frozenset({"mt-nlg", "nemo-launcher", "megatron-core-h100", "simumax-b200"})
 """Megatron-LM trains in bfloat16 so, and its arguments say it."""
