@@ -165,6 +165,9 @@ def test_parameters_have_the_row_s_type_and_float32_copies(tmp_path):
     autocast = profile(replace(ROW, source="llm-foundry"), tmp_path)
     assert {one.dtype for one in autocast.graph.parameters if one.trainable} == {"float32"}
     assert autocast.casts_once and autocast.parameter_dtype is None
+    assert (autocast.fused_loss, autocast.launch_blocking) == (True, False)
+    bloom = profile(replace(ROW, source="bloom"), tmp_path)
+    assert (bloom.fused_loss, bloom.launch_blocking) == (False, True)
 
 
 def test_systems_without_fused_attention_are_named_once(table):

@@ -135,13 +135,15 @@ def profile_path(
     dtype: str | None = None,
     parameters: str | None = None,
     compiled: bool = False,
+    fused_loss: bool = False,
+    launch_blocking: bool = False,
 ) -> Path:
     """The usual file of a profile, in ./profiles: MODEL.json where it was measured by PyTorch on
     this CPU in float32, and with the device, type and engine in its name else.
 
     Args:
         model: an ONNX file, or a profile that is to be rescaled.
-        device, engine, dtype, parameters, compiled: see `profile`.
+        device, engine, dtype, parameters, compiled, fused_loss, launch_blocking: see `profile`.
 
     Raises:
         OptionError: if the device is not there.
@@ -149,7 +151,10 @@ def profile_path(
     from planner.profilers.engines import profile_file
 
     stem = Path(model).stem
-    name = profile_file(stem, device, engine, dtype, parameters=parameters, compiled=compiled)
+    name = profile_file(
+        stem, device, engine, dtype, parameters=parameters, compiled=compiled,
+        fused_loss=fused_loss, launch_blocking=launch_blocking,
+    )  # fmt: skip
     return Path("profiles") / name
 
 

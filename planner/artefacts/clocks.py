@@ -8,6 +8,9 @@ device runs them in this order, and cannot have run what the host has not starte
 Both clocks start with the pass. So a pass takes no less than the sum of the device's times, nor of
 the host's, and no more than the sum of the longer one of each operator. It never takes the sum of
 both.
+
+A host that waits for each kernel (CUDA_LAUNCH_BLOCKING=1) has started nothing while the device
+runs, so there the two clocks are one, and both times add up.
 """
 
 import numpy as np
@@ -63,6 +66,23 @@ def added_s(device_s: Floats, host_s: Floats) -> Floats:
     backward = np.diff(ends_s(device_s[1, ::-1], host_s[1, ::-1]), prepend=0.0)[::-1]
     added: Floats = np.maximum([forward, backward], 0.0)
     return added
+
+
+def on_clocks_s(
+    device_s: Floats, host_s: Floats, *, launch_blocking: bool
+) -> tuple[Floats, Floats]:
+    """What each of some operators, or parts of them, takes on both clocks.
+
+    Args:
+        device_s: as of `pass_times_s`.
+        host_s: as of `pass_times_s`.
+        launch_blocking: whether the host waits for each kernel; then all is on the device's clock.
+
+    >>> both_s = np.array([[1.0, 5.0], [1.0, 2.0]]), np.array([[2.0, 2.0], [3.0, 3.0]])
+    >>> pass_times_s(*on_clocks_s(*both_s, launch_blocking=True))
+    (10.0, 9.0)
+    """
+    return (device_s + host_s, np.zeros_like(host_s)) if launch_blocking else (device_s, host_s)
 
 
 def pass_times_s(device_s: Floats, host_s: Floats) -> tuple[float, float]:

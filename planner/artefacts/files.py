@@ -293,7 +293,8 @@ def _is_new(profile: Profile) -> bool:
     started = any(one.host_forward_s or one.host_backward_s for one in profile.operators)
     started |= any(one.host_forward_s or one.host_backward_s for one in profile.loss_costs)
     typed = profile.parameter_dtype is not None or profile.casts_once
-    return timed or started or typed or profile.growth is not None
+    stated = profile.fused_loss or profile.launch_blocking
+    return timed or started or typed or stated or profile.growth is not None
 
 
 def write_profiles(profiles: Sequence[Profile], path: Path) -> None:

@@ -33,7 +33,7 @@ SHORT_PARAMETERS = "bfloat16"
 """The type that trained parameters may have while the optimizer steps float32 copies of them."""
 
 COMPILED = "roofline, compiled"
-"""The same for a step that `torch.compile` has compiled."""
+"""The same for a step that `torch.compile` has compiled; more words may follow both."""
 
 
 class Source(StrEnum):
@@ -455,6 +455,10 @@ class Profile:
             steps float32 copies of them. Files leave out None.
         casts_once: whether copies of weights in the type of autocast are left out of the stash, as
             a step makes them once (`costs/casts.py`). Files leave out False, which older ones have.
+        fused_loss: whether each loss is one kernel each way, which reads its output as it is and
+            keeps nothing as large as that. Files leave out False.
+        launch_blocking: whether the host waits for each kernel before it starts the next one
+            (`artefacts/clocks.py`). Files leave out False.
 
     Raises:
         ValueError: if a figure is out of range or contradicts the graph; all of them.
@@ -487,6 +491,8 @@ class Profile:
     growth: Growth | None = field(default=None, metadata=LEFT_OUT_AS_DEFAULT)
     parameter_dtype: str | None = field(default=None, metadata=LEFT_OUT_AS_DEFAULT)
     casts_once: bool = field(default=False, metadata=LEFT_OUT_AS_DEFAULT)
+    fused_loss: bool = field(default=False, metadata=LEFT_OUT_AS_DEFAULT)
+    launch_blocking: bool = field(default=False, metadata=LEFT_OUT_AS_DEFAULT)
 
     def __post_init__(self) -> None:
         if [o.name for o in self.operators] != [o.name for o in self.graph.operators]:
@@ -630,7 +636,7 @@ class Profile:
 
 ALIKE = (
     "model_hash", "device_type", "dtype", "source", "batch_norm", "tie", "untie", "parameter_dtype",
-    "casts_once",
+    "casts_once", "fused_loss", "launch_blocking",
 )  # fmt: skip
 """The fields in which profiles of one model for microbatches of several sizes agree."""
 
@@ -661,7 +667,12 @@ def is_computed(profile: Profile) -> bool:
     """Whether times are computed from FLOPs and bytes, at one size of the microbatch or at two
     between which they are interpolated, for this device or one whose times are rescaled.
     """
-    return profile.source is Source.ANALYTIC or profile.engine in (ROOFLINE, COMPILED)
+    return profile.source is Source.ANALYTIC or profile.engine.split(", ")[0] == ROOFLINE
+
+
+def step_is_compiled(profile: Profile) -> bool:
+    """Whether times are those of a step that `torch.compile` has compiled."""
+    return profile.engine.startswith(COMPILED)
 
 
 def has_rules(profile: Profile) -> bool:

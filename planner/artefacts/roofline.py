@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from planner.artefacts.clocks import added_s, clocks_s
+from planner.artefacts.clocks import added_s, clocks_s, on_clocks_s
 from planner.artefacts.graph import producers
 from planner.artefacts.profile import OperatorCost, Profile, Source
 from planner.artefacts.topology import DeviceType, Topology
@@ -32,17 +32,20 @@ class OperatorTimes:
     Attributes:
         device_s: (2, N) of the device, forward and backward.
         host_s: (2, N) of the host.
+        launch_blocking: as of `Profile`.
         forward_s: (N,) the time that the forward of operator v adds to that of the whole model.
         backward_s: (N,) the same for the backward.
     """
 
     device_s: Floats
     host_s: Floats
+    launch_blocking: bool = False
     forward_s: Floats = field(init=False)
     backward_s: Floats = field(init=False)
 
     def __post_init__(self) -> None:
-        forward_s, backward_s = added_s(self.device_s, self.host_s)
+        both_s = on_clocks_s(self.device_s, self.host_s, launch_blocking=self.launch_blocking)
+        forward_s, backward_s = added_s(*both_s)
         object.__setattr__(self, "forward_s", forward_s)
         object.__setattr__(self, "backward_s", backward_s)
 
@@ -125,7 +128,7 @@ def rescaled_times(
     own, _ = clocks_s(profile)
     lost, host = loss_times_s(profile), host_times_s(profile)
     if kind.name == profile.device_type or device_is_unknown(profile):
-        return OperatorTimes(own + lost, host)
+        return OperatorTimes(own + lost, host, profile.launch_blocking)
     if measured_on is None:
         raise OptionError(
             f"the profile was made on {profile.device_type!r}, whose speed is not known, so it"
@@ -146,4 +149,4 @@ def rescaled_times(
     ratio = np.divide(there, here, out=np.full_like(here, slower), where=here > 0)
     # A loss moves bytes, too.
     host = np.zeros_like(host) if kind.name == CPU else host
-    return OperatorTimes(own * ratio + lost * slower, host)
+    return OperatorTimes(own * ratio + lost * slower, host, profile.launch_blocking)

@@ -124,7 +124,8 @@ def _usual_path(model: Path, how: Measuring) -> Path:
     """The file of a profile that the user did not name."""
     return api.profile_path(
         model, device=how.device, engine=how.engine, dtype=how.dtype,
-        parameters=how.parameters, compiled=how.compiled,
+        parameters=how.parameters, compiled=how.compiled, fused_loss=how.fused_loss,
+        launch_blocking=how.launch_blocking,
     )  # fmt: skip
 
 

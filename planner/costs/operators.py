@@ -7,6 +7,7 @@ several types avoids the others (`planning/pins.py`).
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from difflib import get_close_matches
 
 import numpy as np
@@ -38,14 +39,16 @@ def operator_times(problem: Problem, device: int) -> OperatorTimes:
         return times
     device_s = times.device_s.copy()
     device_s[0, elsewhere] += PENALTY * float((times.forward_s + times.backward_s).sum())
-    return OperatorTimes(device_s, times.host_s)
+    return replace(times, device_s=device_s)
 
 
 def sums_are_bounds(problem: Problem) -> bool:
     """Whether a stage may take longer than its operators add to the passes of the whole model,
     which searches sum up: on some device the host bounds some of a direction, and the device
-    others.
+    others. Where the host waits for each kernel, both add up.
     """
+    if problem.profile.launch_blocking:
+        return False
     for device in first_of_each_type(problem.topology).values():
         times = operator_times(problem, device)
         waiting = times.host_s > times.device_s
@@ -80,9 +83,10 @@ def _calibrated_times(
         calibration.backward + np.array([d.backward for d in deviations]),
     ])  # fmt: skip
     per_byte = calibration.loss_forward_s_per_byte, calibration.loss_backward_s_per_byte
-    return OperatorTimes(
-        scale * alone.device_s * factors + np.outer(per_byte, lost),
-        scale * alone.host_s * factors,
+    return replace(
+        alone,
+        device_s=scale * alone.device_s * factors + np.outer(per_byte, lost),
+        host_s=scale * alone.host_s * factors,
     )
 
 

@@ -164,7 +164,8 @@ def forward_workspace_bytes(
     coming += _made_bytes_of(profile.graph, inside, kept)
     alive = _forward_alive(profile, inside, kept, leaving)
     most = _most_above(profile, alive, (coming, private), loss_bytes)
-    return max(loss_copy_bytes(profile.graph, inside), most)
+    copies = 0 if profile.fused_loss else loss_copy_bytes(profile.graph, inside)
+    return max(copies, most)
 
 
 def _remade_private_bytes(profile: Profile, segments: Iterable[RerunOperators]) -> Counter[int]:
@@ -263,10 +264,12 @@ def backward_workspace_bytes(
     alive = _backward_alive(
         profile, inside, (lost, coming), gradient_bases(profile), _first_readers(graph, inside)
     )
-    # Both gradients of the loss are alive at once, then the tensor that it keeps goes.
+    # Both gradients of the loss are alive at once, then the tensor that it keeps goes. A fused loss
+    # makes that of the output alone, which is there when the backward of its maker begins.
     back = iter([coming_back[v] for v in sorted(coming_back, reverse=True)])
     come = next(back, 0)
-    gone, most = loss_bytes - target_bytes - come, 2 * loss_bytes + come
+    gone, most = loss_bytes - target_bytes - come, come
+    most += 0 if profile.fused_loss else 2 * loss_bytes
     for v in sorted(inside, reverse=True):
         if v in coming_back:
             gone -= next(back, 0)

@@ -244,7 +244,8 @@ def _memory(
         profile.operators[v].stash_private_bytes for v in stashing.difference(leaving.private)
     )
     private += sum(held_private_bytes(profile, v) for some in segments for v in some.kept)
-    loss, target = _loss_bytes(graph, inside), _target_bytes(profile, inside)
+    target = _target_bytes(profile, inside)
+    loss = target if profile.fused_loss else _loss_bytes(graph, inside)
     freed = kept - there - through
     kept -= leaving.storages.keys()
     return StageMemory(
@@ -338,6 +339,7 @@ def _waiting_bytes(
 def _loss_bytes(graph: Graph, inside: Collection[int]) -> int:
     """A loss keeps a tensor as large as its input (log-probabilities, or the difference). Where
     that is in a short type, so as large as the float32 copy of it that the loss is computed from.
+    A fused one keeps a number per row, which is not counted, and its targets.
     """
     made_by, tensors = producers(graph), tensors_by_name(graph)
     lost = [tensors[n] for n in loss_outputs(graph) if made_by.get(n) in inside]

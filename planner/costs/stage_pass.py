@@ -28,6 +28,7 @@ from functools import partial
 
 import numpy as np
 
+from planner.artefacts.clocks import on_clocks_s
 from planner.artefacts.graph import holders
 from planner.artefacts.problem import Problem
 from planner.artefacts.profile import Part, Profile, is_computed
@@ -142,7 +143,8 @@ def _stage_pass(problem: Problem, stage: Stage, group: tuple[int, ...], device: 
         known = operator_times(problem, device)
         device_s, host_s = known.device_s[:, operators], known.host_s[:, operators]
         alone = alone_times(
-            device_s, host_s, segments_of(stage, problem.profile.graph),
+            *on_clocks_s(device_s, host_s, launch_blocking=known.launch_blocking),
+            segments_of(stage, problem.profile.graph),
             host_copies(problem, stage, device),
         )  # fmt: skip
         return StagePass(operators, device_s, np.zeros_like(device_s), alone)
@@ -184,16 +186,17 @@ def _durations(
     both_s = _own_times_s(problem, stage, device)
     assert stage.sharding is not None
     own, made = np.array(local.graph_index), []
-    host_s = np.where(own >= 0, operator_times(problem, device).host_s[:, own], 0.0).tolist()
-    for side, compute_s in enumerate(both_s):
+    host_s = np.where(own >= 0, operator_times(problem, device).host_s[:, own], 0.0)
+    on_both = on_clocks_s(both_s, host_s, launch_blocking=problem.profile.launch_blocking)
+    for side, (compute_s, started_s) in enumerate(zip(*on_both, strict=True)):
         moved, asked = ([0.0] * len(local.graph_index) for _ in range(2))
         for row, steps in _moved_steps(local, side).items():
             moved[row] = stage_collectives_s(problem, group, stage.sharding.mesh, steps)
         for row, steps in _asked_steps(local, side).items():
             asked[row] = stage_collectives_s(problem, group, stage.sharding.mesh, steps)
         share = _weight_shares(problem.profile, local)
-        weights = (compute_s * share).tolist()
-        made.append(SideDurations(compute_s.tolist(), moved, asked, weights, host_s[side]))
+        weights = (both_s[side] * share).tolist()
+        made.append(SideDurations(compute_s.tolist(), moved, asked, weights, started_s.tolist()))
     return made[0], made[1]
 
 
@@ -463,12 +466,15 @@ def step_gathers(
 
 
 def sums_overlap_compute(problem: Problem, used: Collection[int], devices: Sequence[int]) -> bool:
-    """Whether sums over some devices run beside their computations.
+    """Whether sums over some devices run beside their computations: not where the host waits for
+    each kernel, nor where all cores of a host compute.
 
     Args:
         used: all devices that compute.
         devices: at least two of them.
     """
+    if problem.profile.launch_blocking:
+        return False
     topology = problem.topology
     hosts = {topology.devices[device].host for device in devices}
     if len(hosts) > 1:

@@ -19,6 +19,7 @@ from planner.artefacts.profile import (
     LossCost,
     Profile,
     Source,
+    step_is_compiled,
     with_times,
 )
 from planner.artefacts.roofline import NO_SPEED, device_is_unknown, rescaled_times, unknown_speeds
@@ -64,6 +65,8 @@ def analytic(
     parameters: str | None = None,
     gradients: str | None = None,
     compiled: bool = False,
+    fused_loss: bool = False,
+    launch_blocking: bool = False,
 ) -> Profile:
     """The computed profile of a model on a type of device. No weights are read.
 
@@ -75,6 +78,7 @@ def analytic(
             parameter bytes.
         parameters, gradients: as of `devices.trained_in`.
         compiled: whether `torch.compile` compiles the step (roofline/fused.py).
+        fused_loss, launch_blocking: as of `Profile`.
 
     Raises:
         OptionError: if the dtype is unknown.
@@ -82,7 +86,8 @@ def analytic(
     """
     made = computed(
         model, model_path=model_path, kind=kind, dtype=dtype, parameters=parameters,
-        gradients=gradients, compiled=compiled,
+        gradients=gradients, compiled=compiled, fused_loss=fused_loss,
+        launch_blocking=launch_blocking,
     )  # fmt: skip
     return made.profile
 
@@ -96,6 +101,8 @@ def computed(
     parameters: str | None = None,
     gradients: str | None = None,
     compiled: bool = False,
+    fused_loss: bool = False,
+    launch_blocking: bool = False,
 ) -> Computed:
     """The same with the kernels."""
     from planner.profilers.facts import facts
@@ -113,6 +120,7 @@ def computed(
     if compiled:
         stashes = [one.stash for one in known_facts]
         operators = fused(graph, operators, stashes, dtype)
+    if compiled or fused_loss:
         losses = fused_losses(graph, losses)
     timed = [
         TimedOperator(
@@ -135,9 +143,11 @@ def computed(
         spread=0.0,
         whole_step=None,
         versions=versions(),
-        engine=COMPILED if compiled else ROOFLINE,
+        engine=_engine(compiled=compiled, fused_loss=fused_loss, launch_blocking=launch_blocking),
         parameter_dtype=parameter_dtype,
         casts_once=shorter is not None,
+        fused_loss=fused_loss,
+        launch_blocking=launch_blocking,
         warnings=(*unknown_speeds(dtype, (kind,)), *unknown),
         loss_costs=tuple(
             LossCost(output, *times_s)
@@ -147,6 +157,16 @@ def computed(
         ),
     )
     return Computed(profile, operators, losses)
+
+
+def _engine(*, compiled: bool, fused_loss: bool, launch_blocking: bool) -> str:
+    """`Profile.engine`, which plans repeat."""
+    words = [
+        COMPILED if compiled else ROOFLINE,
+        *(["fused loss"] if fused_loss else []),
+        *(["launch blocking"] if launch_blocking else []),
+    ]
+    return ", ".join(words)
 
 
 # ---- from a profile of another device
@@ -199,7 +219,7 @@ def rescale(profile: Profile, kind: DeviceType, measured_on: DeviceType | None) 
 
 def _computed_anew(profile: Profile, growth: Growth, kind: DeviceType) -> Profile:
     """The profile as `analytic` makes it for another type of device."""
-    rates = rates_of(kind, profile.dtype, compiled=profile.engine == COMPILED)
+    rates = rates_of(kind, profile.dtype, compiled=step_is_compiled(profile))
     there = replace(growth, rates=rates)
     notes = [one for one in profile.warnings if not one.startswith(NO_SPEED)]
     return replace(

@@ -50,15 +50,16 @@ def engine_for(device: str, engine: str | None) -> ProfileEngine:
 
 def profile_file(
     stem: str, device: str, engine: str | None, dtype: str | None, *,
-    parameters: str | None = None, compiled: bool = False,
+    parameters: str | None = None, compiled: bool = False, fused_loss: bool = False,
+    launch_blocking: bool = False,
 ) -> str:  # fmt: skip
     """The usual file name of a profile: the model's name alone, where it was measured by PyTorch on
     this CPU in float32.
 
     Args:
         stem: the model's name.
-        device, engine, dtype, parameters, compiled: as the user asked for them; see
-            `engine_for` and `Measuring`.
+        device, engine, dtype, parameters, compiled, fused_loss, launch_blocking: as the user asked
+            for them; see `engine_for` and `Measuring`.
 
     Raises:
         OptionError: if the device is not there.
@@ -77,6 +78,8 @@ def profile_file(
         *([] if engine in (None, usual) else [str(engine)]),
         *([] if parameters in (None, "float32") else [f"{parameters}-parameters"]),
         *(["compiled"] if compiled else []),
+        *(["fused-loss"] if fused_loss else []),
+        *(["launch-blocking"] if launch_blocking else []),
     ]
     return "-".join(parts).replace("/", "-") + ".json"
 
@@ -110,10 +113,12 @@ def profile_with(
 
     if engine is ProfileEngine.ANALYTIC:
         return _computed(model, model_path, how, growth=growth)
-    if how.compiled:
-        raise OptionError(
-            f"--compiled is for computed profiles; --engine {engine.value} runs operators alone"
-        )
+    for flag in ("compiled", "fused_loss", "launch_blocking"):
+        if getattr(how, flag):
+            raise OptionError(
+                f"--{flag.replace('_', '-')} is for computed profiles; --engine {engine.value} runs"
+                " operators alone"
+            )
     profile = _measured(engine, model, model_path, how, progress=progress, effort=effort)
     profile = with_rules(profile, model, cached=how.cache)
     if how.device != "cpu" or not how.contention:
@@ -138,7 +143,8 @@ def _computed(model: Model, model_path: str, how: Measuring, *, growth: bool) ->
     def compute(model: Model) -> Computed:
         return computed(
             model, model_path=model_path, kind=kind, dtype=how.dtype, parameters=how.parameters,
-            gradients=how.gradients, compiled=how.compiled,
+            gradients=how.gradients, compiled=how.compiled, fused_loss=how.fused_loss,
+            launch_blocking=how.launch_blocking,
         )  # fmt: skip
 
     own = compute(model)

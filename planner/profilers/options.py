@@ -18,7 +18,9 @@ class ProfileEngine(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Measuring(Options):
-    """How to measure. The analytic engine takes only device, dtype and compiled from it."""
+    """How to measure. The analytic engine takes only device, types of numbers, and how a step runs
+    (compiled, fused_loss, launch_blocking) from it.
+    """
 
     device: str = option(
         "Device to measure here (cpu, cuda or cuda:N), or a type of device to compute times for,"
@@ -45,6 +47,16 @@ class Measuring(Options):
     compiled: bool = option(
         "Compute the times of a step that torch.compile has compiled: elementwise work is done"
         " where its input is made, a loss is one kernel, and launches take no time.",
+        False,
+    )
+    fused_loss: bool = option(
+        "Compute the costs of a fused loss, such as flash-attn's cross-entropy: one kernel each"
+        " way, without float32 copies of the output.",
+        False,
+    )
+    launch_blocking: bool = option(
+        "Compute the times of a run with CUDA_LAUNCH_BLOCKING=1: the host waits for each kernel, so"
+        " the times of both add up, and collectives run alone.",
         False,
     )
     threads: int = option(

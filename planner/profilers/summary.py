@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from enum import StrEnum
 
-from planner.artefacts.clocks import clocks_s, pass_times_s
+from planner.artefacts.clocks import clocks_s, on_clocks_s, pass_times_s
 from planner.artefacts.graph import Operator, consumers, producers
 from planner.artefacts.profile import OperatorCost, Profile, SplitRule
 from planner.artefacts.sharding import dim_of
@@ -106,7 +106,8 @@ def summary(profile: Profile) -> Summary:
         by_type[operator.type].append(cost)
     forward_s = sum(cost.forward_s for cost in profile.operators)
     backward_s = sum(cost.backward_s for cost in profile.operators)
-    alone_s = sum(pass_times_s(*clocks_s(profile)))
+    both_s = on_clocks_s(*clocks_s(profile), launch_blocking=profile.launch_blocking)
+    alone_s = sum(pass_times_s(*both_s))
     rows = [_row(type_, costs, forward_s, backward_s) for type_, costs in by_type.items()]
     whole = profile.whole_step
     return Summary(

@@ -105,7 +105,8 @@ def profile_lines(profile: "Profile") -> tuple[str, ...]:
     lines += [*_batch_norm_lines(profile), *_step_lines(profile)]
     device_s, host_s = clocks_s(profile)
     if host_s.any():
-        lines.append(_host_line(device_s, host_s))
+        waits = ", and waits for each" if profile.launch_blocking else ""
+        lines.append(_host_line(device_s, host_s) + waits)
     if profile.growth is not None:
         lines.append(_growth_line(profile.growth))
     if any(cost.rules for cost in profile.operators):

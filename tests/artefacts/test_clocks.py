@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.artefacts.clocks import added_s, ends_s, pass_times_s
+from planner.artefacts.clocks import added_s, ends_s, on_clocks_s, pass_times_s
 
 times = st.integers(0, 6).map(float)
 passes = st.lists(st.tuples(times, times, times, times), min_size=1, max_size=7)
@@ -49,6 +49,21 @@ def test_what_operators_add_makes_up_the_passes_and_bounds_those_of_some_in_a_ro
     some = slice(first, data.draw(st.integers(first + 1, len(all_s))))
     alone = pass_times_s(device_s[:, some], host_s[:, some])
     assert all(found[:, some].sum(axis=1) <= np.array(alone) + 1e-9)
+
+
+@given(passes)
+def test_a_host_that_waits_for_each_kernel_is_a_longer_path_by_what_waits(all_s):
+    device_s, host_s = both(all_s)
+    awaited_s = on_clocks_s(device_s, host_s, launch_blocking=True)
+    for side, order in ((0, 1), (1, -1)):
+        graph = nx.DiGraph([(("device", -1), ("host", 0))])
+        for v, one in enumerate(range(len(all_s))[::order]):
+            # It starts kernels when those before have run, and the device waits for it.
+            graph.add_edge(("device", v - 1), ("host", v), weight=host_s[side, one])
+            graph.add_edge(("host", v), ("device", v), weight=device_s[side, one])
+        found_s = pass_times_s(*awaited_s)[side]
+        assert found_s == pytest.approx(nx.dag_longest_path_length(graph))
+    assert all(np.array(pass_times_s(*awaited_s)) >= pass_times_s(device_s, host_s))
 
 
 def test_without_a_host_operators_add_their_own_times():

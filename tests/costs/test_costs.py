@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from planner.artefacts.graph import Graph, Operator, Parameter, Tensor, View
+from planner.artefacts.graph import Graph, LossChoice, Operator, Parameter, Tensor, View
 from planner.artefacts.options import Optimizer
 from planner.artefacts.problem import Result, Status
 from planner.artefacts.profile import Contention, OperatorCost, stash_bytes
@@ -304,6 +304,44 @@ def test_a_stage_keeps_inputs_outputs_stash_and_what_the_loss_keeps():
     # waits since c's; what the loss and c kept is gone. A forward only adds to what is kept.
     assert need.backward_workspace_bytes == 1000 + 1000 + 100 - 7 - 5
     assert need.forward_workspace_bytes == 0
+
+
+def test_a_fused_loss_keeps_nothing_and_makes_the_gradient_of_its_output_alone():
+    eager = replace(views_profile(), graph=replace(VIEWS, tensors=tuple(
+        replace(one, dtype="bfloat16", shape=(50_000,)) if one.name == "tc" else one
+        for one in VIEWS.tensors
+    )))  # fmt: skip
+    costs = (*eager.operators[:2], replace(eager.operators[2], output_bytes=100_000))
+    eager = replace(eager, operators=costs)
+    before = memory_of(eager, [0, 1, 2])
+    after = memory_of(replace(eager, fused_loss=True), [0, 1, 2])
+    # Log-probabilities in float32, and no copy of the output while they are made.
+    assert before.kept_bytes - after.kept_bytes == 200_000
+    assert (before.forward_workspace_bytes, after.forward_workspace_bytes) == (200_000, 0)
+    # Beside what is kept: both float32 gradients, or the output's in its own type with those that
+    # c makes, of tb and of w.
+    assert before.backward_workspace_bytes == 2 * 200_000
+    assert after.backward_workspace_bytes == 100_000 + 60 + 1000
+
+
+def test_a_fused_loss_of_values_has_the_data_s_targets():
+    graph = replace(
+        VIEWS,
+        tensors=tuple(
+            replace(one, dtype="float32", shape=(25_000,)) if one.name == "tc" else one
+            for one in VIEWS.tensors
+        ),
+        losses=(LossChoice("tc", "mse"),),
+    )
+    costs = (*views_profile().operators[:2], replace(views_profile().operators[2],
+                                                     output_bytes=100_000))  # fmt: skip
+    profile = replace(
+        views_profile(), graph=graph, operators=costs, model_hash="0" * 64, fused_loss=True
+    )
+    need = memory_of(profile, [0, 1, 2])
+    assert need.kept_bytes == 10 + 100 + 5 + 100_000 + 100_000  # tc, and what it is compared with
+    # The gradients of tc, and of tb and w, which c makes.
+    assert need.backward_workspace_bytes == 100_000 + 60 + 1000
 
 
 def test_a_part_of_something_larger_is_copied_to_be_sent():

@@ -46,6 +46,13 @@ def problem_of(sizes_mb, count, bandwidth=1e9, times=None):
     return Problem(profile, cluster([unit_type()] * count, bandwidth=bandwidth), **asked(count))
 
 
+def test_a_host_that_waits_for_kernels_waits_for_sums_too():
+    free = problem_of([10, 10], 2)
+    assert sums_overlap_compute(free, [0, 1], [0, 1])
+    awaited = replace(free, profile=replace(free.profile, launch_blocking=True))
+    assert not sums_overlap_compute(awaited, [0, 1], [0, 1])
+
+
 def test_buckets_grow_to_25_mib_in_the_order_of_a_backward():
     graph = chain_of([10, 10, 10, 40, 5])
     sums = gradient_sums(replicas_of(graph, 2), graph)

@@ -250,6 +250,23 @@ def test_a_host_starts_a_part_in_the_time_of_the_whole():
     assert (slow.backward_s, slow.compute_s.tolist()) == (free.backward_s, free.compute_s.tolist())
 
 
+def test_a_host_that_waits_for_kernels_takes_its_whole_time_beside_parts():
+    profile = mlp(forward_s=(0.5, 4.0, 0.6, 4.0))
+    operators = tuple(replace(one, host_forward_s=0.2) for one in profile.operators)
+    stage = one_stage(profile, megatron(4), [range(4)], 2).stages[0]
+
+    def forward(**how):
+        return stage_pass(problem(4, replace(profile, operators=operators, **how)), stage, 0)
+
+    free, awaited = forward(), forward(launch_blocking=True)
+    assert awaited.forward_s == pytest.approx(free.forward_s + 4 * 0.2)
+    assert awaited.compute_s.sum() == pytest.approx(free.compute_s.sum() + 4 * 0.2)
+    whole = Stage.whole([one.name for one in operators], [0], 1, False)
+    alone = stage_pass(problem(1, replace(profile, operators=operators, launch_blocking=True)),
+                       whole, 0)  # fmt: skip
+    assert alone.forward_s == pytest.approx(0.5 + 4.0 + 0.6 + 4.0 + 4 * 0.2)
+
+
 def test_rules_of_summands_alone_do_all_the_work():
     assert work_share(rule_of(["P,R->P", "R,S1->S1"]), (2, 8)) == 1 / 8
     assert work_share(rule_of(["S0,R->P @rows"]), (4,)) == 1.0

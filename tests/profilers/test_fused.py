@@ -1,5 +1,6 @@
 import pytest
 
+from planner.artefacts.files import read_profile, write_profile
 from planner.artefacts.growth import Kernel, Work
 from planner.artefacts.profile import COMPILED, is_computed
 from planner.clusters.yaml.read import shipped_device_type
@@ -140,7 +141,43 @@ def test_a_profile_says_that_its_step_is_compiled_also_on_another_device(tmp_pat
     ]
 
 
-def test_only_computed_profiles_can_be_compiled(tmp_path):
-    with pytest.raises(OptionError, match="--compiled is for computed profiles"):
-        profile_with(ProfileEngine.TORCH, chain(tmp_path), "model.onnx", Measuring(compiled=True))
-    assert profile_file("net", "T4", None, None, compiled=True) == "net-T4-compiled.json"
+@pytest.mark.parametrize("name", ["compiled", "fused_loss", "launch_blocking"])
+def test_only_computed_profiles_can_say_how_a_step_runs(tmp_path, name):
+    flag = name.replace("_", "-")
+    with pytest.raises(OptionError, match=f"--{flag} is for computed profiles"):
+        profile_with(ProfileEngine.TORCH, chain(tmp_path), "model.onnx", Measuring(**{name: True}))
+    assert profile_file("net", "T4", None, None, **{name: True}) == f"net-T4-{flag}.json"
+
+
+def test_a_fused_loss_reads_its_output_once_and_writes_its_gradient_once(tmp_path):
+    (tmp_path / "model.onnx").write_bytes(TINY["llama"]().SerializeToString())
+    model = load(tmp_path / "model.onnx", ReadOptions(batch=2, dimensions={"seq": 80}))
+    eager, own = (
+        computed(model, model_path="m", kind=A100, dtype="bfloat16", fused_loss=fused)
+        for fused in (False, True)
+    )
+    assert own.operators == eager.operators
+    ((name, kernels),) = own.losses.items()
+    (output,) = (one for one in own.profile.graph.tensors if one.name == name)
+    assert output.dtype == "bfloat16"
+    assert [one.bytes for one in kernels.forward] == [output.bytes]
+    assert [one.bytes for one in kernels.backward] == [2 * output.bytes]
+    assert own.profile.loss_costs[0].forward_s < eager.profile.loss_costs[0].forward_s
+    assert (own.profile.fused_loss, eager.profile.fused_loss) == (True, False)
+
+
+def test_how_a_step_runs_stays_in_the_file_and_on_another_device(tmp_path):
+    (tmp_path / "model.onnx").write_bytes(TINY["llama"]().SerializeToString())
+    model = load(tmp_path / "model.onnx", ReadOptions(batch=2, dimensions={"seq": 80}))
+    how = Measuring(device=A100.name, dtype="bfloat16", fused_loss=True, launch_blocking=True)
+    profile = profile_with(ProfileEngine.ANALYTIC, model, "model.onnx", how)
+    assert profile.engine == "roofline, fused loss, launch blocking"
+    write_profile(profile, tmp_path / "profile.json")
+    assert read_profile(tmp_path / "profile.json") == profile
+    on_cpu = computed(chain(tmp_path), model_path="m", kind=shipped_device_type("cpu"),
+                      fused_loss=True).profile  # fmt: skip
+    write_profile(on_cpu, tmp_path / "cpu.json")
+    assert "planner-profile/3" in (tmp_path / "cpu.json").read_text()
+    there = rescale(profile, shipped_device_type("H100-SXM"), A100)
+    assert is_computed(there) and there.fused_loss and there.launch_blocking
+    assert there.operators[0].host_forward_s > 0  # it is not compiled

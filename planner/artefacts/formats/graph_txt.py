@@ -358,6 +358,7 @@ def from_profile(profile: Profile, stages: Mapping[str, int] | None = None) -> G
         tensors_by_name(graph), producers(graph), parameters_by_name(graph)
     )  # fmt: skip
     own, input_ids, ids = _node_ids(graph)
+    together = sum if profile.launch_blocking else max  # of device and host
     nodes = [
         TextNode(one, f"Input{i}", 0.0, 0.0, (float(tensors[name].bytes),), (0.0,),
              None if stages is None else 0)
@@ -370,8 +371,8 @@ def from_profile(profile: Profile, stages: Mapping[str, int] | None = None) -> G
             TextNode(
                 ids[v],
                 operator.type if own else f"{operator.type}({' '.join(operator.name.split())})",
-                max(cost.forward_s, cost.host_forward_s) * 1000.0,
-                max(cost.backward_s, cost.host_backward_s) * 1000.0,
+                together((cost.forward_s, cost.host_forward_s)) * 1000.0,
+                together((cost.backward_s, cost.host_backward_s)) * 1000.0,
                 tuple(float(tensors[name].bytes) for name in operator.outputs) or (0.0,),
                 (float(sum(trained)),),
                 None if stages is None else stages[operator.name],

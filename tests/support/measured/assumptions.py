@@ -31,7 +31,10 @@
   bandwidth where hosts have that part of the links (`NVLINKS`). Between hosts each device has the
   bandwidth of the row, or of `RATES` (Jean Zay's A100 50 Gbps, Selene 200 Gbps, H100 and GH200 as
   the file says), and 5 us; an all-reduce over whole hosts uses `WHOLE_HOSTS` of all cards.
-- Steps are compiled where the rows say so, and else eager.
+- Steps are compiled where the rows say so, and else eager. Losses are fused in the runs of
+  `FUSED_LOSSES`, and the host waits for each kernel in those of `LAUNCH_BLOCKING`.
+- Devices have the memory that CUDA reports of them (`REPORTED`), 5 to 6 % more than the data
+  sheet's figure, which plans are made for.
 - Cards of `CARDS` have memory, bandwidth and power of their own.
 """
 
@@ -45,14 +48,18 @@ from tests.support.measured.rows import Row
 
 UNFUSED = frozenset({
     "vtrain-single", "vtrain-multi", "megatron-lm", "bloom", "bigscience-1.3B", "bigscience-V100",
-    "mt-nlg", "korthikanti", "nemo-launcher", "gpt-neox",
+    "mt-nlg", "korthikanti", "nemo-launcher", "gpt-neox", "sailor-gh200",
 })  # fmt: skip
 """Sources that ran Megatron-LM, or a system made from it, of before 2023: flash attention is an
 option there since January 2023, and part of its kernels for training (Transformer Engine's) since
-later that year. NeMo's row with selective recomputation of attention had none, either.
+later that year. NeMo's row with selective recomputation of attention had none, either. Sailor's
+models are written with two products and a softmax (github.com/eth-easl/sailor,
+third_party/Megatron-DeepSpeed/megatron/model/gpt_neo_model.py).
 """
-DROPPED = UNFUSED - {"gpt-neox"}
-"""Megatron-LM's default; GPT-NeoX's configuration has none (arXiv 2204.06745)."""
+DROPPED = UNFUSED - {"gpt-neox", "sailor-gh200"}
+"""Megatron-LM's default; GPT-NeoX's configuration has none (arXiv 2204.06745), and Sailor's models
+drop out no shares of attention.
+"""
 
 FLOAT32_GRADIENTS = frozenset({"mt-nlg", "nemo-launcher", "megatron-core-h100", "simumax-b200"})
 """Megatron-LM trains in bfloat16 so, and its arguments say it."""
@@ -105,9 +112,27 @@ HOSTS: Mapping[tuple[str, int], str] = {
 }
 """By type and number of the devices, a topology whose first devices make a host."""
 
+REPORTED: Mapping[str, int] = {
+    "A100-SXM4-40GB": 40_514 * 2**20,
+    "A100-SXM4-80GB": 81_158 * 2**20,
+    "H100-SXM": 81_106 * 2**20,
+}
+"""Memory in bytes: deviceQuery of the two with 80 GB (github.com/thamada/nvidia-smi, nvsim), and
+PyTorch's total_memory of an A100-SXM4-40GB, as Ultralytics prints it in many public logs.
+"""
+
 NVLINKS: Mapping[str, float] = {"bloom": 4 / 12}
 """Of the links that the preset's GPUs have, those of a source: BLOOM's model card has 8 GPUs per
 node "using NVLink 4 inter-gpu connects", and an A100 may have 12.
+"""
+
+FUSED_LOSSES = frozenset({"llm-foundry", "tinyllama"})
+"""Sources whose code has flash-attn's cross-entropy: llm-foundry's `loss_fn: fused_crossentropy` is
+the default, and TinyLlama's lit_gpt/fused_cross_entropy.py is of the same kernel.
+"""
+LAUNCH_BLOCKING = frozenset({"bloom"})
+"""CUDA_LAUNCH_BLOCKING=1 is in the script of BLOOM's training (train/tr11-176B-ml), because it hung
+without. By its README that "makes a tiny impact or no impact at all to the throughput".
 """
 
 USUAL_RATE = "200 Gbps per GPU"
@@ -139,6 +164,23 @@ CARDS: Mapping[str, Card] = {
 """Torchtitan's cards have 500 of 700 W; the public mean of products there is 0.56 of the peak, and
 0.70 with all power (`profilers/efficiencies.py`).
 """
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How a step ran: the options of a computed profile, by their names."""
+
+    compiled: bool = False
+    fused_loss: bool = False
+    launch_blocking: bool = False
+
+
+EAGER = Ran()
+
+
+def ran(row: Row) -> Ran:
+    """How the steps of a row ran."""
+    return Ran(row.compiled, row.source in FUSED_LOSSES, row.source in LAUNCH_BLOCKING)
 
 
 def network(row: Row) -> Network:

@@ -6,13 +6,14 @@ from functools import cache
 from pathlib import Path
 
 import planner
-from planner.artefacts.topology import Topology
+from planner.artefacts.topology import DeviceType, Topology
 from planner.clusters.yaml.read import shipped_device_type
 from tests.support.measured.assumptions import (
     CARDS,
     HOSTS,
     LINK_LATENCY,
     NVLINKS,
+    REPORTED,
     WHOLE_HOSTS,
     Card,
     rate_bytes_per_s,
@@ -45,7 +46,7 @@ def _host(device: str, per_host: int, count: int, share: float) -> Topology:
     return replace(
         preset,
         devices=tuple(replace(one, type=device) for one in preset.devices),
-        device_types=(shipped_device_type(device),),
+        device_types=(_as_reported(shipped_device_type(device)),),
         links=tuple(
             replace(one, bandwidth_bytes_per_s=share * one.bandwidth_bytes_per_s)
             for one in preset.links
@@ -55,6 +56,11 @@ def _host(device: str, per_host: int, count: int, share: float) -> Topology:
             for one in preset.tables
         ),
     )
+
+
+def _as_reported(kind: DeviceType) -> DeviceType:
+    """The type with the memory that CUDA reports."""
+    return replace(kind, memory_bytes=REPORTED.get(kind.name, kind.memory_bytes))
 
 
 def _joined(host: Topology, row: Row) -> Topology:

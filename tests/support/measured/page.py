@@ -165,8 +165,8 @@ def _assumptions() -> str:
     """The list in the docstring of `assumptions.py`, and the tables that it names."""
     assert assumptions.__doc__ is not None
     written = assumptions.__doc__[assumptions.__doc__.index("\n- ") + 1 :].strip()
-    sources = ("UNFUSED", "DROPPED", "FLOAT32_GRADIENTS", "AUTOCAST", "IN_LINE",
-               "SEQUENCE_PARALLEL")  # fmt: skip
+    sources = ("UNFUSED", "DROPPED", "FLOAT32_GRADIENTS", "AUTOCAST", "FUSED_LOSSES", "IN_LINE",
+               "LAUNCH_BLOCKING", "SEQUENCE_PARALLEL")  # fmt: skip
     tables = {name: ", ".join(sorted(getattr(assumptions, name))) for name in sources} | {
         "SHARING": _pairs(assumptions.SHARING),
         "RATES": f"{_pairs(assumptions.RATES)}; all others: {assumptions.USUAL_RATE}",
@@ -174,6 +174,9 @@ def _assumptions() -> str:
         "HOSTS": _pairs({f"{n} {kind}": name for (kind, n), name in assumptions.HOSTS.items()}),
         "NVLINKS": _pairs(
             {source: f"{share:.2f}" for source, share in assumptions.NVLINKS.items()}
+        ),
+        "REPORTED": _pairs(
+            {kind: f"{size / 1e9:.1f} GB" for kind, size in assumptions.REPORTED.items()}
         ),
         "CARDS": _pairs({source: _card(one) for source, one in assumptions.CARDS.items()}),
     }

@@ -2,7 +2,7 @@
 
 import hashlib
 import tempfile
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 
@@ -10,6 +10,7 @@ import planner
 from planner.artefacts.graph import with_parameters_in
 from planner.artefacts.profile import SHORT_PARAMETERS, Profile
 from tests.support.measured import assumptions, networks
+from tests.support.measured.assumptions import EAGER, Ran
 from tests.support.measured.networks import Network
 from tests.support.measured.rows import Row
 
@@ -36,7 +37,7 @@ def profile(row: Row, folder: Path = FOLDER) -> Profile:
         row.microbatch,
         row.dtype,
         row.device,
-        compiled=row.compiled,
+        ran=assumptions.ran(row),
         folder=folder,
     )
     if own.dtype == "float32" or own.casts_once:
@@ -53,7 +54,7 @@ def computed(
     dtype: str,
     device: str,
     *,
-    compiled: bool = False,
+    ran: Ran = EAGER,
     folder: Path = FOLDER,
 ) -> Profile:
     """The profile of a network at a size of the microbatch, as `profile` has it of a row's.
@@ -62,10 +63,10 @@ def computed(
         batch: samples of a microbatch.
         dtype: of the computation.
         device: its type.
-        compiled: whether torch.compile had compiled the step.
+        ran: how a step ran.
         folder: made if it does not exist.
     """
-    key = repr((network, batch, dtype, device, compiled, _version()))
+    key = repr((network, batch, dtype, device, ran, _version()))
     path = folder / f"{network.kind}-{hashlib.sha256(key.encode()).hexdigest()[:20]}.json"
     if path.exists():
         return planner.read_profile(path)
@@ -78,7 +79,7 @@ def computed(
             dtype=None if dtype == network.dtype else dtype,
             batch=batch,
             dims=network.dims,
-            compiled=compiled,
+            **asdict(ran),
         )
     folder.mkdir(parents=True, exist_ok=True)
     planner.write_profile(own, path)
