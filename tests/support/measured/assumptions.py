@@ -53,8 +53,8 @@ UNFUSED = frozenset({
 """Sources that ran Megatron-LM, or a system made from it, of before 2023: flash attention is an
 option there since January 2023, and part of its kernels for training (Transformer Engine's) since
 later that year. NeMo's row with selective recomputation of attention had none, either. Sailor's
-models are written with two products and a softmax (github.com/eth-easl/sailor,
-third_party/Megatron-DeepSpeed/megatron/model/gpt_neo_model.py).
+models are written with two products and a softmax (github.com/eth-easl/sailor, class
+GPTNeoParallelAttention of its Megatron-DeepSpeed).
 """
 DROPPED = UNFUSED - {"gpt-neox", "sailor-gh200"}
 """Megatron-LM's default; GPT-NeoX's configuration has none (arXiv 2204.06745), and Sailor's models
@@ -127,11 +127,11 @@ node "using NVLink 4 inter-gpu connects", and an A100 may have 12.
 """
 
 FUSED_LOSSES = frozenset({"llm-foundry", "tinyllama"})
-"""Sources whose code has flash-attn's cross-entropy: llm-foundry's `loss_fn: fused_crossentropy` is
-the default, and TinyLlama's lit_gpt/fused_cross_entropy.py is of the same kernel.
+"""Sources whose code has flash-attn's cross-entropy: `loss_fn: fused_crossentropy` is llm-foundry's
+default, and TinyLlama's README names a fused cross-entropy among its kernels.
 """
 LAUNCH_BLOCKING = frozenset({"bloom"})
-"""CUDA_LAUNCH_BLOCKING=1 is in the script of BLOOM's training (train/tr11-176B-ml), because it hung
+"""CUDA_LAUNCH_BLOCKING=1 is in the script of BLOOM's training (tr11-176B-ml.slurm), because it hung
 without. By its README that "makes a tiny impact or no impact at all to the throughput".
 """
 
