@@ -19,7 +19,8 @@ from planner.resharding.checks import all_violations
 from planner.simulator.estimate import estimate_s
 from planner.solvers.intra import solve as intra
 from planner.solvers.intra.answer import in_order_of_use, sharding_of
-from planner.solvers.intra.build import Parts, built
+from planner.solvers.intra.build import built
+from planner.solvers.intra.built import Parts
 from planner.solvers.intra.space import View
 from planner.solvers.registry import SOLVERS
 from tests.launcher.mesh.test_intra_plans import resnet

@@ -8,7 +8,8 @@ import pytest
 from planner.artefacts.options import Recompute
 from planner.artefacts.problem import Status
 from planner.simulator.estimate import estimate_s
-from planner.solvers.intra.build import Parts, built
+from planner.solvers.intra.build import built
+from planner.solvers.intra.built import Parts
 from planner.solvers.intra.solve import views
 from planner.solvers.program.solve import solve
 from tests.support.small_splits import every_answer, given, held_bytes, small, strategy_of

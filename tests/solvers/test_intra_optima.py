@@ -16,7 +16,8 @@ from planner.artefacts.topology import device_type
 from planner.costs.stage_pass import collective_steps
 from planner.resharding import reshardings
 from planner.resharding.conversion import LOCAL
-from planner.solvers.intra.build import Parts, built
+from planner.solvers.intra.build import built
+from planner.solvers.intra.built import Parts
 from planner.solvers.intra.policy import Policy
 from planner.solvers.intra.space import View
 from planner.solvers.program.solve import solve

@@ -7,7 +7,8 @@ from math import prod
 from planner.artefacts.graph import holders, parameters_by_name, producers
 from planner.artefacts.problem import Problem
 from planner.artefacts.sharding import Sharding, Spec, local_shape
-from planner.solvers.intra.build import Built, leaving_spec
+from planner.solvers.intra.build import leaving_spec
+from planner.solvers.intra.built import Built
 from planner.solvers.intra.space import LEVELS, Lies
 
 

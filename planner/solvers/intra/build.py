@@ -6,12 +6,11 @@ several readers want, which is converted once for all of them. Edges are the con
 what one makes and another one wants, there and back.
 """
 
-from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from math import inf, prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -28,144 +27,29 @@ from planner.artefacts.graph import (
     tensors_by_name,
 )
 from planner.artefacts.losses import losses
-from planner.artefacts.operator_types import VIEW, facts
 from planner.artefacts.problem import Problem
 from planner.artefacts.profile import Profile, storage_owner
-from planner.artefacts.sharding import CHUNKS, OWN, Rule, Spec, dim_of, local_shape, reads
-from planner.costs.casts import cast_share, cast_weights
-from planner.costs.stage_memory import parameter_bytes
-from planner.costs.update import state_copies
+from planner.artefacts.sharding import OWN, Rule, Spec, dim_of, local_shape, reads
 from planner.resharding.gradients import gradient_spec
-from planner.resharding.reshardings import reads_back
-from planner.resharding.sums import ParameterSpecs
+from planner.solvers.intra.built import Built, Parts
+from planner.solvers.intra.parameters import ParameterTables
 from planner.solvers.intra.policy import anything
 from planner.solvers.intra.prices import Prices
+from planner.solvers.intra.reads import Asked, Ends, Read, copies_of, needs_of, shared_wants
 from planner.solvers.intra.space import (
-    Lies,
     Mask,
     View,
     allowed,
     classes,
     comes,
     conversion_mask,
-    lies_of,
     masked,
     part_pairs,
     strategies,
     with_replicas,
 )
-from planner.solvers.program.problem import ChoiceProgram, Held
 from planner.solvers.sharded.complete import may_leave
 from planner.support.arrays import Floats
-
-
-class Ends(NamedTuple):
-    """A tensor as one of its ends has it.
-
-    Attributes:
-        spec: of itself.
-        gradient: of its gradient; None where none flows.
-    """
-
-    spec: Spec
-    gradient: Spec | None
-
-
-Asked = tuple[tuple[int, int, bool], ...]
-"""Of readers: an operator of the same class, the place at which it reads, and whether a gradient
-flows back."""
-
-
-class Parts(NamedTuple):
-    """Seconds of an iteration by what they are, or weights of these.
-
-    Attributes:
-        compute: of operators and of the optimizer's step.
-        inside: collectives inside passes.
-        sums: of gradients, which run beside the last backward.
-        gathers: of parameters behind the step.
-    """
-
-    compute: Any = 0.0
-    inside: Any = 0.0
-    sums: Any = 0.0
-    gathers: Any = 0.0
-
-    def weighted(self, weights: "Parts") -> Any:
-        """The weighted sum."""
-        return sum(w * one for w, one in zip(weights, self, strict=True))
-
-
-@dataclass
-class Built:
-    """A program, and what its nodes stand for.
-
-    Attributes:
-        view: the devices.
-        again: whether forwards run again.
-        node_s: per node, (k,) seconds of an iteration.
-        edges: per edge, its nodes.
-        edge_s: per edge, (k, l) seconds; inf where both do not go together.
-        held: per node, (k,) bytes; None for none.
-        kept: per node, what it holds besides unless that is made again.
-        rules: per operator, its strategies; operator v is node v.
-        lies: by name, node and strategies of a parameter.
-        inputs: by name, node and specs of a tensor from outside.
-    """
-
-    view: View
-    again: bool
-    rules: list[tuple[Rule, ...]]
-    node_s: list[Parts] = field(default_factory=list)
-    edges: list[tuple[int, int]] = field(default_factory=list)
-    edge_s: list[Parts] = field(default_factory=list)
-    held: list[Floats | None] = field(default_factory=list)
-    kept: list[Floats | None] = field(default_factory=list)
-    lies: dict[str, tuple[int, tuple[Lies, ...]]] = field(default_factory=dict)
-    inputs: dict[str, tuple[int, tuple[Spec, ...]]] = field(default_factory=dict)
-
-    def node(
-        self, seconds: Parts, bytes_: Floats | None = None, kept_bytes: Floats | None = None
-    ) -> int:  # fmt: skip
-        """Adds a node; its index.
-
-        Args:
-            bytes_: that it holds whatever the schedule.
-            kept_bytes: that it holds unless they are made again.
-        """
-        self.node_s.append(seconds)
-        self.held.append(bytes_)
-        self.kept.append(kept_bytes)
-        return len(self.node_s) - 1
-
-    def edge(self, u: int, v: int, seconds: Parts) -> None:
-        """Adds an edge, if it costs anything."""
-        if any(np.any(one) for one in seconds):
-            self.edges.append((u, v))
-            self.edge_s.append(seconds)
-
-    def program(
-        self, weights: Parts, limit_bytes: int | None, kept: float = 1.0
-    ) -> ChoiceProgram:  # fmt: skip
-        """The program with weights.
-
-        Args:
-            kept: share that counts of what is held unless it is made again.
-        """
-        return ChoiceProgram(
-            tuple(one.weighted(weights) for one in self.node_s),
-            tuple(self.edges),
-            tuple(one.weighted(weights) for one in self.edge_s),
-            tuple((*_held(a), *_held(b, kept)) for a, b in zip(self.held, self.kept, strict=True)),
-            limit_bytes,
-        )
-
-
-def _held(bytes_: Floats | None, share: float = 1.0) -> tuple[Held, ...]:
-    """What a node holds, by its strategies."""
-    if bytes_ is None or not share or not bytes_.any():
-        return ()
-    return (Held(0, 0, np.ceil(share * bytes_).astype(np.int64)),)
 
 
 def built(problem: Problem, view: View, *, again: bool, rounds: float | None = None) -> Built:
@@ -178,33 +62,6 @@ def built(problem: Problem, view: View, *, again: bool, rounds: float | None = N
     return _Builder(problem, view, again=again, rounds=rounds).built()
 
 
-class _Read(NamedTuple):
-    """Seconds of an iteration to read a tensor.
-
-    Attributes:
-        copies: per shared copy, (k, 2) not to make it, and to make it.
-        direct: per reader, (k, l) of what it costs for this reader alone.
-        needs: per reader, shared copies by index, with (2, l) whether they have to be made.
-    """
-
-    copies: list[Floats]
-    direct: list[Parts]
-    needs: list[list[tuple[int, Floats]]]
-
-
-class _Home(NamedTuple):
-    """How a parameter is at home.
-
-    Attributes:
-        lies: how it lies.
-        summed: along each axis, whether a reader makes summands of its gradient; None where there
-            is one reader, whose strategy says that.
-    """
-
-    lies: Lies
-    summed: tuple[bool, ...] | None
-
-
 class _Builder:
     def __init__(
         self, problem: Problem, view: View, *, again: bool, rounds: float | None
@@ -213,6 +70,7 @@ class _Builder:
         self.forwards = 2.0 if again else 1.0
         self.graph = problem.profile.graph
         self.prices = Prices(problem, view, rounds)
+        self.parameters = ParameterTables(self.prices, again=again)
         self.replicated = view.replicas > 1
         self.with_backward = differentiated(self.graph)
         # Operators of equal layers are of one class, and share all tables.
@@ -335,7 +193,7 @@ class _Builder:
         )
         self._edges(source, readers, table)
 
-    def _edges(self, source: int, readers: Sequence[int], read: _Read) -> None:
+    def _edges(self, source: int, readers: Sequence[int], read: Read) -> None:
         """From what is read to shared copies and readers, and between these."""
         copies = [self._free_node(2) for _ in read.copies]
         for node, copy_s in zip(copies, read.copies, strict=True):
@@ -360,22 +218,22 @@ class _Builder:
 
     def _read(
         self, homes: Sequence[Ends], wants: Sequence[tuple[Ends, ...]], tensor: Tensor, mask: Mask
-    ) -> _Read:
+    ) -> Read:
         """What it costs in an iteration to read a tensor.
 
         Args:
             homes: how it lies, by strategies of what makes it.
             wants: per reader, how it is wanted, by strategies.
         """
-        shared = _shared(wants)
+        shared = shared_wants(wants)
         table = self._matrix(homes, shared, tensor, mask) if shared else np.zeros((len(homes), 0))
-        copies = _copies(shared, table)
+        copies = copies_of(shared, table)
         direct = []
         for some in wants:
             table = self._matrix(homes, some, tensor, mask)
             alone = np.where([[want in shared for want in some]], 0.0, table)
             direct.append(Parts(inside=alone))
-        return _Read([*copies.values()], direct, [_needs(copies, some) for some in wants])
+        return Read([*copies.values()], direct, [needs_of(copies, some) for some in wants])
 
     def _matrix(
         self, homes: Sequence[Ends], wants: Sequence[Ends], tensor: Tensor, mask: Mask
@@ -457,184 +315,11 @@ class _Builder:
         given = tuple(policy.lies.get(one.name) for policy in self.view.policies)
         homes, own, read = self._table(
             ("parameter", replace(one, name=""), given, asked),
-            partial(self._parameter_tables, one, asked),
+            lambda: self.parameters.of(one, asked, [self._wants(reader) for reader in asked]),
         )
         node = self.made.node(*own)
         self.made.lies[one.name] = node, tuple(home.lies for home in homes)
         self._edges(node, readers, read)
-
-    def _parameter_tables(
-        self, one: Parameter, asked: Asked
-    ) -> tuple[tuple[_Home, ...], tuple[Parts, Floats, Floats], _Read]:
-        """How a parameter may be at home, what that costs and takes, and what its readers cost."""
-        n, wants = len(self.view.mesh), [self._wants(reader) for reader in asked]
-        lies = lies_of(one, [want.spec[:n] for some in wants for want in some], self.view)
-        # Tied ones are few. Constants have a reader in each layer, which pays for itself.
-        tied = one.trainable and len(asked) > 1
-        homes = tuple(
-            _Home(lie, summed) for lie in lies for summed in (_sums(wants) if tied else (None,))
-        )
-        shared = _shared(wants) if tied else ()
-        first = [[self._first_s(one, home, want) for want in shared] for home in homes]
-        copies = _copies(shared, np.array(first).reshape(len(homes), len(shared)))
-        direct = [
-            self._parameter_table(one, homes, (some, shared), reader)
-            for some, reader in zip(wants, asked, strict=True)
-        ]
-        needs = [_needs(copies, some) for some in wants]
-        own = self._parameter_node(one, homes, {want.spec[:n] for some in wants for want in some})
-        return homes, own, _Read([*copies.values()], direct, needs)
-
-    def _parameter_table(
-        self, one: Parameter, homes: Sequence[_Home],
-        wants: tuple[Sequence[Ends], Collection[Ends]], reader: tuple[int, int, bool],
-    ) -> Parts:  # fmt: skip
-        """(homes, wants) of what it costs that an operator reads it.
-
-        Args:
-            wants: by the operator's strategies, and those of shared copies.
-        """
-        some, shared = wants
-        columns = list(dict.fromkeys(some))
-        small = np.array([
-            [self._parameter_s(one, home, want, reader, alone=want not in shared)
-             for want in columns]
-            for home in homes
-        ])  # fmt: skip
-        compute, inside, sums = np.moveaxis(small[:, [columns.index(w) for w in some]], 2, 0)
-        return Parts(compute=compute if compute.any() else 0.0, inside=inside, sums=sums)
-
-    def _parameter_node(
-        self, one: Parameter, homes: Sequence[_Home], wanted: Collection[Spec]
-    ) -> tuple[Parts, Floats, Floats]:
-        """Its step, sums of its gradient if it is tied, gathers behind the step, and bytes that it,
-        its gradient and its state take; and those of a copy in the type of autocast, where it lies
-        as a reader may want it.
-        """
-        problem, item = self.problem, ITEM_BYTES[one.dtype]
-        state = state_copies(problem.profile.parameter_dtype, problem.training.optimizer)
-        share = cast_share(problem.profile) * (one.name in cast_weights(problem.profile))
-        n, rows = len(self.view.mesh), []
-        for home in homes:
-            lies, gradient, stepped = (
-                home.lies.at(least, replicated=self.replicated) for least in (3, 2, 1)
-            )
-            size = parameter_bytes(one, ParameterSpecs(lies, gradient, stepped), self.view.sizes)
-            rows.append((
-                self.prices.step_s(size.state),
-                0.0 if home.summed is None else self._sums_s(one, home.lies, home.summed),
-                self.prices.once_s(one.shape, item, stepped, lies),
-                size.parameter + size.gradient + state * size.state,
-                share * size.parameter * (CHUNKS not in lies and lies[:n] in wanted),
-            ))  # fmt: skip
-        step_s, sum_s, gather_s, size, cast = np.array(rows).T
-        return Parts(step_s, 0.0 * step_s, sum_s, gather_s), size, cast
-
-    def _gradient(self, lies: Lies, summed: Sequence[bool]) -> Spec:
-        """How the gradient of a parameter lies."""
-        spec = lies.at(2, replicated=self.replicated)
-        return tuple("P" if part == "R" and summand else part
-                     for part, summand in zip(spec, summed, strict=True))  # fmt: skip
-
-    def _sums_s(self, one: Parameter, lies: Lies, summed: Sequence[bool]) -> float:
-        gradient, state = self._gradient(lies, summed), lies.at(1, replicated=self.replicated)
-        return self.prices.once_s(one.shape, one.gradient_item_bytes, gradient, state)
-
-    def _first_s(self, one: Parameter, home: _Home, want: Ends) -> float:
-        """To gather a parameter for forwards, and to bring its gradient home."""
-        lies = home.lies.at(3, replicated=self.replicated)
-        there = self.prices.converted_s(one.shape, ITEM_BYTES[one.dtype], lies, want.spec)
-        back = 0.0
-        if want.gradient is not None:
-            gradient = self._gradient(home.lies, home.summed or _summed(want))
-            back = self.prices.converted_s(
-                one.shape, one.gradient_item_bytes, want.gradient, gradient
-            )
-        return self.prices.rounds * (self.forwards * there + back)
-
-    def _parameter_s(
-        self, one: Parameter, home: _Home, want: Ends, reader: tuple[int, int, bool], *, alone: bool
-    ) -> tuple[float, float, float]:
-        """What it costs in copies in a shorter type, in collectives inside passes, and once, that
-        an operator reads a parameter.
-
-        Args:
-            alone: whether it makes a copy of its own.
-        """
-        prices, made = self.prices, _summed(want)
-        if home.summed is not None and any(
-            here and not there for here, there in zip(made, home.summed, strict=True)
-        ):
-            return inf, 0.0, 0.0
-        lies = home.lies.at(3, replicated=self.replicated)
-        normalizes = self.graph.operators[reader[0]].type == "BatchNormalization"
-        if lies != want.spec and not one.trainable and (one.state or normalizes):
-            return inf, 0.0, 0.0  # what an operator gives another value lies as it is read
-        first = self._first_s(one, home, want) if alone else 0.0
-        later = self._reads_again(one, reader) and want.gradient is not None and not self.again
-        mine = want.gradient is not None and home.summed is None
-        sums = self._sums_s(one, home.lies, made) if mine else 0.0
-        there = prices.converted_s(one.shape, ITEM_BYTES[one.dtype], lies, want.spec)
-        at_home = lies, want.gradient and self._gradient(home.lies, home.summed or made)
-        # What a device has it does not gather again.
-        casts = self.forwards + later if there > 0 or want.gradient is None else 1.0
-        casts *= prices.cast_s(one, reader[0], want.spec) if at_home != tuple(want) else 0.0
-        return prices.rounds * casts, first + prices.rounds * later * there, sums
-
-    def _reads_again(self, one: Parameter, reader: tuple[int, int, bool]) -> bool:
-        """Whether the backward of an operator gathers a parameter again. Readers of a view read
-        back. A segment that is run again keeps what it has gathered.
-        """
-        v, at, _ = reader
-        operator = self.graph.operators[v]
-        bias = len(one.shape) == 1 and facts(operator.type).bias is not None
-        return facts(operator.type).moves is VIEW or (
-            not bias and reads_back(operator, {reads(operator)[at]}, self.graph)
-        )
-
-
-def _shared(wants: Sequence[Sequence[Ends]]) -> list[Ends]:
-    """What several readers may want."""
-    number = Counter(want for some in wants for want in set(some))
-    return [want for want, count in number.items() if count > 1]
-
-
-def _copies(shared: Sequence[Ends], table: Floats) -> dict[Ends, Floats]:
-    """The shared copies that cost anything: (k, 2) not to make it, and to make it.
-
-    Args:
-        table: (k, shared) what they cost.
-    """
-    return {
-        want: np.stack([np.zeros_like(column), column], axis=1)
-        for want, column in zip(shared, table.T, strict=True)
-        if column.any()
-    }
-
-
-def _needs(copies: Collection[Ends], some: Sequence[Ends]) -> list[tuple[int, Floats]]:
-    """The copies that a reader may want, by index, with (2, l) whether they have to be made."""
-    needs = []
-    for at, want in enumerate(copies):
-        if want in some:
-            without = np.zeros((2, len(some)))
-            without[0, [i for i, one in enumerate(some) if one == want]] = inf
-            needs.append((at, without))
-    return needs
-
-
-def _summed(want: Ends) -> tuple[bool, ...]:
-    """Along each axis, whether a reader makes summands of the gradient of what it wants."""
-    return tuple(part == "P" for part in want.gradient or ("R",) * len(want.spec))
-
-
-def _sums(wants: Sequence[Sequence[Ends]]) -> list[tuple[bool, ...]]:
-    """All that `_summed` may be of several readers together."""
-    found = {_summed(want) for want in wants[0]}
-    for some in wants[1:]:
-        found = {tuple(a or b for a, b in zip(one, _summed(want), strict=True))
-                 for one in found for want in some}  # fmt: skip
-    return sorted(found)
 
 
 def _strategies(profile: Profile, view: View) -> tuple[list[int], list[tuple[Rule, ...]]]:

@@ -18,7 +18,8 @@ from planner.artefacts.profile import SplitRule
 from planner.artefacts.sharding import Rule, local_shape
 from planner.costs.stage_pass import stage_collectives_s
 from planner.resharding.conversion import Collective, Step
-from planner.solvers.intra.build import Built, Parts, built
+from planner.solvers.intra.build import built
+from planner.solvers.intra.built import Built, Parts
 from planner.solvers.intra.policy import Policy, anything
 from planner.solvers.intra.space import View, allowed
 from planner.solvers.sharded.rules import share_work

@@ -30,7 +30,8 @@ from planner.costs.evaluate import evaluate
 from planner.costs.stage_memory import limit_bytes
 from planner.solvers.engines.watch import INTERRUPTED, SearchWatch, interruptible
 from planner.solvers.intra.answer import in_order_of_use, sharding_of
-from planner.solvers.intra.build import Built, Parts, built
+from planner.solvers.intra.build import built
+from planner.solvers.intra.built import Built, Parts
 from planner.solvers.intra.space import View
 from planner.solvers.program.problem import Choice, ChoiceProgram, cost_of, peak_bytes
 from planner.solvers.program.solve import solve as solve_program
