@@ -65,7 +65,7 @@ def test_no_split_of_a_small_graph_is_better(graph, meshes, bandwidth):
     for count in (2, 4):
         problem = given(profile, count, bandwidth, recompute=Recompute.NONE)
         for view in (one for one in views(problem) if one.mesh in meshes):
-            limits += check(problem, view, again=False)
+            limits += check(problem, view)
     assert limits > 1
 
 
@@ -74,7 +74,7 @@ def test_no_split_of_a_graph_with_a_tied_parameter_is_better(meshes, bandwidth):
     """Its readers share copies and one sum of gradients."""
     problem = given(small(*TIED[meshes], tied=True), 4, bandwidth, recompute=Recompute.NONE)
     for view in (one for one in views(problem) if one.mesh in meshes):
-        check(problem, view, again=False)
+        check(problem, view)
 
 
 def test_no_split_with_forwards_that_run_twice_is_better():

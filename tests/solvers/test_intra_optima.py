@@ -51,7 +51,7 @@ def gpt(folder, batch, num_microbatches=1, **sizes):
 def best(given):
     """The best stage, and the rules of its operators by name."""
     view = View((GPUS,), 1, tuple(range(GPUS)), masks=(Policy(further=False),))
-    made = built(given, view, again=False)
+    made = built(given, view)
     program, until_s = made.program(Parts(1, 1, 1, 1), 10**15), time.monotonic() + 60
     answer = solve(program, 20.0, lambda: until_s - time.monotonic())
     assert answer.status is Status.OPTIMAL

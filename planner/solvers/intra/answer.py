@@ -41,6 +41,12 @@ def sharding_of(
     return sharding, {name: one.level for name, one in lies.items() if one.level}
 
 
+def segments_of(made: Built, picks: Sequence[int]) -> tuple[tuple[str, ...], ...]:
+    """The segments of an answer that run again (`Stage.recomputed`)."""
+    states = (block.segments[picks[node]] for node, block in made.blocks)
+    return tuple(some for some in states if some)
+
+
 def in_order_of_use(problem: Problem, made: Built, picks: Sequence[int]) -> list[int]:
     """The answer with the levels of weights dealt anew, to as many bytes each: weights that are
     read first have the lowest.

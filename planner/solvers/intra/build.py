@@ -6,10 +6,10 @@ several readers want, which is converted once for all of them. Edges are the con
 what one makes and another one wants, there and back.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from math import inf, prod
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -22,20 +22,20 @@ from planner.artefacts.graph import (
     consumers,
     differentiated,
     holders,
-    parameters_by_name,
     producers,
     tensors_by_name,
 )
 from planner.artefacts.losses import losses
 from planner.artefacts.problem import Problem
-from planner.artefacts.profile import Profile, storage_owner
-from planner.artefacts.sharding import OWN, Rule, Spec, dim_of, local_shape, reads
+from planner.artefacts.profile import Profile
+from planner.artefacts.sharding import OWN, Rule, Spec, dim_of, reads
 from planner.resharding.gradients import gradient_spec
+from planner.solvers.intra.blocks import Block, Blocks, Mode
 from planner.solvers.intra.built import Built, Parts
 from planner.solvers.intra.parameters import ParameterTables
 from planner.solvers.intra.policy import anything
 from planner.solvers.intra.prices import Prices
-from planner.solvers.intra.reads import Asked, Ends, Read, copies_of, needs_of, shared_wants
+from planner.solvers.intra.reads import Asked, Ends, Read, Reader, copies_of, needs_of, shared_wants
 from planner.solvers.intra.space import (
     Mask,
     View,
@@ -48,36 +48,46 @@ from planner.solvers.intra.space import (
     strategies,
     with_replicas,
 )
+from planner.solvers.intra.stash import Span, Stash, Waiting
 from planner.solvers.sharded.complete import may_leave
 from planner.support.arrays import Floats
 
 
-def built(problem: Problem, view: View, *, again: bool, rounds: float | None = None) -> Built:
+def built(
+    problem: Problem, view: View, blocks: Sequence[Block] = (), *, rounds: float | None = None
+) -> Built:
     """The program of all operators of a problem on a view.
 
     Args:
-        again: whether forwards run again in backwards, and nothing is stashed.
+        blocks: those that may run again.
         rounds: microbatches of a replica in an iteration; None for all of them in turn.
     """
-    return _Builder(problem, view, again=again, rounds=rounds).built()
+    return _Builder(problem, view, blocks, rounds=rounds).built()
 
 
 class _Builder:
     def __init__(
-        self, problem: Problem, view: View, *, again: bool, rounds: float | None
-    ) -> None:  # fmt: skip
-        self.problem, self.view, self.again = problem, view, again
-        self.forwards = 2.0 if again else 1.0
-        self.graph = problem.profile.graph
+        self, problem: Problem, view: View, blocks: Sequence[Block], *, rounds: float | None
+    ) -> None:
+        self.problem, self.view = problem, view
+        self.graph, self.blocks = problem.profile.graph, Blocks(problem.profile.graph, blocks)
         self.prices = Prices(problem, view, rounds)
-        self.parameters = ParameterTables(self.prices, again=again)
+        self.parameters = ParameterTables(self.prices)
         self.replicated = view.replicas > 1
         self.with_backward = differentiated(self.graph)
+        self.priced_as, self.mesh_rules = _strategies(problem.profile, view)
+        count = range(len(self.graph.operators))
+        self.modes = [self.blocks.modes(v) for v in count]
         # Operators of equal layers are of one class, and share all tables.
-        self.class_of, self.mesh_rules = _strategies(problem.profile, view)
-        self.rules = [self._with_replicas(v) for v in range(len(self.graph.operators))]
+        first: dict[object, int] = {}
+        self.class_of = [first.setdefault((self.priced_as[v], self.modes[v]), v) for v in count]
+        self.rules = [self._with_replicas(v) for v in count]
         self._tables: dict[object, Any] = {}
-        self.made = Built(view, again, self.mesh_rules)
+        self.stash = Stash(
+            problem, view.mesh, self.blocks, self.mesh_rules, self.class_of, self._table
+        )  # fmt: skip
+        strategies_of = [some * len(self.modes[v]) for v, some in enumerate(self.mesh_rules)]
+        self.made = Built(view, self.blocks.last, strategies_of)
 
     def _with_replicas(self, v: int) -> list[Rule]:
         operator = self.graph.operators[v]
@@ -92,90 +102,103 @@ class _Builder:
 
     def built(self) -> Built:
         """The program."""
-        self._operators()
+        waiting = self._operators()
+        self._blocks(waiting)
         for name in tensors_by_name(self.graph):
             self._tensor(name)
         for one in self.graph.parameters:
             self._parameter(one)
         return self.made
 
-    def _operators(self) -> None:
-        rounds, stashed = self.prices.rounds, self._stashed()
-        for v, both in enumerate(self.prices.compute_s(self.mesh_rules, self.class_of)):
-            asked = self._table(("asked", self.class_of[v]), partial(self._statistics_s, v))
-            leaving = np.zeros(both.shape[1])
-            for o, name in enumerate(self.graph.operators[v].outputs):
-                if name in self.graph.outputs:
-                    leaving += [self._leaving_s(name, one, o) for one in self.rules[v]]
-            self.made.node(
-                Parts(
-                    compute=rounds * (self.forwards * both[0] + both[1]),
-                    inside=rounds * (self.forwards * asked[0] + asked[1] + leaving),
-                    sums=np.zeros_like(leaving),
-                    gathers=np.zeros_like(leaving),
-                ),
-                kept_bytes=None if self.again else self._stash_bytes(v, stashed),
+    def _operators(self) -> list[tuple[int, Waiting]]:
+        """Adds the operators. Gives the tensors of some that blocks need which run again."""
+        found = []
+        for v, both in enumerate(self.prices.compute_s(self.mesh_rules, self.priced_as)):
+            seconds = self._table(
+                ("operator", self.class_of[v], self._leaves(v)), partial(self._operator_s, v, both)
             )
+            spans, waiting = self.stash.of(v)
+            self.made.node(seconds, stash=spans)
+            found += [(v, one) for one in waiting]
+        return found
+
+    def _leaves(self, v: int) -> tuple[str, ...]:
+        """The outputs of an operator that leave the model."""
+        return tuple(n for n in self.graph.operators[v].outputs if n in self.graph.outputs)
+
+    def _operator_s(self, v: int, both: Floats) -> Parts:
+        """Seconds of an iteration by the strategies of an operator.
+
+        Args:
+            both: (2, k) by its rules, of a forward and a backward.
+        """
+        rounds, asked, leaving = self.prices.rounds, self._statistics_s(v), np.zeros(len(both[0]))
+        for name in self._leaves(v):
+            o = self.graph.operators[v].outputs.index(name)
+            leaving += [self._leaving_s(name, one, o) for one in self.rules[v]]
+        modes = self.modes[v]
+        compute = [(1 + (mode is Mode.AGAIN)) * both[0] + both[1] for mode in modes]
+        inside = [(1 + mode.in_segment) * asked[0] + asked[1] + leaving for mode in modes]
+        nothing = np.zeros(len(modes) * len(leaving))
+        return Parts(
+            rounds * np.concatenate(compute), rounds * np.concatenate(inside), nothing, nothing
+        )  # fmt: skip
 
     def _statistics_s(self, v: int) -> Floats:
         """(2, k) seconds of the all-reduces inside an operator, forward and backward."""
         return np.array([self.prices.statistics_s(v, one) for one in self.mesh_rules[v]]).T
-
-    def _stashed(self) -> frozenset[str]:
-        """The owners of storages that are kept for the backward."""
-        profile, inside = self.problem.profile, set(range(len(self.graph.operators)))
-        return frozenset(
-            storage_owner(profile, name, inside)
-            for one in profile.operators
-            for name in one.stash_tensors
-        )
-
-    def _stash_bytes(self, v: int, stashed: Collection[str]) -> Floats:
-        """(k,) bytes that an operator makes and that are kept."""
-        outputs = self.graph.operators[v].outputs
-        kept = tuple(o for o, name in enumerate(outputs) if name in stashed)
-        size: Floats = self._table(
-            ("stash", self.class_of[v], kept), partial(self._kept_bytes, v, kept)
-        )
-        return size
-
-    def _kept_bytes(self, v: int, outputs: Sequence[int]) -> Floats:
-        """(k,) bytes of some outputs, and of what an operator keeps for itself, which is in
-        proportion to what it makes.
-        """
-        tensors, operator = tensors_by_name(self.graph), self.graph.operators[v]
-        own = self.problem.profile.operators[v].stash_private_bytes - self._casts_bytes(v)
-        every = [tensors[name] for name in operator.outputs]
-        rows = []
-        for rule in self.mesh_rules[v]:
-            made = [prod(local_shape(one.shape, spec, self.view.mesh)) * ITEM_BYTES[one.dtype]
-                    for one, spec in zip(every, rule.outputs, strict=True)]  # fmt: skip
-            share = sum(made) / max(1, sum(one.bytes for one in every))
-            rows.append(own * share + sum(made[o] for o in outputs))
-        return np.array(rows)
-
-    def _casts_bytes(self, v: int) -> int:
-        """Of what an operator keeps for itself, copies of its weights in a shorter type, which are
-        not kept where weights are gathered.
-        """
-        operator, known = self.graph.operators[v], parameters_by_name(self.graph)
-        made = tensors_by_name(self.graph)[operator.outputs[0]].dtype
-        if made == "float32":
-            return 0
-        copies = sum(prod(known[n].shape) for n in operator.parameters) * ITEM_BYTES[made]
-        return min(round(copies), self.problem.profile.operators[v].stash_private_bytes)
 
     def _leaving_s(self, name: str, rule: Rule, o: int) -> float:
         """Of an output of the model: conversions for leaving, there and back, and its loss."""
         one, spec = tensors_by_name(self.graph)[name], rule.outputs[o]
         leaves = leaving_spec(self.graph, name, spec)
         item = ITEM_BYTES[one.dtype]
-        there = self.forwards * self.prices.converted_s(one.shape, item, spec, leaves)
+        there = self.prices.converted_s(one.shape, item, spec, leaves)
         there += self.prices.loss_s(name, leaves[: len(self.view.mesh)])
         if not one.gradient:
             return there
         back = gradient_spec(rule, spec)
         return there + self.prices.converted_s(one.shape, item, leaves, back)
+
+    # ---- blocks
+
+    def _blocks(self, waiting: Sequence[tuple[int, Waiting]]) -> None:
+        """Adds the blocks, and the tensors that some of them need if they run again."""
+        nodes = []
+        for block in self.blocks.every:
+            node = self._free_node(len(block.segments))
+            nodes.append(node)
+            self.made.blocks.append((node, block))
+            for v in range(block.first, block.end):
+                states, modes = self.blocks.states(v), self.modes[v]
+                if len(states) > 1:
+                    barred = self._table(("block", states, self.class_of[v]), partial(
+                        _barred, states, [mode for mode in modes for _ in self.mesh_rules[v]]
+                    ))  # fmt: skip
+                    self.made.edge(node, v, Parts(compute=barred))
+        for v, one in waiting:
+            self._waiting(v, one, nodes)
+
+    def _waiting(self, v: int, one: Waiting, nodes: Sequence[int]) -> None:
+        """Adds a tensor that some blocks need if they run again: by its bytes, and the first of
+        these blocks, if there is one.
+        """
+        sizes, begins = sorted(set(one.bytes.tolist())), (one.until, *one.blocks)
+        each = [(size, begin) for size in sizes for begin in begins]
+        spans = [
+            Span(begin, one.until - 1, np.array([size * (begin == b) for size, b in each]))
+            for begin in one.blocks
+        ]
+        node = self.made.node(Parts(*np.zeros((4, len(each)))), stash=spans)
+        self.made.edge(v, node, Parts(
+            compute=np.where(one.bytes[:, None] == [size for size, _ in each], 0.0, inf)
+        ))  # fmt: skip
+        for k in one.blocks:
+            late = np.array([begin > k for _, begin in each])
+            runs = np.array([bool(some) for some in self.blocks.every[k].segments])
+            self.made.edge(nodes[k], node, Parts(
+                compute=np.where(runs[:, None] & late, inf, 0.0)
+            ))  # fmt: skip
 
     # ---- tensors
 
@@ -184,7 +207,7 @@ class _Builder:
         if not readers:
             return
         tensor = tensors_by_name(self.graph)[name]
-        asked = tuple(self._asked(v, name, tensor.gradient) for v in readers)
+        asked = self._asked(readers, name, tensor.gradient)
         source, homes, key = self._source(name, asked)
         mask = self._mask(name, (key, homes), asked)
         table = self._table(
@@ -254,19 +277,32 @@ class _Builder:
         table: Floats = self.prices.rounds * small[np.ix_(*at)]
         return table
 
-    def _asked(self, v: int, name: str, has_gradient: bool) -> tuple[int, int, bool]:
-        """An operator of the same class, the place at which it reads, and whether it has a
-        gradient.
-        """
-        at = reads(self.graph.operators[v]).index(name)
-        return self.class_of[v], at, has_gradient and v in self.with_backward
+    def _asked(self, readers: Sequence[int], name: str, has_gradient: bool) -> Asked:
+        """The readers of a tensor."""
+        blocks = [self.blocks.of(v) for v in readers]
+        number = {k: n for n, k in enumerate(dict.fromkeys(blocks))}
+        return tuple(
+            Reader(
+                self.class_of[v],
+                reads(self.graph.operators[v]).index(name),
+                has_gradient and v in self.with_backward,
+                number[k],
+                tuple(1.0 + (mode is Mode.AGAIN) for mode in self.modes[v] for _ in self.rules[v]),
+            )
+            for v, k in zip(readers, blocks, strict=True)
+        )
 
-    def _wants(self, asked: tuple[int, int, bool]) -> tuple[Ends, ...]:
-        v, at, flows = asked
+    def _wants(self, asked: Reader) -> tuple[Ends, ...]:
+        v, at = asked.operator, asked.place
         wants: tuple[Ends, ...] = self._table(
             ("wants", asked),
             lambda: tuple(
-                Ends(rule.inputs[at], gradient_spec(rule, rule.inputs[at]) if flows else None)
+                Ends(
+                    rule.inputs[at],
+                    gradient_spec(rule, rule.inputs[at]) if asked.flows else None,
+                    asked.segment if mode.in_segment else -1,
+                )
+                for mode in self.modes[v]
                 for rule in self.rules[v]
             ),
         )
@@ -279,7 +315,7 @@ class _Builder:
         v = producers(self.graph).get(name)
         if v is not None:
             o = self.graph.operators[v].outputs.index(name)
-            key, rules = ("made", self.class_of[v], o), self.rules[v]
+            key, rules = ("made", self.class_of[v], o), self.rules[v] * len(self.modes[v])
             homes = self._table(
                 key,
                 lambda: tuple(
@@ -300,7 +336,7 @@ class _Builder:
         return self.made.node(Parts(*np.zeros((4, count))))
 
     def _ends_s(self, shape: tuple[int, ...], item: float, home: Ends, want: Ends) -> float:
-        there = self.forwards * self.prices.converted_s(shape, item, home.spec, want.spec)
+        there = want.forwards * self.prices.converted_s(shape, item, home.spec, want.spec)
         if want.gradient is None or home.gradient is None:
             return there
         return there + self.prices.converted_s(shape, item, want.gradient, home.gradient)
@@ -311,13 +347,13 @@ class _Builder:
         readers = list(dict.fromkeys(holders(self.graph)[one.name]))
         if not readers:
             return
-        asked = tuple(self._asked(v, one.name, one.trainable) for v in readers)
+        asked = self._asked(readers, one.name, one.trainable)
         given = tuple(policy.lies.get(one.name) for policy in self.view.policies)
-        homes, own, read = self._table(
+        homes, (seconds, size, cast), read = self._table(
             ("parameter", replace(one, name=""), given, asked),
             lambda: self.parameters.of(one, asked, [self._wants(reader) for reader in asked]),
         )
-        node = self.made.node(*own)
+        node = self.made.node(seconds, size, [Span(0, self.blocks.last, cast)])
         self.made.lies[one.name] = node, tuple(home.lies for home in homes)
         self._edges(node, readers, read)
 
@@ -337,6 +373,11 @@ def _strategies(profile: Profile, view: View) -> tuple[list[int], list[tuple[Rul
         same.append(at)
         rules.append(strategies(profile, v, view, axes) if at == v else rules[at])
     return same, rules
+
+
+def _barred(states: Sequence[Mode], modes: Sequence[Mode]) -> Floats:
+    """(states, strategies) infinity where a strategy has another mode than a block's state."""
+    return np.where([[mode is one for one in modes] for mode in states], 0.0, inf)
 
 
 def leaving_spec(graph: Graph, name: str, spec: Spec) -> Spec:

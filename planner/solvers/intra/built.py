@@ -1,12 +1,15 @@
 """The choice program of a stage on a view, and what its nodes stand for."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from planner.artefacts.sharding import Rule, Spec
+from planner.solvers.intra.blocks import Block
 from planner.solvers.intra.space import Lies, View
+from planner.solvers.intra.stash import Span
 from planner.solvers.program.problem import ChoiceProgram, Held
 from planner.support.arrays import Floats
 
@@ -37,40 +40,42 @@ class Built:
 
     Attributes:
         view: the devices.
-        again: whether forwards run again.
+        last: the last moment, at which a forward ends (`blocks.py`).
         node_s: per node, (k,) seconds of an iteration.
         edges: per edge, its nodes.
         edge_s: per edge, (k, l) seconds; inf where both do not go together.
-        held: per node, (k,) bytes; None for none.
-        kept: per node, what it holds besides unless that is made again.
-        rules: per operator, its strategies; operator v is node v.
+        held: per node, (k,) bytes, all the time; None for none.
+        stash: per node, what it holds for the backward.
+        rules: per operator, the rules of its strategies; operator v is node v.
         lies: by name, node and strategies of a parameter.
         inputs: by name, node and specs of a tensor from outside.
+        blocks: node and block of those that may run again, the states of one its strategies.
     """
 
     view: View
-    again: bool
+    last: int
     rules: list[tuple[Rule, ...]]
     node_s: list[Parts] = field(default_factory=list)
     edges: list[tuple[int, int]] = field(default_factory=list)
     edge_s: list[Parts] = field(default_factory=list)
     held: list[Floats | None] = field(default_factory=list)
-    kept: list[Floats | None] = field(default_factory=list)
+    stash: list[tuple[Span, ...]] = field(default_factory=list)
     lies: dict[str, tuple[int, tuple[Lies, ...]]] = field(default_factory=dict)
     inputs: dict[str, tuple[int, tuple[Spec, ...]]] = field(default_factory=dict)
+    blocks: list[tuple[int, Block]] = field(default_factory=list)
 
     def node(
-        self, seconds: Parts, bytes_: Floats | None = None, kept_bytes: Floats | None = None
+        self, seconds: Parts, bytes_: Floats | None = None, stash: Sequence[Span] = ()
     ) -> int:  # fmt: skip
         """Adds a node; its index.
 
         Args:
-            bytes_: that it holds whatever the schedule.
-            kept_bytes: that it holds unless they are made again.
+            bytes_: that it holds all the time.
+            stash: what it holds for the backward.
         """
         self.node_s.append(seconds)
         self.held.append(bytes_)
-        self.kept.append(kept_bytes)
+        self.stash.append(tuple(stash))
         return len(self.node_s) - 1
 
     def edge(self, u: int, v: int, seconds: Parts) -> None:
@@ -80,24 +85,27 @@ class Built:
             self.edge_s.append(seconds)
 
     def program(
-        self, weights: Parts, limit_bytes: int | None, kept: float = 1.0
+        self, weights: Parts, limit_bytes: int | None, *, kept: bool = True
     ) -> ChoiceProgram:  # fmt: skip
         """The program with weights.
 
         Args:
-            kept: share that counts of what is held unless it is made again.
+            kept: whether what is held for the backward counts.
         """
         return ChoiceProgram(
             tuple(one.weighted(weights) for one in self.node_s),
             tuple(self.edges),
             tuple(one.weighted(weights) for one in self.edge_s),
-            tuple((*_held(a), *_held(b, kept)) for a, b in zip(self.held, self.kept, strict=True)),
+            tuple(self._held(node, kept=kept) for node in range(len(self.node_s))),
             limit_bytes,
         )
 
-
-def _held(bytes_: Floats | None, share: float = 1.0) -> tuple[Held, ...]:
-    """What a node holds, by its strategies."""
-    if bytes_ is None or not share or not bytes_.any():
-        return ()
-    return (Held(0, 0, np.ceil(share * bytes_).astype(np.int64)),)
+    def _held(self, node: int, *, kept: bool) -> tuple[Held, ...]:
+        always, some = self.held[node], list(self.stash[node]) if kept else []
+        if always is not None:
+            some.append(Span(0, self.last, always))
+        return tuple(
+            Held(one.first, one.last, np.ceil(one.bytes).astype(np.int64))
+            for one in some
+            if one.bytes.any()
+        )

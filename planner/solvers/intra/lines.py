@@ -138,7 +138,7 @@ def _built(
     """The program's tables for one microbatch, and per operator the bytes that it makes by each of
     its rules.
     """
-    made = built(problem, View(mesh, 1, group, policies), again=False, rounds=1.0)
+    made = built(problem, View(mesh, 1, group, policies), rounds=1.0)
     graph, tensors = problem.profile.graph, tensors_by_name(problem.profile.graph)
     known: dict[object, Floats] = {}
     sizes = []

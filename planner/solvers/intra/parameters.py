@@ -16,7 +16,7 @@ from planner.resharding.reshardings import reads_back
 from planner.resharding.sums import ParameterSpecs
 from planner.solvers.intra.built import Parts
 from planner.solvers.intra.prices import Prices
-from planner.solvers.intra.reads import Asked, Ends, Read, copies_of, needs_of, shared_wants
+from planner.solvers.intra.reads import Asked, Ends, Read, Reader, copies_of, needs_of, shared_wants
 from planner.solvers.intra.space import Lies, lies_of
 from planner.support.arrays import Floats
 
@@ -39,12 +39,10 @@ class ParameterTables:
 
     Args:
         prices: on a view.
-        again: whether forwards run again.
     """
 
-    def __init__(self, prices: Prices, *, again: bool) -> None:
-        self.prices, self.view, self.again = prices, prices.view, again
-        self.forwards = 2.0 if again else 1.0
+    def __init__(self, prices: Prices) -> None:
+        self.prices, self.view = prices, prices.view
         self.graph = prices.problem.profile.graph
         self.replicated = self.view.replicas > 1
 
@@ -76,7 +74,7 @@ class ParameterTables:
 
     def _reader(
         self, one: Parameter, homes: Sequence[Home],
-        wants: tuple[Sequence[Ends], Collection[Ends]], reader: tuple[int, int, bool],
+        wants: tuple[Sequence[Ends], Collection[Ends]], reader: Reader,
     ) -> Parts:  # fmt: skip
         """(homes, wants) of what it costs that an operator reads it.
 
@@ -84,13 +82,14 @@ class ParameterTables:
             wants: by the operator's strategies, and those of shared copies.
         """
         some, shared = wants
-        columns = list(dict.fromkeys(some))
+        each = [*zip(some, reader.runs, strict=True)]
+        columns = list(dict.fromkeys(each))
         small = np.array([
-            [self._reader_s(one, home, want, reader, alone=want not in shared)
-             for want in columns]
+            [self._reader_s(one, home, want, (reader, runs), alone=want not in shared)
+             for want, runs in columns]
             for home in homes
         ])  # fmt: skip
-        compute, inside, sums = np.moveaxis(small[:, [columns.index(w) for w in some]], 2, 0)
+        compute, inside, sums = np.moveaxis(small[:, [columns.index(w) for w in each]], 2, 0)
         return Parts(compute=compute if compute.any() else 0.0, inside=inside, sums=sums)
 
     def _node(
@@ -139,46 +138,48 @@ class ParameterTables:
             back = self.prices.converted_s(
                 one.shape, one.gradient_item_bytes, want.gradient, gradient
             )
-        return self.prices.rounds * (self.forwards * there + back)
+        return self.prices.rounds * (want.forwards * there + back)
 
     def _reader_s(
-        self, one: Parameter, home: Home, want: Ends, reader: tuple[int, int, bool], *, alone: bool
+        self, one: Parameter, home: Home, want: Ends, by: tuple[Reader, float], *, alone: bool
     ) -> tuple[float, float, float]:
         """What it costs in copies in a shorter type, in collectives inside passes, and once, that
         an operator reads a parameter.
 
         Args:
+            by: the operator, and how often it is computed in a microbatch.
             alone: whether it makes a copy of its own.
         """
+        (reader, runs) = by
         prices, made = self.prices, _summed(want)
         if home.summed is not None and any(
             here and not there for here, there in zip(made, home.summed, strict=True)
         ):
             return inf, 0.0, 0.0
         lies = home.lies.at(3, replicated=self.replicated)
-        normalizes = self.graph.operators[reader[0]].type == "BatchNormalization"
+        normalizes = self.graph.operators[reader.operator].type == "BatchNormalization"
         if lies != want.spec and not one.trainable and (one.state or normalizes):
             return inf, 0.0, 0.0  # what an operator gives another value lies as it is read
         first = self._first_s(one, home, want) if alone else 0.0
-        later = self._reads_again(one, reader) and want.gradient is not None and not self.again
-        mine = want.gradient is not None and home.summed is None
+        flows = want.gradient is not None
+        later = flows and want.segment < 0 and self._reads_again(one, reader)
+        mine = flows and home.summed is None
         sums = self._sums_s(one, home.lies, made) if mine else 0.0
         there = prices.converted_s(one.shape, ITEM_BYTES[one.dtype], lies, want.spec)
         at_home = lies, want.gradient and self._gradient(home.lies, home.summed or made)
         # What a device has it does not gather again.
-        casts = self.forwards + later if there > 0 or want.gradient is None else 1.0
-        casts *= prices.cast_s(one, reader[0], want.spec) if at_home != tuple(want) else 0.0
+        casts = runs + (later and there > 0)
+        casts *= prices.cast_s(one, reader.operator, want.spec) if at_home != want[:2] else 0.0
         return prices.rounds * casts, first + prices.rounds * later * there, sums
 
-    def _reads_again(self, one: Parameter, reader: tuple[int, int, bool]) -> bool:
+    def _reads_again(self, one: Parameter, reader: Reader) -> bool:
         """Whether the backward of an operator gathers a parameter again. Readers of a view read
         back. A segment that is run again keeps what it has gathered.
         """
-        v, at, _ = reader
-        operator = self.graph.operators[v]
+        operator = self.graph.operators[reader.operator]
         bias = len(one.shape) == 1 and facts(operator.type).bias is not None
         return facts(operator.type).moves is VIEW or (
-            not bias and reads_back(operator, {reads(operator)[at]}, self.graph)
+            not bias and reads_back(operator, {reads(operator)[reader.place]}, self.graph)
         )
 
 

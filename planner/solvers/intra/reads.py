@@ -23,15 +23,39 @@ class Ends(NamedTuple):
     Attributes:
         spec: of itself.
         gradient: of its gradient; None where none flows.
+        segment: of the reader, where that runs again; -1 elsewhere.
     """
 
     spec: Spec
     gradient: Spec | None
+    segment: int = -1
+
+    @property
+    def forwards(self) -> float:
+        """How often a reader converts it in a microbatch."""
+        return 1.0 if self.segment < 0 else 2.0
 
 
-Asked = tuple[tuple[int, int, bool], ...]
-"""Of readers: an operator of the same class, the place at which it reads, and whether a gradient
-flows back."""
+class Reader(NamedTuple):
+    """A reader of a tensor.
+
+    Attributes:
+        operator: one of the same class.
+        place: at which it reads.
+        flows: whether a gradient flows back.
+        segment: number of its block among those of all readers.
+        runs: by its strategies, how often it is computed in a microbatch.
+    """
+
+    operator: int
+    place: int
+    flows: bool
+    segment: int
+    runs: tuple[float, ...]
+
+
+Asked = tuple[Reader, ...]
+"""The readers of a tensor."""
 
 
 class Read(NamedTuple):
