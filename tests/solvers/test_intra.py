@@ -42,7 +42,7 @@ def drawn(made, chance):
 
 def counted(made, picks):
     """Seconds by what they are."""
-    totals = np.sum([[part[picks[node]] for part in one]
+    totals = np.sum([[part[picks[node]] if np.ndim(part) else part for part in one]
                      for node, one in enumerate(made.node_s)], axis=0)  # fmt: skip
     for (u, v), one in zip(made.edges, made.edge_s, strict=True):
         totals += [part[picks[u], picks[v]] if np.ndim(part) else part for part in one]

@@ -132,16 +132,20 @@ class _Builder:
         Args:
             both: (2, k) by its rules, of a forward and a backward.
         """
-        rounds, asked, leaving = self.prices.rounds, self._statistics_s(v), np.zeros(len(both[0]))
+        rounds, asked = self.prices.rounds, self._statistics_s(v)
+        leaving, lost = np.zeros((2, len(both[0])))
         for name in self._leaves(v):
             o = self.graph.operators[v].outputs.index(name)
             leaving += [self._leaving_s(name, one, o) for one in self.rules[v]]
+            lost += [self._lost_s(name, one.outputs[o]) for one in self.rules[v]]
         modes = self.modes[v]
         compute = [(1 + (mode is Mode.AGAIN)) * both[0] + both[1] for mode in modes]
         inside = [(1 + mode.in_segment) * asked[0] + asked[1] + leaving for mode in modes]
         nothing = np.zeros(len(modes) * len(leaving))
         return Parts(
-            rounds * np.concatenate(compute), rounds * np.concatenate(inside), nothing, nothing
+            rounds * np.concatenate(compute), rounds * np.concatenate(inside), nothing, nothing,
+            forward=np.tile(both[0], len(modes)), backward=np.tile(both[1], len(modes)),
+            unsure=rounds * np.tile(lost, len(modes)),
         )  # fmt: skip
 
     def _statistics_s(self, v: int) -> Floats:
@@ -149,16 +153,24 @@ class _Builder:
         return np.array([self.prices.statistics_s(v, one) for one in self.mesh_rules[v]]).T
 
     def _leaving_s(self, name: str, rule: Rule, o: int) -> float:
-        """Of an output of the model: conversions for leaving, there and back, and its loss."""
+        """Of an output of the model: conversions for leaving, there and back, and its loss, where
+        it is of what the operator makes.
+        """
         one, spec = tensors_by_name(self.graph)[name], rule.outputs[o]
         leaves = leaving_spec(self.graph, name, spec)
         item = ITEM_BYTES[one.dtype]
         there = self.prices.converted_s(one.shape, item, spec, leaves)
-        there += self.prices.loss_s(name, leaves[: len(self.view.mesh)])
+        if leaves == spec:
+            there += self.prices.loss_s(name, leaves[: len(self.view.mesh)])
         if not one.gradient:
             return there
         back = gradient_spec(rule, spec)
         return there + self.prices.converted_s(one.shape, item, leaves, back)
+
+    def _lost_s(self, name: str, spec: Spec) -> float:
+        """The loss of an output of the model that is converted first. Passes do without it."""
+        leaves = leaving_spec(self.graph, name, spec)
+        return 0.0 if leaves == spec else self.prices.loss_s(name, leaves[: len(self.view.mesh)])
 
     # ---- blocks
 

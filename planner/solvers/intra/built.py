@@ -22,16 +22,23 @@ class Parts(NamedTuple):
         inside: collectives inside passes.
         sums: of gradients, which run beside the last backward.
         gathers: of parameters behind the step.
+        forward: of `compute`, one forward of a replica, such as the first one.
+        backward: of `compute`, one backward, such as the last one, without what runs again.
+        unsure: collectives inside passes that a plan may do without.
     """
 
     compute: Any = 0.0
     inside: Any = 0.0
     sums: Any = 0.0
     gathers: Any = 0.0
+    forward: Any = 0.0
+    backward: Any = 0.0
+    unsure: Any = 0.0
 
     def weighted(self, weights: "Parts") -> Any:
         """The weighted sum."""
-        return sum(w * one for w, one in zip(weights, self, strict=True))
+        nothing = np.zeros(np.broadcast_shapes(*map(np.shape, self)))
+        return sum((w * one for w, one in zip(weights, self, strict=True) if w), nothing)
 
 
 @dataclass
@@ -84,6 +91,14 @@ class Built:
             self.edges.append((u, v))
             self.edge_s.append(seconds)
 
+    def seconds(self, picks: Sequence[int]) -> Parts:
+        """Of an assignment."""
+        nodes = [[part[k] if np.ndim(part) else part for part in one]
+                 for one, k in zip(self.node_s, picks, strict=True)]  # fmt: skip
+        edges = [[part[picks[u], picks[v]] if np.ndim(part) else part for part in one]
+                 for (u, v), one in zip(self.edges, self.edge_s, strict=True)]  # fmt: skip
+        return Parts(*np.sum(nodes + edges, axis=0).tolist())
+
     def program(
         self, weights: Parts, limit_bytes: int | None, *, kept: bool = True
     ) -> ChoiceProgram:  # fmt: skip
@@ -92,10 +107,14 @@ class Built:
         Args:
             kept: whether what is held for the backward counts.
         """
+        known: dict[int, Floats] = {}  # equal layers share their tables
+        for one in (*self.node_s, *self.edge_s):
+            if id(one) not in known:
+                known[id(one)] = one.weighted(weights)
         return ChoiceProgram(
-            tuple(one.weighted(weights) for one in self.node_s),
+            tuple(known[id(one)] for one in self.node_s),
             tuple(self.edges),
-            tuple(one.weighted(weights) for one in self.edge_s),
+            tuple(known[id(one)] for one in self.edge_s),
             tuple(self._held(node, kept=kept) for node in range(len(self.node_s))),
             limit_bytes,
         )

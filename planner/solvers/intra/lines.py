@@ -69,10 +69,10 @@ def lines_of(
     mesh = tuple(axis.size for axis in axes)
     group = max(groups, key=lambda one: _allreduces_s(problem, one, mesh))
     policies = tuple(axis.policy for axis in axes)
-    lines = _chosen(problem, mesh, group, Parts(rounds, rounds, 1.0, 1.0), *policies)
+    lines = _chosen(problem, mesh, group, Parts(rounds, rounds, 1.0, 1.0, unsure=rounds), *policies)
     if all(share_work(own) or not axis.sure for axis, own in zip(axes, lines, strict=True)):
         return lines
-    fast = Parts(rounds, rounds * FAST, FAST, FAST)
+    fast = Parts(rounds, rounds * FAST, FAST, FAST, unsure=rounds * FAST)
     return _chosen(problem, mesh, group, fast, *policies)
 
 

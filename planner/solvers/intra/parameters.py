@@ -56,7 +56,8 @@ class ParameterTables:
         """
         n = len(self.view.mesh)
         lies = lies_of(one, [want.spec[:n] for some in wants for want in some], self.view)
-        # Tied ones are few. Constants have a reader in each layer, which pays for itself.
+        # Tied ones are few. Constants have a reader in each layer, which pays for itself. Readers
+        # that want the same share a copy, so it is only sure that each pays its part of one.
         tied = one.trainable and len(asked) > 1
         homes = tuple(
             Home(lie, summed) for lie in lies for summed in (_sums(wants) if tied else (None,))
@@ -65,7 +66,7 @@ class ParameterTables:
         first = [[self._first_s(one, home, want) for want in shared] for home in homes]
         copies = copies_of(shared, np.array(first).reshape(len(homes), len(shared)))
         direct = [
-            self._reader(one, homes, (some, shared), reader)
+            self._reader(one, homes, (some, shared), (reader, 1.0 if tied else 1 / len(asked)))
             for some, reader in zip(wants, asked, strict=True)
         ]
         needs = [needs_of(copies, some) for some in wants]
@@ -74,23 +75,24 @@ class ParameterTables:
 
     def _reader(
         self, one: Parameter, homes: Sequence[Home],
-        wants: tuple[Sequence[Ends], Collection[Ends]], reader: Reader,
+        wants: tuple[Sequence[Ends], Collection[Ends]], by: tuple[Reader, float],
     ) -> Parts:  # fmt: skip
         """(homes, wants) of what it costs that an operator reads it.
 
         Args:
             wants: by the operator's strategies, and those of shared copies.
+            by: the operator, and the part of its own copy that it pays for sure.
         """
-        some, shared = wants
+        (some, shared), (reader, sure) = wants, by
         each = [*zip(some, reader.runs, strict=True)]
         columns = list(dict.fromkeys(each))
         small = np.array([
-            [self._reader_s(one, home, want, (reader, runs), alone=want not in shared)
+            [self._reader_s(one, home, want, (reader, runs), sure=sure * (want not in shared))
              for want, runs in columns]
             for home in homes
         ])  # fmt: skip
-        compute, inside, sums = np.moveaxis(small[:, [columns.index(w) for w in each]], 2, 0)
-        return Parts(compute=compute if compute.any() else 0.0, inside=inside, sums=sums)
+        found = np.moveaxis(small[:, [columns.index(w) for w in each]], 2, 0)
+        return Parts(*(part if part.any() else 0.0 for part in found))
 
     def _node(
         self, one: Parameter, homes: Sequence[Home], wanted: Collection[Spec]
@@ -141,36 +143,44 @@ class ParameterTables:
         return self.prices.rounds * (want.forwards * there + back)
 
     def _reader_s(
-        self, one: Parameter, home: Home, want: Ends, by: tuple[Reader, float], *, alone: bool
-    ) -> tuple[float, float, float]:
+        self, one: Parameter, home: Home, want: Ends, by: tuple[Reader, float], *, sure: float
+    ) -> Parts:
         """What it costs in copies in a shorter type, in collectives inside passes, and once, that
         an operator reads a parameter.
 
         Args:
             by: the operator, and how often it is computed in a microbatch.
-            alone: whether it makes a copy of its own.
+            sure: the part of a copy of its own that it pays for sure; 0 where it makes none.
         """
         (reader, runs) = by
         prices, made = self.prices, _summed(want)
         if home.summed is not None and any(
             here and not there for here, there in zip(made, home.summed, strict=True)
         ):
-            return inf, 0.0, 0.0
+            return Parts(inf)
         lies = home.lies.at(3, replicated=self.replicated)
         normalizes = self.graph.operators[reader.operator].type == "BatchNormalization"
         if lies != want.spec and not one.trainable and (one.state or normalizes):
-            return inf, 0.0, 0.0  # what an operator gives another value lies as it is read
-        first = self._first_s(one, home, want) if alone else 0.0
+            return Parts(inf)  # what an operator gives another value lies as it is read
+        first = self._first_s(one, home, want) if sure else 0.0
         flows = want.gradient is not None
         later = flows and want.segment < 0 and self._reads_again(one, reader)
         mine = flows and home.summed is None
-        sums = self._sums_s(one, home.lies, made) if mine else 0.0
         there = prices.converted_s(one.shape, ITEM_BYTES[one.dtype], lies, want.spec)
         at_home = lies, want.gradient and self._gradient(home.lies, home.summed or made)
-        # What a device has it does not gather again.
-        casts = runs + (later and there > 0)
-        casts *= prices.cast_s(one, reader.operator, want.spec) if at_home != want[:2] else 0.0
-        return prices.rounds * casts, first + prices.rounds * later * there, sums
+        cast_s = prices.cast_s(one, reader.operator, want.spec) if at_home != want[:2] else 0.0
+        again = later and there > 0  # what a device has it does not gather again
+        again_s = prices.rounds * later * there
+        # Where the view is converted, that is read back instead.
+        view = facts(self.graph.operators[reader.operator].type).moves is VIEW
+        return Parts(
+            compute=prices.rounds * (runs + again) * cast_s,
+            inside=sure * first + (not view) * again_s,
+            sums=self._sums_s(one, home.lies, made) if mine else 0.0,
+            forward=cast_s,
+            backward=again * cast_s,
+            unsure=(1 - sure) * first + view * again_s,
+        )
 
     def _reads_again(self, one: Parameter, reader: Reader) -> bool:
         """Whether the backward of an operator gathers a parameter again. Readers of a view read
