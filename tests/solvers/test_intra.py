@@ -12,8 +12,8 @@ from planner.artefacts.options import Optimizer, Recompute
 from planner.artefacts.profile import SplitRule
 from planner.artefacts.sharding import reads
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy
+from planner.costs.bounds import lower_bound_s
 from planner.costs.local_stage import local_stage
-from planner.costs.overlap import with_overlap
 from planner.costs.stage_pass import stage_pass
 from planner.resharding.checks import all_violations
 from planner.simulator.estimate import estimate_s
@@ -74,11 +74,13 @@ def test_random_answers_cost_in_the_program_what_their_passes_take(models, name,
         rounds = given.num_microbatches / replicas
         steps = sum(made.node_s[node].compute[picks[node]] for node, _ in made.lies.values())
         assert found.compute - steps == pytest.approx(rounds * own.compute_s.sum())
+        assert [found.forward, found.backward] == pytest.approx(own.compute_s.sum(axis=1))
         collectives_s = rounds * own.collective_s.sum()
         # Readers of a view of a parameter count as if they gathered it again, also where they
-        # convert the view.
+        # convert the view. A bound does without.
         most = 1.02 if name == "gpt" else 1.000001
-        assert 0.999999 * collectives_s < found.inside < most * collectives_s
+        assert found.inside < 1.000001 * collectives_s
+        assert 0.999999 * collectives_s < found.inside + found.unsure < most * collectives_s
     assert compared > 10
 
 
@@ -155,25 +157,8 @@ def test_ctrl_c_gives_the_best_plan_so_far(models, monkeypatch):
     assert len(asked) <= 4
     assert result.strategy is not None
     assert "interrupted" in result.space and not result.reproducible
-    assert result.bound_s is None  # of views that were not looked at nothing is known
-
-
-@pytest.mark.parametrize("overlap", [False, True], ids=["in line", "beside"])
-@pytest.mark.parametrize("name", ["mlp", "gpt", "cnn"])
-def test_no_plan_of_the_space_is_faster_than_the_bound(models, name, overlap):
-    """Random plans of all views, as they are simulated; the bound is of the whole space."""
-    given = problem(profiled(models[name]), 4, 2, overlap=overlap)
-    result = intra.solve(given, 5.0)
-    bound_s, chance = result.bound_s, random.Random(5)
-    fastest_s = min(estimate_s(given, one) for one in (result.strategy, *result.others))
-    for view in intra.views(given):
-        made = built(given, view)
-        for _ in range(12):
-            stage = stage_of(given, made, drawn(made, chance))
-            strategy = Strategy((stage,), ScheduleName.GPIPE, given.num_microbatches)
-            if not all_violations(strategy, given.profile.graph, 4):
-                fastest_s = min(fastest_s, estimate_s(given, with_overlap(given, strategy)))
-    assert 0 < bound_s <= fastest_s < np.inf
+    # Of views that were not looked at, what no strategy is faster than is known.
+    assert result.bound_s == lower_bound_s(given)
 
 
 @pytest.mark.parametrize(("mesh", "replicas"), [((1,), 4), ((4,), 1)])

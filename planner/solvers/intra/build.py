@@ -81,7 +81,9 @@ class _Builder:
         # Operators of equal layers are of one class, and share all tables.
         first: dict[object, int] = {}
         self.class_of = [first.setdefault((self.priced_as[v], self.modes[v]), v) for v in count]
-        self.rules = [self._with_replicas(v) for v in count]
+        self.rules: list[list[Rule]] = []
+        for v, k in enumerate(self.class_of):
+            self.rules.append(self.rules[k] if k < v else self._with_replicas(v))
         self._tables: dict[object, Any] = {}
         self.stash = Stash(
             problem, view.mesh, self.blocks, self.mesh_rules, self.class_of, self._table
