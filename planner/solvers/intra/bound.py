@@ -107,6 +107,11 @@ class Bound:
         self.done = found.picks is None or close or not gains
         return found
 
+    @property
+    def parts(self) -> Parts | None:
+        """Weights of the parts of an iteration for which it is the bound; None without one."""
+        return None if self.weights is None or not self.value_s else self._parts(self.weights)
+
     def _parts(self, weights: Floats) -> Parts:
         """Weights of the parts of an iteration."""
         return Parts(*(np.array(self._queues).T @ weights).tolist())

@@ -60,7 +60,9 @@ BESIDE = (
     Parts(1, 1, 0.1, 0.3, unsure=1),
 )
 """Weights of the parts of an iteration for plans: all of them wait, or some run beside
-computations; sums of gradients always may."""
+computations; sums of gradients always may. A bound has better ones than the first."""
+BESIDE_TOO = 0.1
+"""Added to the weights of a bound: what is beside something longer may wait, too."""
 LOWERED = 4
 """Times that the limit of memory is lowered, at most."""
 SHORT = 1.02
@@ -238,6 +240,8 @@ class _Search:
             made: its program, without blocks that run again.
         """
         weights, limit = self._weights[one.tried], self._limit_bytes(one.view)
+        if not one.tried and one.bound is not None and one.bound.parts is not None:
+            weights = _of_plans(one.bound.parts)
         one.tried += 1
         least = self._weighted(made.program(weights, limit, kept=False), weights)
         if least.picks is None or self._ended:
@@ -320,6 +324,12 @@ class _Search:
         self._found.work_s += PROGRAM_S + answer.work / WORK_PER_S
         self._in_time = self._in_time and answer.reproducible
         return answer
+
+
+def _of_plans(bound: Parts) -> Parts:
+    """Weights for plans, from those of a bound: what runs beside something else counts a little."""
+    every = (part + BESIDE_TOO for part in bound[:4])
+    return Parts(*every, *bound[4:6], unsure=bound.inside + BESIDE_TOO)
 
 
 def _known(program: ChoiceProgram, picks: Sequence[int] | None) -> Choice | None:
