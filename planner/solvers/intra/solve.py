@@ -170,7 +170,7 @@ class _Search:
         if self._ended:
             return bound_s
         made = self._built(view)
-        again = self._built(view, self._blocks) if self._runs_again else None
+        again = self._built(view, self._blocks[0]) if self._runs_again and self._blocks else None
         self._more = 0
         limit = min(limit_bytes(self._problem, view.devices, d) for d in view.devices)
         for weights in BESIDE if self._problem.training.overlap else IN_LINE:
@@ -180,9 +180,12 @@ class _Search:
                 break
             known = None if again else least.picks
             found = self._tried(again or made, weights, limit, known)
-            if self._blocks and not again and found.cost > SHORT * least.cost:
-                again = self._built(view, self._blocks)
-                found = self._tried(again, weights, limit)
+            if not again and found.cost > SHORT * least.cost:
+                for blocks in self._blocks:
+                    again = self._built(view, blocks)
+                    found = self._tried(again, weights, limit)
+                    if found.cost < math.inf:
+                        break
             if found.least_s > BEHIND * self._found.best_s:
                 break
         LOGGER.info("%s x %d: at least %.6g s", view.mesh, view.replicas, bound_s)
