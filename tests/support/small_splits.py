@@ -114,14 +114,17 @@ def firsts(some):
 
 
 def settled(made, picks):
-    """The same with shared copies as they are needed, and with gradients of tied parameters summed
-    as their readers make them.
+    """The same with shared copies as they are needed, with gradients of tied parameters summed as
+    their readers make them, and with what blocks need that run again.
     """
-    picks, barred = list(picks), {}
+    picks, count, barred = list(picks), len(made.rules), {}
     lies = dict(made.lies.values())
     for (u, v), seconds in zip(made.edges, made.edge_s, strict=True):
-        if np.isinf(seconds.compute).any():
-            barred[u] = barred.get(u, False) | np.isinf(seconds.compute[:, picks[v]])
+        bars = np.isinf(seconds.compute)
+        if bars.any() and u >= count:
+            barred[u] = barred.get(u, False) | bars[:, picks[v]]
+        elif bars.any() and v >= count:
+            barred[v] = barred.get(v, False) | bars[picks[u]]
     for u, bars in barred.items():
         same = [i for i, one in enumerate(lies.get(u, ())) if one == lies[u][picks[u]]]
         picks[u] = next(i for i in same or range(len(bars)) if not bars[i])
