@@ -23,6 +23,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from planner.artefacts.options import Offload
 from planner.artefacts.problem import Problem, Result, Status
 from planner.artefacts.profile import has_rules
 from planner.artefacts.strategy import Strategy, used_devices
@@ -36,7 +37,7 @@ from planner.solvers.intra.built import Built, Parts
 from planner.solvers.intra.space import View
 from planner.solvers.program.problem import Choice, ChoiceProgram, cost_of, peak_bytes
 from planner.solvers.program.solve import solve as solve_program
-from planner.solvers.sharded.best import LayoutSearch
+from planner.solvers.sharded.best import LayoutSearch, Priced
 from planner.solvers.sharded.layout import (
     NO_RULES,
     NOTHING_TO_SPLIT,
@@ -110,7 +111,7 @@ class _Tried(NamedTuple):
     """What became of a program.
 
     Attributes:
-        cost: of its answer; inf without one.
+        cost: of its answer; inf without one whose plan fits.
         least_s: about the time of its plan without recomputation; 0 where there is none.
     """
 
@@ -134,6 +135,7 @@ class _Search:
         self._seen: list[Layout] = []
         self._more = 0  # bytes that plans on a view take beyond those that a program counts
         self._blocks, self._runs_again = blocks_of(problem), training.recompute.is_everywhere
+        self._may_wait = training.offload is not Offload.NO  # activations, in the host's memory
 
     def result(self, space: str, bound_s: float) -> Result:
         """The answer.
@@ -179,13 +181,16 @@ class _Search:
             if bound_s >= self._found.best_s or self._ended:
                 break
             known = None if again else least.picks
-            found = self._tried(again or made, weights, limit, known)
-            if not again and found.cost > SHORT * least.cost:
+            most = SHORT * least.cost if self._blocks and not again else math.inf
+            found = self._tried(again or made, weights, limit, known, most)
+            if not again and found.cost == math.inf:
                 for blocks in self._blocks:
                     again = self._built(view, blocks)
                     found = self._tried(again, weights, limit)
                     if found.cost < math.inf:
                         break
+                if self._may_wait and least.picks is not None:
+                    self._fitted(self._found.see(_layout(self._problem, made, least.picks)))
             if found.least_s > BEHIND * self._found.best_s:
                 break
         LOGGER.info("%s x %d: at least %.6g s", view.mesh, view.replicas, bound_s)
@@ -206,12 +211,14 @@ class _Search:
         return made
 
     def _tried(
-        self, made: Built, weights: Parts, limit: int, known: Sequence[int] | None = None
-    ) -> _Tried:
+        self, made: Built, weights: Parts, limit: int,
+        known: Sequence[int] | None = None, most: float = math.inf,
+    ) -> _Tried:  # fmt: skip
         """What becomes of a program: its answer, with a limit of memory at which the plan fits.
 
         Args:
             known: the answer where less memory counts; it is that of this program if it fits.
+            most: a dearer answer is none.
         """
         cost, found, before = math.inf, None, self._more
         for _ in range(1 + LOWERED):
@@ -220,22 +227,25 @@ class _Search:
             if answer.picks is None and found is not None and answer.status is Status.INFEASIBLE:
                 self._more = (self._more + before) // 2
                 continue
-            if answer.picks is None:
+            if answer.picks is None or answer.cost > most:
                 break
-            cost, before = min(cost, answer.cost), self._more
+            before = self._more
             found = self._found.see(_layout(self._problem, made, answer.picks))
             over = 0 if found is None else self._over(found.strategy)
             if over <= 0:
+                cost = answer.cost
                 break
             self._more = limit - peak_bytes(program, answer.picks) + over
             if self._more >= limit:
                 break
-        if found is None:
-            return _Tried(cost)
-        if found.layout not in self._seen:
+        self._fitted(found)
+        return _Tried(cost, 0.0 if found is None else found.estimate_s)
+
+    def _fitted(self, found: Priced | None) -> None:
+        """Makes strategies that fit of a layout that was not there before."""
+        if found is not None and found.layout not in self._seen:
             self._seen.append(found.layout)
             self._found.make_fit(found)
-        return _Tried(cost, found.estimate_s)
 
     def _over(self, strategy: Strategy) -> int:
         """By how many bytes a limit is lowered for what a plan takes beyond it."""
