@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from planner.artefacts.options import Objective
+from planner.artefacts.options import Objective, Offload
 from planner.artefacts.problem import Problem, Result, Status
 from planner.artefacts.profile import has_rules
 from planner.artefacts.strategy import Strategy, used_devices
@@ -38,7 +38,7 @@ from planner.solvers.intra.space import View
 from planner.solvers.program.problem import Choice, ChoiceProgram, cost_of, peak_bytes
 from planner.solvers.program.solve import WORK_PER_S
 from planner.solvers.program.solve import solve as solve_program
-from planner.solvers.sharded.best import LayoutSearch
+from planner.solvers.sharded.best import LayoutSearch, Priced
 from planner.solvers.sharded.layout import (
     NO_RULES,
     NOTHING_TO_SPLIT,
@@ -145,12 +145,32 @@ class _Tried(NamedTuple):
     """What became of a program.
 
     Attributes:
-        cost: of its answer; inf without one.
+        cost: of its answer; inf without one whose plan fits.
         least_s: about the time of its plan without recomputation; 0 where there is none.
     """
 
     cost: float
     least_s: float = 0.0
+
+
+class _Known(NamedTuple):
+    """What is known of a program.
+
+    Attributes:
+        picks: the answer where less memory counts; it is that of the program if it fits.
+        most: a dearer answer is none.
+    """
+
+    picks: Sequence[int] | None
+    most: float
+
+    def answer(self, program: ChoiceProgram) -> Choice | None:
+        """The answer that is known already, if it is within the memory."""
+        assert program.limit_bytes is not None
+        if self.picks is None or peak_bytes(program, self.picks) > program.limit_bytes:
+            return None
+        cost = cost_of(program, self.picks)
+        return Choice(Status.FEASIBLE, tuple(self.picks), cost, -math.inf)
 
 
 class _Search:
@@ -168,6 +188,7 @@ class _Search:
         self._found = LayoutSearch(problem)
         self._seen: list[Layout] = []
         self._blocks, self._runs_again = blocks_of(problem), training.recompute.is_everywhere
+        self._may_wait = training.offload is not Offload.NO  # activations, in the host's memory
         self._bounded = training.objective is Objective.ITERATION
         least_s = lower_bound_s(problem) if self._bounded else 0.0
         self._views = [_Looked(view, least_s) for view in views(problem)]
@@ -247,15 +268,29 @@ class _Search:
         if least.picks is None or self._ended:
             one.tried = len(self._weights)
             return
-        if self._runs_again and one.again is None:
-            one.again = self._built(one.view, self._blocks)
-        known = None if one.again else least.picks
-        found = self._tried(one, one.again or made, weights, known)
-        if self._blocks and one.again is None and found.cost > SHORT * least.cost:
-            one.again = self._built(one.view, self._blocks)
+        if self._runs_again and self._blocks and one.again is None:
+            one.again = self._built(one.view, self._blocks[0])
+        if one.again is None:
+            most = SHORT * least.cost if self._blocks else math.inf
+            found = self._tried(one, made, weights, _Known(least.picks, most))
+            if found.cost == math.inf:
+                found = self._tried_again(one, weights, found)
+                if self._may_wait:
+                    self._fitted(self._found.see(_layout(self._problem, made, least.picks)))
+        else:
             found = self._tried(one, one.again, weights)
         if found.least_s > BEHIND * self._found.best_s:
             one.tried = len(self._weights)
+
+    def _tried_again(self, one: _Looked, weights: Parts, before: _Tried) -> _Tried:
+        """What becomes of the first program whose plan fits, with blocks that run again."""
+        found = before
+        for blocks in self._blocks:
+            one.again = self._built(one.view, blocks)
+            found = self._tried(one, one.again, weights)
+            if found.cost < math.inf:
+                break
+        return found
 
     def _total(self, weights: Parts) -> float:
         """What the weights of an iteration's parts come to, as far as they have queues of their
@@ -272,38 +307,42 @@ class _Search:
         return made
 
     def _tried(
-        self, one: _Looked, made: Built, weights: Parts, known: Sequence[int] | None = None
+        self, one: _Looked, made: Built, weights: Parts, known: _Known | None = None
     ) -> _Tried:
         """What becomes of a program: its answer, with a limit of memory at which the plan fits.
 
         Args:
             made: of a view.
-            known: the answer where less memory counts; it is that of this program if it fits.
+            known: the answer where less memory counts.
         """
+        known = known or _Known(None, math.inf)
         limit = self._limit_bytes(one.view)
         cost, found, before = math.inf, None, one.more
         for _ in range(1 + LOWERED):
             program = made.program(weights, limit - one.more)
-            answer = _known(program, known) or self._weighted(program, weights)
+            answer = known.answer(program) or self._weighted(program, weights)
             if answer.picks is None and found is not None and answer.status is Status.INFEASIBLE:
                 one.more = (one.more + before) // 2
                 continue
-            if answer.picks is None:
+            if answer.picks is None or answer.cost > known.most:
                 break
-            cost, before = min(cost, answer.cost), one.more
+            before = one.more
             found = self._found.see(_layout(self._problem, made, answer.picks))
             over = 0 if found is None else self._over(found.strategy)
             if over <= 0:
+                cost = answer.cost
                 break
             one.more = limit - peak_bytes(program, answer.picks) + over
             if one.more >= limit:
                 break
-        if found is None:
-            return _Tried(cost)
-        if found.layout not in self._seen:
+        self._fitted(found)
+        return _Tried(cost, 0.0 if found is None else found.estimate_s)
+
+    def _fitted(self, found: Priced | None) -> None:
+        """Makes strategies that fit of a layout that was not there before."""
+        if found is not None and found.layout not in self._seen:
             self._seen.append(found.layout)
             self._found.make_fit(found)
-        return _Tried(cost, found.estimate_s)
 
     def _over(self, strategy: Strategy) -> int:
         """By how many bytes a limit is lowered for what a plan takes beyond it."""
@@ -328,17 +367,8 @@ class _Search:
 
 def _of_plans(bound: Parts) -> Parts:
     """Weights for plans, from those of a bound: what runs beside something else counts a little."""
-    every = (part + BESIDE_TOO for part in bound[:4])
-    return Parts(*every, *bound[4:6], unsure=bound.inside + BESIDE_TOO)
-
-
-def _known(program: ChoiceProgram, picks: Sequence[int] | None) -> Choice | None:
-    """The answer that is known already, if it is within the memory."""
-    assert program.limit_bytes is not None
-    if picks is None or peak_bytes(program, picks) > program.limit_bytes:
-        return None
-    cost = cost_of(program, picks)
-    return Choice(Status.FEASIBLE, tuple(picks), cost, -math.inf)
+    more = [part + BESIDE_TOO for part in bound[:4]]
+    return Parts(*more, forward=bound.forward, backward=bound.backward, unsure=more[1])
 
 
 def _layout(problem: Problem, made: Built, picks: Sequence[int]) -> Layout:

@@ -153,7 +153,7 @@ class Half:
         self.news, self._seed = News(enough), seed
         self._before = 0  # work on larger cores, and of proofs
         self._entries = max(LEAST_ENTRIES, min(ENTRIES, TABLE_SHARE * most))
-        self._over = lambda: over() or self.spent >= most
+        self._over: Callable[[], bool] = lambda: over() or self.spent >= most
         self.core, self.needed = core, Enough()
         self._reduced = Reduced(core, 0, ())
         self._fixed_at = MOST_COST + 1
