@@ -81,8 +81,11 @@ def with_a_constant():
     reads = zip(("x", *"ab"), "abc", strict=True)
     operators = [Operator(f"o{made}", "MatMul", (name,), (made,), ("w",)) for name, made in reads]
     operators.append(Operator("o", "Mul", ("c",), ("t3",), ("s",)))
-    costs = [OperatorCost(one.name, 1e-6, 2e-6, 0, 0, 10**9, 10**6, one.outputs, 0,
-                          rules=rules if one.type == "MatMul" else ()) for one in operators]  # fmt: skip
+    costs = [
+        OperatorCost(one.name, 1e-6, 2e-6, 0, 0, 10**9, 10**6, one.outputs, 0,
+                     rules=rules if one.type == "MatMul" else ())
+        for one in operators
+    ]  # fmt: skip
     graph = Graph(tuple(operators), tuple(tensors), (weight, scale), ("x",), ("t3",))
     return replace(mlp(), graph=graph, operators=tuple(costs))
 

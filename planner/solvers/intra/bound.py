@@ -26,7 +26,7 @@ where that is hardly more than the bound.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 

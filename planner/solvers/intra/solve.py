@@ -367,8 +367,13 @@ class _Search:
 
 def _of_plans(bound: Parts) -> Parts:
     """Weights for plans, from those of a bound: what runs beside something else counts a little."""
-    more = [part + BESIDE_TOO for part in bound[:4]]
-    return Parts(*more, forward=bound.forward, backward=bound.backward, unsure=more[1])
+    return bound._replace(
+        compute=bound.compute + BESIDE_TOO,
+        inside=bound.inside + BESIDE_TOO,
+        sums=bound.sums + BESIDE_TOO,
+        gathers=bound.gathers + BESIDE_TOO,
+        unsure=bound.inside + BESIDE_TOO,
+    )
 
 
 def _layout(problem: Problem, made: Built, picks: Sequence[int]) -> Layout:

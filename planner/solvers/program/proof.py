@@ -73,6 +73,9 @@ class Limits(NamedTuple):
     apart: float = 0.0
 
 
+NO_LIMITS = Limits()
+
+
 def nodes_within(core: Core, work: int) -> int:
     """The nodes of its tree for which HiGHS is asked about a core; 0 if it is not asked.
 
@@ -86,7 +89,7 @@ def nodes_within(core: Core, work: int) -> int:
 
 
 def proved(
-    prices: Prices, most: int, left_s: Callable[[], float], limits: Limits = Limits()
+    prices: Prices, most: int, left_s: Callable[[], float], limits: Limits = NO_LIMITS
 ) -> Proved:  # fmt: skip
     """The best assignment of a core, and its proof.
 
