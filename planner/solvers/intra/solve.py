@@ -36,7 +36,6 @@ from planner.solvers.intra.build import built
 from planner.solvers.intra.built import Built, Parts
 from planner.solvers.intra.space import View
 from planner.solvers.program.problem import Choice, ChoiceProgram, cost_of, peak_bytes
-from planner.solvers.program.solve import WORK_PER_S
 from planner.solvers.program.solve import solve as solve_program
 from planner.solvers.sharded.best import LayoutSearch, Priced
 from planner.solvers.sharded.layout import (
@@ -76,9 +75,9 @@ WORK_SHARE = 0.005
 LEAST_WORK_S, MOST_WORK_S = 0.2, 2.0
 GAP = 5e-3
 """Of a program's answer to its bound, which is good enough."""
-NODES_PER_S, PROGRAM_S = 6_000, 0.03
-"""Nodes of programs that are built, per second of an ordinary core, and seconds for each program
-beside what its solver counts, measured on Llama 7B."""
+NODES_PER_S, PROGRAM_S, ENTRIES_PER_S = 6_000, 0.03, 3 * 10**8
+"""Nodes of programs that are built, per second of an ordinary core, seconds for each program, and
+entries per second that its solver looks at, measured on Llama 7B."""
 BUILT_SHARE = 0.5
 """Of the limit of work, behind which programs are solved before others are built."""
 
@@ -360,7 +359,7 @@ class _Search:
             answer = solve_program(
                 program, self._work_s, brake.left_s, self._problem.search.seed, most, GAP
             )
-        self._found.work_s += PROGRAM_S + answer.work / WORK_PER_S
+        self._found.work_s += PROGRAM_S + answer.work / ENTRIES_PER_S
         self._in_time = self._in_time and answer.reproducible
         return answer
 
