@@ -73,13 +73,15 @@ BEHIND = 1.03
 WORK_SHARE = 0.005
 """Of the limit of work, for one program."""
 LEAST_WORK_S, MOST_WORK_S = 0.2, 2.0
+BOUND_SHARE = 0.2
+"""Of the work for a program, where only its bound is asked for."""
 GAP = 5e-3
 """Of a program's answer to its bound, which is good enough."""
 NODES_PER_S, PROGRAM_S, ENTRIES_PER_S = 6_000, 0.03, 3 * 10**8
 """Nodes of programs that are built, per second of an ordinary core, seconds for each program, and
 entries per second that its solver looks at, measured on Llama 7B."""
 BUILT_SHARE = 0.5
-"""Of the limit of work, behind which programs are solved before others are built."""
+"""Of the limit of work, behind which a plan is made before more programs are built."""
 
 
 def solve(problem: Problem, time_limit_s: float) -> Result:
@@ -226,10 +228,12 @@ class _Search:
                     if one.tried < len(self._weights) and one.bound_s < self._most_s]  # fmt: skip
             if not left:
                 break
-            late = self._found.work_s > BUILT_SHARE * self._limit_s
-            self._look(min(left, key=lambda one: (
-                late and one.bound is None, len(one.view.mesh), one.tried, one.bound_s
-            )))  # fmt: skip
+            self._look(min(left, key=self._turn))
+
+    def _turn(self, one: _Looked) -> tuple[bool, bool, int, float]:
+        """Smaller is looked at earlier."""
+        late = not self._found.fitting and self._found.work_s > BUILT_SHARE * self._limit_s
+        return late and one.bound is None, one.tried > 0, len(one.view.mesh), one.bound_s
 
     @property
     def _most_s(self) -> float:
@@ -245,7 +249,8 @@ class _Search:
             first = next((bound.weights for bound in alike), None)
             one.bound = Bound(self._problem, made, limit, first)
         elif self._bounded and not one.bound.done:
-            one.bound.raised(lambda program: self._answer(program, self._most_s))
+            work_s = BOUND_SHARE * self._work_s
+            one.bound.raised(lambda program: self._answer(program, self._most_s, work_s))
             LOGGER.info("%s x %d: at least %.6g s", one.view.mesh, one.view.replicas, one.bound_s)
         else:
             self._plans(one, one.bound.made)
@@ -351,13 +356,13 @@ class _Search:
 
     def _weighted(self, program: ChoiceProgram, weights: Parts) -> Choice:
         """The answer of a program, if a plan may be faster by it than the best one."""
-        return self._answer(program, self._most_s * self._total(weights))
+        return self._answer(program, self._most_s * self._total(weights), self._work_s)
 
-    def _answer(self, program: ChoiceProgram, most: float) -> Choice:
+    def _answer(self, program: ChoiceProgram, most: float, work_s: float) -> Choice:
         """The answer of a program, if it is less than something."""
-        with braked(self._work_s) as brake:
+        with braked(work_s) as brake:
             answer = solve_program(
-                program, self._work_s, brake.left_s, self._problem.search.seed, most, GAP
+                program, work_s, brake.left_s, self._problem.search.seed, most, GAP
             )
         self._found.work_s += PROGRAM_S + answer.work / ENTRIES_PER_S
         self._in_time = self._in_time and answer.reproducible

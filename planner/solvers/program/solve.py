@@ -87,7 +87,7 @@ REDUCE_WORK = 50
 """Entries that count for each one of the program, which is scaled and reduced first."""
 MOST_WORK = 12
 """Of the limit, where first assignments, or a first bound, take more than their share."""
-TABLE_SHARE, LEAST_ENTRIES = 1 / 8_000, 5e4
+TABLE_SHARE, LEAST_ENTRIES = 1 / 10_000, 1e4
 """Of the work, for the largest table of an elimination: there are thousands of them in a step."""
 CLIMB_SHARE = 0.2
 """Share of the work after which the prices are good enough for the search to begin."""
