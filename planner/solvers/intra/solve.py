@@ -172,23 +172,23 @@ class _Search:
         if self._ended:
             return bound_s
         made = self._built(view)
-        again = self._built(view, self._blocks[0]) if self._runs_again and self._blocks else None
-        self._more = 0
+        forced = self._built(view, self._blocks[0]) if self._runs_again and self._blocks else None
+        self._more, again = 0, None
         limit = min(limit_bytes(self._problem, view.devices, d) for d in view.devices)
         for weights in BESIDE if self._problem.training.overlap else IN_LINE:
             least = self._answer(made.program(weights, limit, kept=False), weights)
             bound_s = max(bound_s, least.bound / self._total(weights))
             if bound_s >= self._found.best_s or self._ended:
                 break
-            known = None if again else least.picks
-            most = SHORT * least.cost if self._blocks and not again else math.inf
-            found = self._tried(again or made, weights, limit, known, most)
-            if not again and found.cost == math.inf:
+            known = None if forced else least.picks
+            found = self._tried(forced or made, weights, limit, known)
+            if not forced and found.cost > SHORT * least.cost:
                 for blocks in self._blocks:
-                    again = self._built(view, blocks)
+                    again = again or self._built(view, blocks)
                     found = self._tried(again, weights, limit)
                     if found.cost < math.inf:
                         break
+                    again = None
                 if self._may_wait and least.picks is not None:
                     self._fitted(self._found.see(_layout(self._problem, made, least.picks)))
             if found.least_s > BEHIND * self._found.best_s:
@@ -211,14 +211,12 @@ class _Search:
         return made
 
     def _tried(
-        self, made: Built, weights: Parts, limit: int,
-        known: Sequence[int] | None = None, most: float = math.inf,
-    ) -> _Tried:  # fmt: skip
+        self, made: Built, weights: Parts, limit: int, known: Sequence[int] | None = None
+    ) -> _Tried:
         """What becomes of a program: its answer, with a limit of memory at which the plan fits.
 
         Args:
             known: the answer where less memory counts; it is that of this program if it fits.
-            most: a dearer answer is none.
         """
         cost, found, before = math.inf, None, self._more
         for _ in range(1 + LOWERED):
@@ -227,7 +225,7 @@ class _Search:
             if answer.picks is None and found is not None and answer.status is Status.INFEASIBLE:
                 self._more = (self._more + before) // 2
                 continue
-            if answer.picks is None or answer.cost > most:
+            if answer.picks is None:
                 break
             before = self._more
             found = self._found.see(_layout(self._problem, made, answer.picks))
