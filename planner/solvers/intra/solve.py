@@ -5,8 +5,8 @@ ways in which parameters, gradients and state may lie (`build.py`), as in the in
 Alpa (Zheng et al., OSDI 2022, section 4). An iteration is no sum: collectives run beside
 computations. So a program is solved for several weights of its parts, and the judge compares the
 answers. Memory that a program does not count, such as workspaces, is taken off the limit, and the
-program is solved again. Where the stash makes an answer dearer, blocks may run again: then a
-program is solved in which each of them is a node (`blocks.py`).
+program is solved again. Where no plan fits at nearly the cost without a stash, a program is solved
+that also chooses which blocks run again (`blocks.py`).
 
 **The bound.** Computations are one queue of a device, collectives inside passes and gathers behind
 the step another one, sums of gradients a third. An iteration takes at least as long as each, so for
