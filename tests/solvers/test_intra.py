@@ -7,12 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from planner.artefacts.formats.any import read_any_profiles
 from planner.artefacts.graph import holders
 from planner.artefacts.options import Optimizer, Recompute
 from planner.artefacts.profile import SplitRule
 from planner.artefacts.sharding import reads
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy
 from planner.costs.bounds import lower_bound_s
+from planner.costs.evaluate import evaluate
 from planner.costs.local_stage import local_stage
 from planner.costs.stage_memory import stage_memory
 from planner.costs.stage_pass import stage_pass
@@ -20,11 +22,15 @@ from planner.resharding.checks import all_violations
 from planner.simulator.estimate import estimate_s
 from planner.solvers.intra import solve as intra
 from planner.solvers.intra.answer import in_order_of_use, segments_of, sharding_of
+from planner.solvers.intra.blocks import blocks_of
 from planner.solvers.intra.build import built
 from planner.solvers.intra.built import Parts
 from planner.solvers.intra.space import View
 from planner.solvers.registry import SOLVERS
+from planner.solvers.segments import Again, running_again, segments_by_worth
+from tests.bench.solvers import ROOT
 from tests.launcher.mesh.test_intra_plans import resnet
+from tests.support.builders import cluster, problem_of, unit_type
 from tests.support.small_splits import blocks_in, settled
 from tests.support.split_models import MODELS, loaded
 from tests.support.split_profiles import problem, profiled
@@ -99,6 +105,14 @@ def test_random_answers_cost_in_the_program_what_their_passes_take(models, name,
     assert compared > 10
 
 
+def computed_s(given, stage):
+    """Seconds of the computations of a microbatch, with those that run again."""
+    own, names = stage_pass(given, stage, 0), [one.name for one in given.profile.graph.operators]
+    again = {name for some in stage.recomputed for name in some}
+    rows = [v >= 0 and names[v] in again for v in own.operators]
+    return own.compute_s.sum() + own.compute_s[0, rows].sum()
+
+
 @pytest.mark.parametrize(("mesh", "replicas"), [((2,), 2), ((2, 2), 1)])
 @pytest.mark.parametrize("name", ["mlp", "gpt", "cnn"])
 def test_random_blocks_that_run_again_cost_in_the_program_what_their_passes_take(
@@ -109,7 +123,6 @@ def test_random_blocks_that_run_again_cost_in_the_program_what_their_passes_take
     blocks = blocks_in(given.profile, BOUNDS[name], selected=True)
     view = View(mesh, replicas, (0, 1, 2, 3))
     made, chance, seen = built(given, view, blocks), random.Random(3), set()
-    names = [one.name for one in given.profile.graph.operators]
     for _ in range(40):
         picks = drawn(made, chance)
         stage = stage_of(given, made, picks)
@@ -119,10 +132,7 @@ def test_random_blocks_that_run_again_cost_in_the_program_what_their_passes_take
         own, found = stage_pass(given, stage, 0), counted(made, picks)
         rounds = given.num_microbatches / replicas
         steps = sum(made.node_s[node].compute[picks[node]] for node, _ in made.lies.values())
-        again = {name for some in stage.recomputed for name in some}
-        rows = [v >= 0 and names[v] in again for v in own.operators]
-        compute_s = own.compute_s.sum() + own.compute_s[0, rows].sum()
-        assert found.compute - steps == pytest.approx(rounds * compute_s)
+        assert found.compute - steps == pytest.approx(rounds * computed_s(given, stage))
         back = own.times[1]
         spans = (*back.moved_again.values(), *back.asked_again.values())
         collective_s = own.collective_s.sum() + sum(end - start for start, end in spans)
@@ -160,8 +170,9 @@ def test_the_stash_of_the_program_is_what_a_stage_keeps(models, name):
     assert len(kept) > 3
 
 
+@pytest.mark.parametrize("bounds", [(), ((0, 2), (2, 5))])
 @pytest.mark.parametrize(("mesh", "replicas"), [((4,), 1), ((2,), 2)])
-def test_gathered_weights_are_copied_under_autocast_in_every_pass(models, mesh, replicas):
+def test_gathered_weights_are_copied_under_autocast_in_every_pass(models, mesh, replicas, bounds):
     """Those that lie as they are read are copied once in a step."""
     profile = profiled(models["mlp"])
     graph = replace(profile.graph, parameters=tuple(
@@ -170,7 +181,8 @@ def test_gathered_weights_are_copied_under_autocast_in_every_pass(models, mesh, 
     profile = replace(profile, graph=graph, dtype="bfloat16", casts_once=True)
     given = problem(profile, 4, 2, recompute=Recompute.NONE)
     view = View(mesh, replicas, (0, 1, 2, 3))
-    made, chance, copied = built(given, view), random.Random(3), set()
+    blocks = blocks_in(profile, bounds, selected=True)
+    made, chance, copied = built(given, view, blocks), random.Random(3), set()
     for _ in range(40):
         picks = drawn(made, chance)
         stage = stage_of(given, made, picks)
@@ -178,7 +190,7 @@ def test_gathered_weights_are_copied_under_autocast_in_every_pass(models, mesh, 
             continue
         rounds = given.num_microbatches / replicas
         steps = sum(made.node_s[node].compute[picks[node]] for node, _ in made.lies.values())
-        own_s = stage_pass(given, stage, 0).compute_s.sum()
+        own_s = computed_s(given, stage)
         assert counted(made, picks).compute - steps == pytest.approx(rounds * own_s, rel=1e-9)
         copied.add(any(any(both) for both in local_stage(profile, stage).cast_bytes))
     assert True in copied
@@ -216,6 +228,52 @@ def test_no_recipe_is_better(models, name, bandwidth):
     }
     assert len(times) > 2
     assert times["intra-op"] <= 1.01 * min(times.values())
+
+
+def deep(**options):
+    """GPT-2 on two devices."""
+    profile = read_any_profiles(ROOT / "profiles" / "gpt2.json")[0]
+    return problem_of(profile, cluster([unit_type()] * 2, 1e8), 2, **options)
+
+
+def test_what_is_needed_runs_again_where_memory_is_short():
+    """Where nothing may, no plan fits."""
+    tight = deep(device_memory=11 * 2**30 // 10)
+    found = intra.solve(tight, 5.0).strategy
+    (stage,) = found.stages
+    every = running_again(tight, stage, Again.LAYERS)
+    assert evaluate(tight, found).shortage is None
+    assert 0 < sum(map(len, stage.recomputed)) < sum(map(len, every.recomputed))
+    assert estimate_s(tight, found) < estimate_s(tight, replace(found, stages=(every,)))
+    without = replace(tight, training=replace(tight.training, recompute=Recompute.NONE))
+    assert intra.solve(without, 5.0).strategy is None
+
+
+LAYERS, SELECTED, KEPT = (Again.LAYERS,), (Again.SELECTED, Again.LAYERS), (Again.NOTHING,)
+
+
+@pytest.mark.parametrize(
+    ("recompute", "sets"),
+    [
+        (Recompute.NONE, ()),
+        (Recompute.AUTO, ((*KEPT, Again.SELECTED), SELECTED)),
+        (Recompute.SELECTIVE, (SELECTED,)),
+        (Recompute.FULL, (LAYERS,)),
+    ],
+)
+def test_options_say_what_may_become_of_blocks(recompute, sets):
+    """They are the layers; those of two states that free more are tried behind the others."""
+    given = deep(recompute=recompute)
+    names = tuple(one.name for one in given.profile.graph.operators)
+    stage = Stage.whole(names, (0,), 1, False)
+    segments = {one: {some[0]: some for some in segments_by_worth(given.profile, stage, one)}
+                for one in Again}  # fmt: skip
+    expected = [
+        [tuple(segments[one].get(names[block.first], ()) for one in states) for block in blocks]
+        for states, blocks in zip(sets, blocks_of(given), strict=True)
+    ]
+    assert [[block.segments for block in blocks] for blocks in blocks_of(given)] == expected
+    assert all(len(blocks) == len(segments[Again.LAYERS]) > 2 for blocks in expected)
 
 
 def test_ctrl_c_gives_the_best_plan_so_far(models, monkeypatch):

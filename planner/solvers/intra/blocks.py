@@ -57,11 +57,6 @@ class Block:
             for some in self.segments
         )
 
-    @property
-    def may_be_kept(self) -> bool:
-        """Whether it may be kept."""
-        return () in self.segments
-
 
 def blocks_of(problem: Problem) -> tuple[tuple[Block, ...], ...]:
     """The blocks of all operators as one stage, with two states at most: kept and selected, and

@@ -1,9 +1,13 @@
-"""From a stage on a view to a choice program, and back from its answer to a sharding.
+"""From a stage on a view to a choice program.
 
 Nodes are operators (their rules), parameters (how they, their gradients and their state lie),
 tensors from outside (how they come), and shared copies (made or not): a tensor in a spec that
 several readers want, which is converted once for all of them. Edges are the conversions between
 what one makes and another one wants, there and back.
+
+An operator of a block that may run again has its rules once for each state of the block. A node for
+the state itself would be tied to all of them; instead edges tie each operator to one before it, so
+that the state goes along the edges that there are anyway, and tables stay small.
 """
 
 from collections.abc import Callable, Sequence

@@ -5,8 +5,8 @@ ways in which parameters, gradients and state may lie (`build.py`), as in the in
 Alpa (Zheng et al., OSDI 2022, section 4). An iteration is no sum: collectives run beside
 computations. So a program is solved for several weights of its parts, and the judge compares the
 answers. Memory that a program does not count, such as workspaces, is taken off the limit, and the
-program is solved again. Where the stash makes an answer dearer, blocks may run again: then a
-program is solved in which each of them is a node (`blocks.py`).
+program is solved again. Where no plan fits at nearly the cost without a stash, a program is solved
+that also chooses which blocks run again (`blocks.py`).
 
 **The search.** Every view has a bound (`bound.py`), at first that over all strategies
 (`costs/bounds.py`). The view with the least one is looked at next: its program is built, its bound
@@ -154,26 +154,6 @@ class _Tried(NamedTuple):
     least_s: float = 0.0
 
 
-class _Known(NamedTuple):
-    """What is known of a program.
-
-    Attributes:
-        picks: the answer where less memory counts; it is that of the program if it fits.
-        most: a dearer answer is none.
-    """
-
-    picks: Sequence[int] | None
-    most: float
-
-    def answer(self, program: ChoiceProgram) -> Choice | None:
-        """The answer that is known already, if it is within the memory."""
-        assert program.limit_bytes is not None
-        if self.picks is None or peak_bytes(program, self.picks) > program.limit_bytes:
-            return None
-        cost = cost_of(program, self.picks)
-        return Choice(Status.FEASIBLE, tuple(self.picks), cost, -math.inf)
-
-
 class _Search:
     """The views so far.
 
@@ -272,17 +252,17 @@ class _Search:
         if least.picks is None or self._ended:
             one.tried = len(self._weights)
             return
-        if self._runs_again and self._blocks and one.again is None:
+        forced = self._runs_again and bool(self._blocks)
+        if forced and one.again is None:
             one.again = self._built(one.view, self._blocks[0])
-        if one.again is None:
-            most = SHORT * least.cost if self._blocks else math.inf
-            found = self._tried(one, made, weights, _Known(least.picks, most))
-            if found.cost == math.inf:
+        if forced and one.again is not None:
+            found = self._tried(one, one.again, weights)
+        else:
+            found = self._tried(one, made, weights, least.picks)
+            if found.cost > SHORT * least.cost:
                 found = self._tried_again(one, weights, found)
                 if self._may_wait:
                     self._fitted(self._found.see(_layout(self._problem, made, least.picks)))
-        else:
-            found = self._tried(one, one.again, weights)
         if found.least_s > BEHIND * self._found.best_s:
             one.tried = len(self._weights)
 
@@ -290,10 +270,11 @@ class _Search:
         """What becomes of the first program whose plan fits, with blocks that run again."""
         found = before
         for blocks in self._blocks:
-            one.again = self._built(one.view, blocks)
+            one.again = one.again or self._built(one.view, blocks)
             found = self._tried(one, one.again, weights)
             if found.cost < math.inf:
                 break
+            one.again = None
         return found
 
     def _total(self, weights: Parts) -> float:
@@ -311,24 +292,23 @@ class _Search:
         return made
 
     def _tried(
-        self, one: _Looked, made: Built, weights: Parts, known: _Known | None = None
+        self, one: _Looked, made: Built, weights: Parts, known: Sequence[int] | None = None
     ) -> _Tried:
         """What becomes of a program: its answer, with a limit of memory at which the plan fits.
 
         Args:
             made: of a view.
-            known: the answer where less memory counts.
+            known: the answer where less memory counts; it is that of this program if it fits.
         """
-        known = known or _Known(None, math.inf)
         limit = self._limit_bytes(one.view)
         cost, found, before = math.inf, None, one.more
         for _ in range(1 + LOWERED):
             program = made.program(weights, limit - one.more)
-            answer = known.answer(program) or self._weighted(program, weights)
+            answer = _known(program, known) or self._weighted(program, weights)
             if answer.picks is None and found is not None and answer.status is Status.INFEASIBLE:
                 one.more = (one.more + before) // 2
                 continue
-            if answer.picks is None or answer.cost > known.most:
+            if answer.picks is None:
                 break
             before = one.more
             found = self._found.see(_layout(self._problem, made, answer.picks))
@@ -378,6 +358,15 @@ def _of_plans(bound: Parts) -> Parts:
         gathers=bound.gathers + BESIDE_TOO,
         unsure=bound.inside + BESIDE_TOO,
     )
+
+
+def _known(program: ChoiceProgram, picks: Sequence[int] | None) -> Choice | None:
+    """The answer that is known already, if it is within the memory."""
+    assert program.limit_bytes is not None
+    if picks is None or peak_bytes(program, picks) > program.limit_bytes:
+        return None
+    cost = cost_of(program, picks)
+    return Choice(Status.FEASIBLE, tuple(picks), cost, -math.inf)
 
 
 def _layout(problem: Problem, made: Built, picks: Sequence[int]) -> Layout:

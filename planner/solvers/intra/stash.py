@@ -127,8 +127,6 @@ class Stash:
             default=blocks.last + 1,
         )
         readers = {blocks.of(u) for u in users.read} - {None, mine}
-        must = [k for k in readers if k is not None and not blocks.every[k].may_be_kept]
-        always = min([always, *must])
         may = sorted((k for k in readers if k is not None and k < always), reverse=True)
         return always, any(inside), tuple(may)
 
