@@ -127,6 +127,7 @@ class _Looked:
         again: its program with blocks that run again; None as long as that is not built.
         more: bytes that plans on it take beyond those that a program counts.
         tried: number of weights for which plans were made on it, or need not be.
+        due: the last ones, if blocks may run again for them; None if that was tried or need not be.
     """
 
     view: View
@@ -135,6 +136,7 @@ class _Looked:
     again: Built | None = None
     more: int = 0
     tried: int = 0
+    due: Parts | None = None
 
     @property
     def bound_s(self) -> float:
@@ -204,16 +206,21 @@ class _Search:
     def run(self) -> None:
         """Looks at the views, that with the least bound first."""
         while not self._ended:
-            left = [one for one in self._views
-                    if one.tried < len(self._weights) and one.bound_s < self._most_s]  # fmt: skip
+            left = [
+                one
+                for one in self._views
+                if (one.due or one.tried < len(self._weights)) and one.bound_s < self._most_s
+            ]
             if not left:
                 break
             self._look(min(left, key=self._turn))
 
-    def _turn(self, one: _Looked) -> tuple[bool, bool, int, float]:
+    def _turn(self, one: _Looked) -> tuple[bool, bool, int, bool, float]:
         """Smaller is looked at earlier."""
         late = not self._found.fitting and self._found.work_s > BUILT_SHARE * self._limit_s
-        return late and one.bound is None, one.tried > 0, len(one.view.mesh), one.bound_s
+        due = one.due is not None
+        later = one.tried > due  # than the first weights of all views
+        return late and one.bound is None, later, len(one.view.mesh), due, one.bound_s
 
     @property
     def _most_s(self) -> float:
@@ -232,6 +239,8 @@ class _Search:
             work_s = BOUND_SHARE * self._work_s
             one.bound.raised(lambda program: self._answer(program, self._most_s, work_s))
             LOGGER.info("%s x %d: at least %.6g s", one.view.mesh, one.view.replicas, one.bound_s)
+        elif one.due is not None:
+            self._plans_again(one, one.due)
         else:
             self._plans(one, one.bound.made)
 
@@ -260,22 +269,24 @@ class _Search:
         else:
             found = self._tried(one, made, weights, least.picks)
             if found.cost > SHORT * least.cost:
-                found = self._tried_again(one, weights, found)
+                one.due = weights
                 if self._may_wait:
                     self._fitted(self._found.see(_layout(self._problem, made, least.picks)))
+                return
         if found.least_s > BEHIND * self._found.best_s:
             one.tried = len(self._weights)
 
-    def _tried_again(self, one: _Looked, weights: Parts, before: _Tried) -> _Tried:
-        """What becomes of the first program whose plan fits, with blocks that run again."""
-        found = before
+    def _plans_again(self, one: _Looked, weights: Parts) -> None:
+        """Makes plans on a view with blocks that run again, until one fits."""
+        one.due = None
         for blocks in self._blocks:
             one.again = one.again or self._built(one.view, blocks)
             found = self._tried(one, one.again, weights)
+            if found.least_s > BEHIND * self._found.best_s:
+                one.tried = len(self._weights)
             if found.cost < math.inf:
                 break
             one.again = None
-        return found
 
     def _total(self, weights: Parts) -> float:
         """What the weights of an iteration's parts come to, as far as they have queues of their
