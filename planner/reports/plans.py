@@ -58,6 +58,14 @@ def _off(plan: Plan) -> float:
     return plan.prediction.closed_form_s / plan.prediction.iteration_s - 1
 
 
+def space_gap(plan: Plan) -> float | None:
+    """How far a plan is above its solver's bound for its own space, at most, relatively; None where
+    it has none. Below 0 where the solver's prices are above the simulator's.
+    """
+    bound_s = plan.certificate.space_bound_s
+    return objective_s(plan) / bound_s - 1 if bound_s else None
+
+
 PLAN_COLUMNS: tuple[Column[Plan], ...] = (
     Column("iteration_s", lambda plan: plan.prediction.iteration_s, "iteration", format_seconds),
     Column("bottleneck_s", lambda plan: plan.prediction.bottleneck_s, "bottleneck", format_seconds),
@@ -69,6 +77,7 @@ PLAN_COLUMNS: tuple[Column[Plan], ...] = (
     Column("peak_bound_s", lambda plan: plan.certificate.peak_bound_s),
     Column("gap", lambda plan: plan.certificate.gap, "gap", percent, gives_way=4),
     Column("space_bound_s", lambda plan: plan.certificate.space_bound_s),
+    Column("space_gap", space_gap),
     Column("peak_bytes", _peak_bytes, "peak memory", format_bytes, gives_way=6),
     Column("closed_form", _off, "closed form", signed, gives_way=1),
     Column("num_stages", lambda plan: len(plan.strategy.stages), "stages"),
@@ -80,8 +89,8 @@ PLAN_COLUMNS: tuple[Column[Plan], ...] = (
 )  # fmt: skip
 """The judge's figures of a plan."""
 _PLAN_JSON = (
-    "iteration_s bottleneck_s latency_s throughput bubble_fraction gap space_bound_s peak_bytes"
-    " num_stages stages reproducible"
+    "iteration_s bottleneck_s latency_s throughput bubble_fraction gap space_bound_s space_gap"
+    " peak_bytes num_stages stages reproducible"
 )
 _ROW_JSON = (
     "solver status reason shortage solve_s microbatch_size source engine profiled_on lower_bound_s"
@@ -295,7 +304,18 @@ def certificate_lines(plan: Plan) -> tuple[str, ...]:
         f"lower bound {format_seconds(certificate.lower_bound_s)} for the {certificate.objective}"
         f" over all strategies with the profile's times and rules{other_kernels}: this plan is at"
         f" most {percent(certificate.gap)} above the best",
-        f"{plan.solver}: {plan.status} over {certificate.space}",
+        f"{plan.solver}: {plan.status} over {certificate.space}{_within(plan)}",
+    )
+
+
+def _within(plan: Plan) -> str:
+    """The distance of a plan from the best one of its solver's space; "" where little is known."""
+    bound_s, gap = plan.certificate.space_bound_s, space_gap(plan)
+    if bound_s is None or gap is None or gap < 0 or plan.status == Status.OPTIMAL.value:
+        return ""
+    return (
+        f"; nothing in this space takes less than {format_seconds(bound_s)}: this plan is at most"
+        f" {percent(gap)} above the best of it"
     )
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from planner.artefacts.problem import Status
 from planner.solvers.program import solve as program_solve
-from planner.solvers.program.core import NEVER, core_of
+from planner.solvers.program.core import NEVER, core_of, starts
 from planner.solvers.program.dual import Climb
 from planner.solvers.program.elimination_kernels import eliminated, ordered
 from planner.solvers.program.fixing import fixed
@@ -31,8 +31,9 @@ from planner.solvers.program.problem import (
     cost_of,
     peak_bytes,
 )
-from planner.solvers.program.proof import proved
+from planner.solvers.program.proof import nodes_within, proved
 from planner.solvers.program.reduce import reduced
+from planner.solvers.program.reduce_kernels import undominated
 from planner.solvers.program.search import Searcher
 from planner.solvers.program.solve import solve
 
@@ -319,6 +320,26 @@ def test_the_same_seed_gives_the_same_answer():
     first, second = answer(program, seed=5, limit_s=2.0), answer(program, seed=5, limit_s=2.0)
     assert first == second
     assert first.reproducible
+
+
+def test_a_proof_has_as_many_nodes_as_there_is_work_for():
+    core, _ = core_of(drawn(3, 60, 6, forbidden=0.05, dense=0.05))
+    assert nodes_within(core, 10**6) == 0
+    assert 0 < nodes_within(core, 10**9) < nodes_within(core, 10**10)
+
+
+@settings(max_examples=60)
+@given(programs)
+def test_no_dominated_strategy_is_left(program):
+    """Though nodes are looked at again only if their neighbours have lost a strategy."""
+    small = reduced(core_of(program)[0])
+    if small is None or not small.core.num_nodes:
+        return
+    core = small.core
+    order = np.argsort(core.part_node, kind="stable")
+    part_of = starts(np.bincount(core.part_node, minlength=core.num_nodes))
+    alive, todo = np.ones(len(core.cost), np.bool_), np.ones(core.num_nodes, np.bool_)
+    assert not undominated(core, alive, part_of, order, todo)
 
 
 def test_without_time_there_is_an_honest_answer():

@@ -5,36 +5,39 @@ ways in which parameters, gradients and state may lie (`build.py`), as in the in
 Alpa (Zheng et al., OSDI 2022, section 4). An iteration is no sum: collectives run beside
 computations. So a program is solved for several weights of its parts, and the judge compares the
 answers. Memory that a program does not count, such as workspaces, is taken off the limit, and the
-program is solved again.
+program is solved again. Where no plan fits at nearly the cost without a stash, a program is solved
+that also chooses which blocks run again (`blocks.py`).
 
-**The bound.** Computations are one queue of a device, collectives inside passes and gathers behind
-the step another one, sums of gradients a third. An iteration takes at least as long as each, so for
-weights w of the three at least (w1 C + w2 I + w3 S) / (w1 + w2 + w3). The least of that over all
-assignments is what the program's own bound is a bound of, if only that counts which every schedule
-pays and holds. The largest over the weights bounds the view, and the least over the views the
-space. Where a bound says that nothing on a view is faster than the best plan so far, the view is
-left.
+**The search.** Every view has a bound (`bound.py`), at first that over all strategies
+(`costs/bounds.py`). The view with the least one is looked at next: its program is built, its bound
+raised as far as that goes, and then plans are made on it. A view whose bound is above the best plan
+is left. So the least bound of all views is one of the space, wherever the search ends. Meshes of
+one axis come first: they take a small part of the work, and their plans rule most others out.
 """
 
 import logging
 import math
-import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from planner.artefacts.options import Offload, Recompute
+from planner.artefacts.options import Objective, Offload
 from planner.artefacts.problem import Problem, Result, Status
 from planner.artefacts.profile import has_rules
 from planner.artefacts.strategy import Strategy, used_devices
+from planner.costs.bounds import lower_bound_s
 from planner.costs.evaluate import evaluate
 from planner.costs.stage_memory import limit_bytes
 from planner.solvers.engines.watch import INTERRUPTED, SearchWatch, interruptible
-from planner.solvers.intra.answer import in_order_of_use, sharding_of
-from planner.solvers.intra.build import Built, Parts, built
+from planner.solvers.intra.answer import in_order_of_use, segments_of, sharding_of
+from planner.solvers.intra.blocks import Block, blocks_of
+from planner.solvers.intra.bound import Bound
+from planner.solvers.intra.build import built
+from planner.solvers.intra.built import Built, Parts
 from planner.solvers.intra.space import View
 from planner.solvers.program.problem import Choice, ChoiceProgram, cost_of, peak_bytes
 from planner.solvers.program.solve import solve as solve_program
-from planner.solvers.sharded.best import LayoutSearch
+from planner.solvers.sharded.best import LayoutSearch, Priced
 from planner.solvers.sharded.layout import (
     NO_RULES,
     NOTHING_TO_SPLIT,
@@ -45,18 +48,24 @@ from planner.solvers.sharded.layout import (
     host_by_host,
     smallest_host,
 )
+from planner.support.brake import braked
 
 LOGGER = logging.getLogger(__name__)
 
-IN_LINE = (Parts(1, 1, 0.1, 1), Parts(1, 1, 1, 1))
-BESIDE = (Parts(1, 0.1, 0.1, 0.1), Parts(1, 0.1, 1, 1), Parts(1, 1, 0.1, 0.3))
-"""Weights of the parts of an iteration: all of them wait, or some run beside computations; sums of
-gradients always may."""
+IN_LINE = (Parts(1, 1, 0.1, 1, unsure=1), Parts(1, 1, 1, 1, unsure=1))
+BESIDE = (
+    Parts(1, 0.1, 0.1, 0.1, unsure=0.1),
+    Parts(1, 0.1, 1, 1, unsure=0.1),
+    Parts(1, 1, 0.1, 0.3, unsure=1),
+)
+"""Weights of the parts of an iteration for plans: all of them wait, or some run beside
+computations; sums of gradients always may. A bound has better ones than the first."""
+BESIDE_TOO = 0.1
+"""Added to the weights of a bound: what is beside something longer may wait, too."""
 LOWERED = 4
 """Times that the limit of memory is lowered, at most."""
-SHORT, LESS = 1.02, 0.3
-"""Where memory makes the answer so many times dearer, one is tried that counts less of what is kept
-for the backward, for the rest may be made again."""
+SHORT = 1.02
+"""Where the stash makes an answer so many times dearer, one is tried whose blocks may run again."""
 MARGIN = 1.02
 """By how much more than what a plan takes beyond the limit."""
 BEHIND = 1.03
@@ -64,12 +73,15 @@ BEHIND = 1.03
 WORK_SHARE = 0.005
 """Of the limit of work, for one program."""
 LEAST_WORK_S, MOST_WORK_S = 0.2, 2.0
+BOUND_SHARE = 0.2
+"""Of the work for a program, where only its bound is asked for."""
 GAP = 5e-3
 """Of a program's answer to its bound, which is good enough."""
-NODES_PER_S = 2_500
-"""Of programs that are built, per second of an ordinary core, measured on Llama 7B."""
-CLOCK = 10
-"""A program's limit on the wall over that of its work, for proofs, which count none."""
+NODES_PER_S, PROGRAM_S, ENTRIES_PER_S = 6_000, 0.03, 3 * 10**8
+"""Nodes of programs that are built, per second of an ordinary core, seconds for each program, and
+entries per second that its solver looks at, measured on Llama 7B."""
+BUILT_SHARE = 0.5
+"""Of the limit of work, behind which a plan is made before more programs are built."""
 
 
 def solve(problem: Problem, time_limit_s: float) -> Result:
@@ -85,8 +97,8 @@ def solve(problem: Problem, time_limit_s: float) -> Result:
         return Result(Status.INFEASIBLE, None, space=space, reason=ONE_DEVICE)
     with interruptible(SearchWatch(LOGGER, 1.0)) as watch:
         search = _Search(problem, time_limit_s, watch)
-        bound_s = min(map(search.view, views(problem)), default=math.inf)
-    return search.result(space, bound_s)
+        search.run()
+    return search.result(space)
 
 
 def views(problem: Problem) -> Iterator[View]:
@@ -105,11 +117,38 @@ def views(problem: Problem) -> Iterator[View]:
                 yield View((left // inner, inner), replicas, devices)
 
 
+@dataclass
+class _Looked:
+    """What is known of a view.
+
+    Attributes:
+        least_s: no plan on it takes less, as far as that is known without its program.
+        bound: with its program; None as long as that is not built.
+        again: its program with blocks that run again; None as long as that is not built.
+        more: bytes that plans on it take beyond those that a program counts.
+        tried: number of weights for which plans were made on it, or need not be.
+        due: the last ones, if blocks may run again for them; None if that was tried or need not be.
+    """
+
+    view: View
+    least_s: float
+    bound: Bound | None = None
+    again: Built | None = None
+    more: int = 0
+    tried: int = 0
+    due: Parts | None = None
+
+    @property
+    def bound_s(self) -> float:
+        """No plan on it takes less."""
+        return self.least_s if self.bound is None else max(self.least_s, self.bound.value_s)
+
+
 class _Tried(NamedTuple):
     """What became of a program.
 
     Attributes:
-        cost: of its answer; inf without one.
+        cost: of its answer; inf without one whose plan fits.
         least_s: about the time of its plan without recomputation; 0 where there is none.
     """
 
@@ -131,19 +170,17 @@ class _Search:
         self._work_s = min(max(WORK_SHARE * limit_s, LEAST_WORK_S), MOST_WORK_S)
         self._found = LayoutSearch(problem)
         self._seen: list[Layout] = []
-        self._more = 0  # bytes that plans on a view take beyond those that a program counts
-        self._runs_again = training.recompute in (Recompute.FULL, Recompute.SELECTIVE)
-        # What a forward keeps is there until its backward if nothing else may become of it.
-        keeps = training.recompute is Recompute.NONE and training.offload is Offload.NO
-        self._may_run_again = not keeps and not self._runs_again
+        self._blocks, self._runs_again = blocks_of(problem), training.recompute.is_everywhere
+        self._may_wait = training.offload is not Offload.NO  # activations, in the host's memory
+        self._bounded = training.objective is Objective.ITERATION
+        least_s = lower_bound_s(problem) if self._bounded else 0.0
+        self._views = [_Looked(view, least_s) for view in views(problem)]
+        self._weights = BESIDE if training.overlap else IN_LINE
 
-    def result(self, space: str, bound_s: float) -> Result:
-        """The answer.
-
-        Args:
-            bound_s: of all views.
-        """
+    def result(self, space: str) -> Result:
+        """The answer."""
         found, cut = self._found, self._watch.interrupted
+        bound_s = min((one.bound_s for one in self._views), default=math.inf)
         if cut:
             space += f", as far as they were looked at ({INTERRUPTED})"
         elif self._ended:
@@ -166,31 +203,90 @@ class _Search:
         spent = self._found.work_s >= self._limit_s and bool(self._found.fitting)
         return self._watch.interrupted or spent
 
-    def view(self, view: View) -> float:
-        """Looks for plans on a view; none of them is faster than what is returned, in s."""
-        bound_s = 0.0
-        if self._ended:
-            return bound_s
-        made = built(self._problem, view, again=False)
-        self._found.work_s += len(made.node_s) / NODES_PER_S
-        again = built(self._problem, view, again=True) if self._runs_again else None
-        self._more = 0
-        limit = min(limit_bytes(self._problem, view.devices, d) for d in view.devices)
-        for number, weights in enumerate(
-            BESIDE if self._problem.training.overlap else IN_LINE
-        ):  # fmt: skip
-            least = self._answer(made.program(weights, limit, kept=0.0), weights)
-            bound_s = max(bound_s, least.bound / self._total(weights))
-            if bound_s >= self._found.best_s or self._ended:
+    def run(self) -> None:
+        """Looks at the views, that with the least bound first."""
+        while not self._ended:
+            left = [
+                one
+                for one in self._views
+                if (one.due or one.tried < len(self._weights)) and one.bound_s < self._most_s
+            ]
+            if not left:
                 break
-            known = None if again else least.picks
-            found = self._tried(again or made, weights, limit, known)
-            if number == 0 and self._may_run_again and found.cost > SHORT * least.cost:
-                self._tried(made, weights, limit, kept=LESS)
+            self._look(min(left, key=self._turn))
+
+    def _turn(self, one: _Looked) -> tuple[bool, bool, int, bool, float]:
+        """Smaller is looked at earlier."""
+        late = not self._found.fitting and self._found.work_s > BUILT_SHARE * self._limit_s
+        due = one.due is not None
+        later = one.tried > due  # than the first weights of all views
+        return late and one.bound is None, later, len(one.view.mesh), due, one.bound_s
+
+    @property
+    def _most_s(self) -> float:
+        """The bound from which on a view is left."""
+        return self._found.best_s if self._bounded else math.inf
+
+    def _look(self, one: _Looked) -> None:
+        """Goes on with a view."""
+        if one.bound is None:
+            made, limit = self._built(one.view), self._limit_bytes(one.view)
+            alike = (other.bound for other in self._views
+                     if other.view.replicas == one.view.replicas and other.bound)  # fmt: skip
+            first = next((bound.weights for bound in alike), None)
+            one.bound = Bound(self._problem, made, limit, first)
+        elif self._bounded and not one.bound.done:
+            work_s = BOUND_SHARE * self._work_s
+            one.bound.raised(lambda program: self._answer(program, self._most_s, work_s))
+            LOGGER.info("%s x %d: at least %.6g s", one.view.mesh, one.view.replicas, one.bound_s)
+        elif one.due is not None:
+            self._plans_again(one, one.due)
+        else:
+            self._plans(one, one.bound.made)
+
+    def _limit_bytes(self, view: View) -> int:
+        return min(limit_bytes(self._problem, view.devices, d) for d in view.devices)
+
+    def _plans(self, one: _Looked, made: Built) -> None:
+        """Makes plans on a view, for one of the weights.
+
+        Args:
+            made: its program, without blocks that run again.
+        """
+        weights, limit = self._weights[one.tried], self._limit_bytes(one.view)
+        if not one.tried and one.bound is not None and one.bound.parts is not None:
+            weights = _of_plans(one.bound.parts)
+        one.tried += 1
+        least = self._weighted(made.program(weights, limit, kept=False), weights)
+        if least.picks is None or self._ended:
+            one.tried = len(self._weights)
+            return
+        forced = self._runs_again and bool(self._blocks)
+        if forced and one.again is None:
+            one.again = self._built(one.view, self._blocks[0])
+        if forced and one.again is not None:
+            found = self._tried(one, one.again, weights)
+        else:
+            found = self._tried(one, made, weights, least.picks)
+            if found.cost > SHORT * least.cost:
+                one.due = weights
+                if self._may_wait:
+                    self._fitted(self._found.see(_layout(self._problem, made, least.picks)))
+                return
+        if found.least_s > BEHIND * self._found.best_s:
+            one.tried = len(self._weights)
+
+    def _plans_again(self, one: _Looked, weights: Parts) -> None:
+        """Makes plans on a view with blocks that run again, until one fits."""
+        one.due = None
+        for blocks in self._blocks:
+            one.again = one.again or self._built(one.view, blocks)
+            found = self._tried(one, one.again, weights)
             if found.least_s > BEHIND * self._found.best_s:
+                one.tried = len(self._weights)
+            if found.cost < math.inf:
                 break
-        LOGGER.info("%s x %d: at least %.6g s", view.mesh, view.replicas, bound_s)
-        return bound_s
+            one.again = None
 
     def _total(self, weights: Parts) -> float:
         """What the weights of an iteration's parts come to, as far as they have queues of their
@@ -201,39 +297,47 @@ class _Search:
             return float(weights.compute + inside + weights.sums)
         return float(max(weights.compute, inside) + weights.sums)
 
+    def _built(self, view: View, blocks: Sequence[Block] = ()) -> Built:
+        made = built(self._problem, view, blocks)
+        self._found.work_s += len(made.node_s) / NODES_PER_S
+        return made
+
     def _tried(
-        self, made: Built, weights: Parts, limit: int,
-        known: Sequence[int] | None = None, *, kept: float = 1.0,
-    ) -> _Tried:  # fmt: skip
+        self, one: _Looked, made: Built, weights: Parts, known: Sequence[int] | None = None
+    ) -> _Tried:
         """What becomes of a program: its answer, with a limit of memory at which the plan fits.
 
         Args:
+            made: of a view.
             known: the answer where less memory counts; it is that of this program if it fits.
-            kept: share of what is kept for a backward that counts.
         """
-        cost, found, before = math.inf, None, self._more
-        for _ in range(1 + (LOWERED if kept == 1 else 0)):
-            program = made.program(weights, limit - self._more if kept == 1 else limit, kept)
-            answer = _known(program, known) or self._answer(program, weights)
+        limit = self._limit_bytes(one.view)
+        cost, found, before = math.inf, None, one.more
+        for _ in range(1 + LOWERED):
+            program = made.program(weights, limit - one.more)
+            answer = _known(program, known) or self._weighted(program, weights)
             if answer.picks is None and found is not None and answer.status is Status.INFEASIBLE:
-                self._more = (self._more + before) // 2
+                one.more = (one.more + before) // 2
                 continue
             if answer.picks is None:
                 break
-            cost, before = min(cost, answer.cost), self._more
+            before = one.more
             found = self._found.see(_layout(self._problem, made, answer.picks))
             over = 0 if found is None else self._over(found.strategy)
             if over <= 0:
+                cost = answer.cost
                 break
-            self._more = limit - peak_bytes(program, answer.picks) + over
-            if self._more >= limit:
+            one.more = limit - peak_bytes(program, answer.picks) + over
+            if one.more >= limit:
                 break
-        if found is None:
-            return _Tried(cost)
-        if found.layout not in self._seen:
+        self._fitted(found)
+        return _Tried(cost, 0.0 if found is None else found.estimate_s)
+
+    def _fitted(self, found: Priced | None) -> None:
+        """Makes strategies that fit of a layout that was not there before."""
+        if found is not None and found.layout not in self._seen:
             self._seen.append(found.layout)
             self._found.make_fit(found)
-        return _Tried(cost, found.estimate_s)
 
     def _over(self, strategy: Strategy) -> int:
         """By how many bytes a limit is lowered for what a plan takes beyond it."""
@@ -241,16 +345,30 @@ class _Search:
         over = (memory[d].total_bytes - limit_bytes(self._problem, used, d) for d in used)
         return round(MARGIN * max(0, *over))
 
-    def _answer(self, program: ChoiceProgram, weights: Parts) -> Choice:
+    def _weighted(self, program: ChoiceProgram, weights: Parts) -> Choice:
         """The answer of a program, if a plan may be faster by it than the best one."""
-        self._found.work_s += self._work_s
-        until_s = time.monotonic() + CLOCK * self._work_s
-        answer = solve_program(
-            program, self._work_s, lambda: until_s - time.monotonic(), self._problem.search.seed,
-            self._found.best_s * self._total(weights), GAP,
-        )  # fmt: skip
+        return self._answer(program, self._most_s * self._total(weights), self._work_s)
+
+    def _answer(self, program: ChoiceProgram, most: float, work_s: float) -> Choice:
+        """The answer of a program, if it is less than something."""
+        with braked(work_s) as brake:
+            answer = solve_program(
+                program, work_s, brake.left_s, self._problem.search.seed, most, GAP
+            )
+        self._found.work_s += PROGRAM_S + answer.work / ENTRIES_PER_S
         self._in_time = self._in_time and answer.reproducible
         return answer
+
+
+def _of_plans(bound: Parts) -> Parts:
+    """Weights for plans, from those of a bound: what runs beside something else counts a little."""
+    return bound._replace(
+        compute=bound.compute + BESIDE_TOO,
+        inside=bound.inside + BESIDE_TOO,
+        sums=bound.sums + BESIDE_TOO,
+        gathers=bound.gathers + BESIDE_TOO,
+        unsure=bound.inside + BESIDE_TOO,
+    )
 
 
 def _known(program: ChoiceProgram, picks: Sequence[int] | None) -> Choice | None:
@@ -271,4 +389,5 @@ def _layout(problem: Problem, made: Built, picks: Sequence[int]) -> Layout:
         shardings=[sharding if math.prod(view.mesh) > 1 else None],
         sharing=(view.replicas, 0) if view.replicas > 1 else WHOLE,
         levels=levels,
+        recomputed=segments_of(made, picks) if made.blocks else None,
     )
