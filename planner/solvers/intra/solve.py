@@ -37,6 +37,7 @@ from planner.solvers.program.solve import solve as solve_program
 from planner.solvers.sharded.best import LayoutSearch
 from planner.solvers.sharded.layout import (
     NO_RULES,
+    NOTHING_FASTER,
     NOTHING_TO_SPLIT,
     ONE_DEVICE,
     WHOLE,
@@ -72,11 +73,14 @@ CLOCK = 10
 """A program's limit on the wall over that of its work, for proofs, which count none."""
 
 
-def solve(problem: Problem, time_limit_s: float) -> Result:
+def solve(
+    problem: Problem, time_limit_s: float, known: Sequence[Strategy] = ()
+) -> Result:  # fmt: skip
     """The best plan of all views.
 
     Args:
         time_limit_s: limit of work, in seconds of an ordinary core.
+        known: strategies to beat. The search leaves what is slower, and starts from none of them.
     """
     space = "all splits of one stage over all devices"
     if not has_rules(problem.profile):
@@ -84,7 +88,7 @@ def solve(problem: Problem, time_limit_s: float) -> Result:
     if len(problem.topology.devices) == 1:
         return Result(Status.INFEASIBLE, None, space=space, reason=ONE_DEVICE)
     with interruptible(SearchWatch(LOGGER, 1.0)) as watch:
-        search = _Search(problem, time_limit_s, watch)
+        search = _Search(problem, time_limit_s, watch, known)
         bound_s = min(map(search.view, views(problem)), default=math.inf)
     return search.result(space, bound_s)
 
@@ -123,13 +127,16 @@ class _Search:
     Args:
         limit_s: limit of work, in seconds of an ordinary core.
         watch: says whether the user has had enough.
+        known: strategies to beat.
     """
 
-    def __init__(self, problem: Problem, limit_s: float, watch: SearchWatch) -> None:
+    def __init__(
+        self, problem: Problem, limit_s: float, watch: SearchWatch, known: Sequence[Strategy]
+    ) -> None:
         self._problem, self._watch, training = problem, watch, problem.training
         self._limit_s, self._in_time = limit_s, True
         self._work_s = min(max(WORK_SHARE * limit_s, LEAST_WORK_S), MOST_WORK_S)
-        self._found = LayoutSearch(problem)
+        self._found = LayoutSearch(problem, known)
         self._seen: list[Layout] = []
         self._more = 0  # bytes that plans on a view take beyond those that a program counts
         self._runs_again = training.recompute in (Recompute.FULL, Recompute.SELECTIVE)
@@ -149,9 +156,10 @@ class _Search:
         elif self._ended:
             space += ", as far as the time limit has work for them"
         if not found.fitting:
+            behind = NOTHING_TO_SPLIT if found.known_s == math.inf else NOTHING_FASTER
             return Result(
                 Status.INFEASIBLE if bound_s == math.inf else Status.UNKNOWN, None, space=space,
-                reason=found.reason or NOTHING_TO_SPLIT, reproducible=self._in_time and not cut,
+                reason=found.reason or behind, reproducible=self._in_time and not cut,
                 short_of_memory=found.short or bound_s == math.inf, work_s=found.work_s,
             )  # fmt: skip
         first, *others = found.best
@@ -162,8 +170,10 @@ class _Search:
 
     @property
     def _ended(self) -> bool:
-        """Whether the user has had enough, or the limit of work is spent and there is a plan."""
-        spent = self._found.work_s >= self._limit_s and bool(self._found.fitting)
+        """Whether the user has had enough, or the limit of work is spent and there is a plan, which
+        may be a known one.
+        """
+        spent = self._found.work_s >= self._limit_s and self._found.best_s < math.inf
         return self._watch.interrupted or spent
 
     def view(self, view: View) -> float:

@@ -20,6 +20,7 @@ from planner.solvers.fit import fastest_first
 
 NO_RULES = "the profile has no rules by which operators are split; planner profile makes them"
 NOTHING_TO_SPLIT = "no operator can be split over the devices"
+NOTHING_FASTER = "no split was found that is faster than the plans that are known"
 ONE_DEVICE = "there is one device, and operators are split over several"
 WHOLE = (1, 0)
 """`Stage.over` and `Stage.zero` of replicas that share nothing."""
