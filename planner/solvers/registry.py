@@ -33,6 +33,7 @@ tables of all pairs of devices for every tensor take 0.1 GB. Twice as many take 
 
 
 SHARES_DEVICES = "its devices run several stages"
+SPLITS_OPERATORS = "it splits operators"
 
 LONGEST_S = 1e7
 """The longest time limit, some months: searches convert it into numbers of moves."""
@@ -193,9 +194,17 @@ SOLVERS: Mapping[str, Solver] = {
     "intra-op": Solver(
         "planner.solvers.intra.solve:solve",
         "the best split of every operator on all devices, by a choice program",
+        starts_from=(),
         needs_rules=True,
         splits_samples=True,
-        synchronous="it splits operators",
+        synchronous=SPLITS_OPERATORS,
+    ),
+    "inter-op": Solver(
+        "planner.solvers.intra.pipelines:solve",
+        "pipelines whose stages are split as by intra-op",
+        starts_from=(),
+        needs_rules=True,
+        synchronous=SPLITS_OPERATORS,
     ),
     "heft": Solver(
         "planner.solvers.placement.heft:solve",

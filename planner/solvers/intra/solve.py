@@ -93,11 +93,14 @@ def solve(
     return search.result(space, bound_s)
 
 
-def views(problem: Problem) -> Iterator[View]:
-    """All devices as replicas of equal meshes, those of more replicas first: meshes of one axis,
+def views(problem: Problem, some: Sequence[int] | None = None) -> Iterator[View]:
+    """Devices as replicas of equal meshes, those of more replicas first: meshes of one axis,
     and of two, the second one inside hosts, where the mesh is or there is one replica.
+
+    Args:
+        some: the devices; None for all, host by host.
     """
-    devices, host = host_by_host(problem), smallest_host(problem)
+    devices, host = tuple(some or host_by_host(problem)), smallest_host(problem)
     asynchronous = problem.training.schedule.is_asynchronous
     for replicas in reversed(divisors(len(devices))):
         if problem.num_microbatches % replicas or (asynchronous and replicas > 1):
