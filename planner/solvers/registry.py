@@ -54,6 +54,9 @@ class Solver:
         always_asked: whether it is asked even if no work is left, because it takes next to none.
         improves: whether it has a first answer without work (a limit of 0), and a better one with
             more. Others are asked once.
+        waits: whether it has no first answer, and is asked after others, which may have plans to
+            beat; at once where all that are asked would wait.
+        expected: what it is expected to find as long as it has no plan, over the best one.
         time_share: part of the time limit that it gets at most: below 1 for a search that uses all
             the time it is given.
         unreplicated: whether it searches long among strategies without replicas, and is asked only
@@ -81,6 +84,8 @@ class Solver:
     in_portfolio: bool = False
     always_asked: bool = False
     improves: bool = False
+    waits: bool = False
+    expected: float = 1.1
     time_share: float = 1.0
     unreplicated: bool = False
     has_threads: bool = False
@@ -194,6 +199,10 @@ SOLVERS: Mapping[str, Solver] = {
     "intra-op": Solver(
         "planner.solvers.intra.solve:solve",
         "the best split of every operator on all devices, by a choice program",
+        in_portfolio=True,
+        waits=True,
+        expected=1.0,
+        time_share=0.3,
         starts_from=(),
         needs_rules=True,
         splits_samples=True,
@@ -202,8 +211,12 @@ SOLVERS: Mapping[str, Solver] = {
     "inter-op": Solver(
         "planner.solvers.intra.pipelines:solve",
         "pipelines whose stages are split as by intra-op",
+        in_portfolio=True,
+        waits=True,
+        time_share=0.4,
         starts_from=(),
         needs_rules=True,
+        splits_samples=True,
         synchronous=SPLITS_OPERATORS,
     ),
     "heft": Solver(

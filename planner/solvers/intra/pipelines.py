@@ -21,7 +21,6 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -192,7 +191,7 @@ class _Search:
     def __init__(self, problem: Problem, known: Sequence[Strategy]) -> None:
         self._problem, training = problem, problem.training
         self.found, self.in_time = LayoutSearch(problem, known), True
-        self._weights = BESIDE if training.overlap else IN_LINE
+        self._weights = BESIDE[::-1] if training.overlap else IN_LINE
         self._again = training.recompute in (Recompute.FULL, Recompute.SELECTIVE)
         keeps = training.recompute is Recompute.NONE and training.offload is Offload.NO
         self._may_run_again = not keeps and not self._again
@@ -216,29 +215,25 @@ class _Search:
     def _look(self, point: Point) -> None:
         """Looks at a point."""
         times = operator_times(self._problem, point.view.devices[0])
-        cuts = self._cuts(point, times.forward_s, times.backward_s)
-        for weights in self._weights:
-            for _ in range(2 if point.stages > 1 else 1):
-                best = self._tried(point, cuts, weights)
-                if best is None:
-                    return
+        size = len(point.view.devices) // point.view.replicas
+        cuts = self._cuts(point, times.forward_s / size, times.backward_s / size)
+        for number, weights in enumerate(self._weights):
+            best = self._tried(point, cuts, weights)
+            if best is not None and number == 0 and point.stages > 1:
                 again = self._cuts(point, *_by_operator_s(self._problem, best.strategy))
-                if again == cuts:
-                    break
-                cuts = again
-            if best.estimate_s > BEHIND * self.found.best_s:
+                other = None if again == cuts else self._tried(point, again, weights)
+                if other is not None and other.estimate_s < best.estimate_s:
+                    best, cuts = other, again
+            if best is None or best.estimate_s > BEHIND * self.found.best_s:
                 return
 
     def _cuts(self, point: Point, forward_s: Floats, backward_s: Floats) -> Cuts:
         """The operators of each stage, by the times of all operators."""
         if point.stages == 1:
             return (tuple(range(len(forward_s))),)
-        share = 1.0 if forward_s is None else 1.0
         sent_s = crossing_s(self._problem, _groups(self._problem, point))
         rounds = self._problem.num_microbatches / point.view.replicas
-        return balanced_cuts(
-            share * forward_s, share * backward_s, sent_s, [False] * point.stages, rounds
-        )
+        return balanced_cuts(forward_s, backward_s, sent_s, [False] * point.stages, rounds)
 
     def _tried(self, point: Point, cuts: Cuts, weights: Parts) -> Priced | None:
         """The plan of a point that is cut so; None if there is none."""
@@ -333,13 +328,15 @@ class _Search:
         """The picks of a program and their cost."""
         which = key, weights, kept, limit
         if which not in self._picks:
-            t0=time.perf_counter()
+            t0 = time.perf_counter()
             until_s = time.monotonic() + CLOCK * LEAST_WORK_S
             answer = solve_program(
                 made.program(weights, limit, kept), LEAST_WORK_S,
                 lambda: until_s - time.monotonic(), self._problem.search.seed, math.inf, GAP,
             )  # fmt: skip
-            LOGGER.info("program %d %g %s: %.3f", len(made.node_s), kept, limit, time.perf_counter()-t0)
+            LOGGER.info(
+                "program %d %g %s: %.3f", len(made.node_s), kept, limit, time.perf_counter() - t0
+            )
             self.in_time = self.in_time and answer.reproducible
             self.found.work_s += LEAST_WORK_S
             self._picks[which] = answer.picks, answer.cost

@@ -84,8 +84,8 @@ def as_in(sharding: Sharding, one: Part, other: Part) -> Sharding:
     )
     rules = renamed(sharding.rules, dict(zip(*operators, strict=True)))
     names = dict(zip(one.names, other.names, strict=True))
-    specs = {kind: renamed(getattr(sharding, kind), names) for kind in AT_REST}
-    return replace(sharding, rules=rules, **specs)
+    specs = (renamed(getattr(sharding, kind), names) for kind in AT_REST)
+    return Sharding(sharding.mesh, rules, *specs)
 
 
 def renamed(some: Mapping[str, T], names: Mapping[str, str]) -> dict[str, T]:
