@@ -462,8 +462,8 @@ class Search:
                 result = Result(Status.INFEASIBLE, None, reason=case.shortage, short_of_memory=True)
                 case.answers[name] = Answer(name, result)
             elif reason is not None or name in case.waiting:
-                result = Result(Status.UNKNOWN, None, reason=reason or NOT_YET)
-                case.answers[name] = Answer(name, result)
+                reason = NOT_YET if name in case.waiting else reason
+                case.answers[name] = Answer(name, Result(Status.UNKNOWN, None, reason=reason))
             else:
                 self._tell(name)
                 limit_s = 0.0 if solver.improves else solver.time_share * left_s
@@ -476,30 +476,32 @@ class Search:
             self._progress(name)
 
     def improve(self) -> None:
-        """Asks again, as long as work is left."""
+        """Asks again, as long as work is left; of solvers that waited, as long as any of theirs is,
+        whatever the first answers took.
+        """
         todo = [
             (case, name) for case in self._cases for name in case.names if case.may_improve(name)
         ]
+        kept_s = self._kept_s
         while todo := [one for one in todo if not self._ruled_out(*one)]:
             self._cut = self._cut or self._brake.over()
-            left_s = self._left_s
-            if left_s <= 0 or self._cut:
+            left_s = max(self._left_s, kept_s)
+            able = [one for one in todo if self._left_s > 0 or one[1] in one[0].waiting]
+            if left_s <= 0 or not able or self._cut:
                 break
-            todo.sort(key=_promise)
-            some = sorted(todo[:PROCESSES], key=lambda one: not SOLVERS[one[1]].has_threads)
+            able.sort(key=_promise)
+            some = sorted(able[:PROCESSES], key=lambda one: not SOLVERS[one[1]].has_threads)
             found = self._round(some, left_s)
             for (case, name), answer in zip(some, found, strict=True):
                 if answer is not None:
+                    kept_s -= answer.work_s if name in case.waiting else 0.0
                     case.answers[name] = answer
                     todo.remove((case, name))
             if any(one is None or INTERRUPTED in one.result.space for one in found):
                 return
         for case in self._cases:
-            case.left = tuple(
-                name
-                for one, name in todo
-                if one is case and SOLVERS[name].improves and not self._cut
-            )
+            unasked = (name for one, name in todo if one is case and SOLVERS[name].improves)
+            case.left = () if self._cut else tuple(unasked)
 
     def _round(self, some: Sequence[_Question], left_s: float) -> list[Answer | None]:
         """The answers to some questions; None to one that Ctrl-C ended.

@@ -219,13 +219,14 @@ def strategy_of(problem: Problem, layout: Layout, recompute: Sequence[Again]) ->
                 sharding=sharding,
                 over=over,
                 zero=zero,
-                zero_of=layout.levels,
+                zero_of={name: one for name, one in layout.levels.items() if name in held},
             ),
             again,
         )
         for inside, groups, sharding, depth, again in zip(
             layout.operators, layout.groups, layout.shardings, depths, recompute, strict=True
         )
+        for held in [{name for v in inside for name in graph.operators[v].parameters}]
     )
     return Strategy(
         stages,
