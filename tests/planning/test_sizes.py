@@ -25,6 +25,7 @@ from tests.support.split import mlp
 
 FAST = unit_type(bandwidth=1e12)
 SPLITTING = {"megatron", "zero"}
+WAITING = {"intra-op", "inter-op"}
 
 
 def profile_at(rows):
@@ -88,9 +89,11 @@ def test_at_wide_sizes_only_solvers_that_split_samples_are_asked(wide):
     by_size = {}
     for row in comparison.rows:
         by_size.setdefault(row.microbatch_size, set()).add(row.solver)
-    assert by_size[1] == by_size[24] == set(portfolio())
+    # Solvers that wait for plans to beat have a row of their own only where they were asked.
+    assert by_size[1] | WAITING == by_size[24] | WAITING == set(portfolio())
     for size in (6, 12):  # neither profiled nor a power of two
-        assert by_size[size] == SPLITTING
+        assert by_size[size] - WAITING == SPLITTING
+    assert set().union(*by_size.values()) >= WAITING
     assert comparison.lower_bound_s <= comparison.best.plan.prediction.iteration_s
 
 

@@ -93,19 +93,24 @@ class StagePrograms:
         self._built: dict[object, tuple[Part, Built]] = {}
         self._solved: dict[object, _Solved] = {}
 
+    @property
+    def num_programs(self) -> int:
+        """The number of programs that were built."""
+        return len(self._built)
+
     def splits(self, stages: Sequence[Stage], weights: Parts) -> list[Split]:
         """How all stages of a pipeline are split. Parameters of several stages lie as in the last
-        of these, where they are in most work, such as a table of words that also tells them. Where
-        anything lies in parts over replicas, so does their state.
+        of these, where they are in most work, such as a table of words that also tells them, and
+        constants whole: parts of them cost nothing. Where anything lies in parts over replicas, so
+        does the state of what they share.
         """
         held = [parameters_by_name(stage.part.problem.profile.graph) for stage in stages]
         number = Counter(name for some in held for name in some)
         tied = {name for name, count in number.items() if count > 1}
-        lies: dict[str, Spec] = {}
-        found: list[Split] = []
+        whole, found = ("R",) * len(stages[0].view.mesh), list[Split]()
+        lies = {name: whole for some in held for name, one in some.items() if not one.trainable}
         for stage, some in zip(reversed(stages), reversed(held), strict=True):
             found.append(one := self._split(stage, weights, tied.intersection(some), lies))
-            whole = ("R",) * len(stage.view.mesh)
             own = {} if one.sharding is None else one.sharding.parameters
             lies |= {name: own.get(name, whole) for name in some if name in tied}
         if not any(one.levels for one in found):
