@@ -527,13 +527,14 @@ class Search:
 
 
 def _promise(question: _Question) -> tuple[float, float]:
-    """Smaller is more promising: the plan of the first answer or, without one, something above the
-    best plan for the same problem; then the bound.
+    """Smaller is more promising: the plan of the first answer or, without one, what the solver may
+    find; then the bound.
     """
     case, name = question
     value_s = case.value_s(name)
-    expected_s = value_s if math.isfinite(value_s) else SOLVERS[name].expected * case.best_s
-    return expected_s, case.lower_bound_s / case.size
+    if not math.isfinite(value_s):
+        value_s = SOLVERS[name].may_find_s(case.asked.problem, case.best_s * case.size) / case.size
+    return value_s, case.lower_bound_s / case.size
 
 
 def _asked(

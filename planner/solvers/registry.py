@@ -56,7 +56,9 @@ class Solver:
             more. Others are asked once.
         waits: whether it has no first answer, and is asked after others, which may have plans to
             beat; at once where all that are asked would wait.
-        expected: what it is expected to find as long as it has no plan, over the best one.
+        expected: the time of the plan that it may find, over that of the best plan so far.
+        promise: module and function that tell instead the time of an iteration, in s, of a problem;
+            "" for none.
         time_share: part of the time limit that it gets at most: below 1 for a search that uses all
             the time it is given.
         unreplicated: whether it searches long among strategies without replicas, and is asked only
@@ -86,6 +88,7 @@ class Solver:
     improves: bool = False
     waits: bool = False
     expected: float = 1.1
+    promise: str = ""
     time_share: float = 1.0
     unreplicated: bool = False
     has_threads: bool = False
@@ -104,6 +107,17 @@ class Solver:
             return True
         given = (own for own in search.switches if type(own) is self.options)
         return not any(getattr(own, self.without_memory) for own in given)
+
+    def may_find_s(self, problem: "Problem", best_s: float) -> float:
+        """About the time of an iteration of the plan that it may find, in s.
+
+        Args:
+            best_s: of the best plan so far.
+        """
+        if not self.promise:
+            return self.expected * best_s
+        promised: float = _named(self.promise)(problem)
+        return promised
 
     def __call__(
         self,
@@ -132,8 +146,7 @@ class Solver:
 
             reason = f"{self.synchronous}, which --schedule {schedule.value} cannot do"
             return Result(Status.UNKNOWN, None, reason=reason)
-        module, _, function = self.path.partition(":")
-        solve: Callable[..., Result] = getattr(import_module(module), function)
+        solve: Callable[..., Result] = _named(self.path)
         time_limit_s = min(time_limit_s, LONGEST_S)
         if self.starts_from is None:
             return solve(problem, time_limit_s)
@@ -144,6 +157,12 @@ class Solver:
         strategies = (answers[name].strategy for name in self.starts_from)
         start = (*known, *(one for one in strategies if one is not None))
         return solve(problem, time_limit_s, start)
+
+
+def _named(path: str) -> Any:
+    """A function by its module and name. The module is imported at the first call."""
+    module, _, function = path.partition(":")
+    return getattr(import_module(module), function)
 
 
 SOLVERS: Mapping[str, Solver] = {
@@ -213,6 +232,7 @@ SOLVERS: Mapping[str, Solver] = {
         "pipelines whose stages are split as by intra-op",
         in_portfolio=True,
         waits=True,
+        promise="planner.solvers.intra.pipelines:promised_s",
         time_share=0.4,
         starts_from=(),
         needs_rules=True,

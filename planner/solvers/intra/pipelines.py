@@ -54,6 +54,7 @@ from planner.solvers.sharded.layout import (
 )
 from planner.solvers.sharded.promise import Promise, promises
 from planner.support.arrays import Floats
+from planner.support.memo import remembered
 
 LOGGER = logging.getLogger(__name__)
 
@@ -111,6 +112,13 @@ def points(problem: Problem) -> Iterator[Point]:
                 yield Point(p, view)
 
 
+def promised_s(problem: Problem) -> float:
+    """What the best point promises for an iteration, in s; inf where nothing seems to fit."""
+    return min((one.iteration_s for one, _ in _by_promise(problem) if not one.too_large),
+               default=math.inf)  # fmt: skip
+
+
+@remembered
 def _by_promise(problem: Problem) -> list[tuple[Promise, Point]]:
     """The grid, the most promising points first."""
     grid = [*points(problem)]
