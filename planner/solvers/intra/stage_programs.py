@@ -6,7 +6,6 @@ that answer fits it is the best one, too, and stages that hold different amounts
 """
 
 import math
-import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,11 +18,12 @@ from planner.artefacts.sharding import Sharding, Spec
 from planner.solvers.intra.answer import in_order_of_use, sharding_of
 from planner.solvers.intra.build import Built, Parts, built
 from planner.solvers.intra.policy import Policy
-from planner.solvers.intra.solve import CLOCK, GAP, LEAST_WORK_S, NODES_PER_S
+from planner.solvers.intra.solve import GAP, LEAST_WORK_S, NODES_PER_S
 from planner.solvers.intra.space import View
 from planner.solvers.intra.stages import Part, as_in, renamed, unblocked
 from planner.solvers.program.problem import peak_bytes
 from planner.solvers.program.solve import solve as solve_program
+from planner.support.brake import braked
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,11 +183,9 @@ class StagePrograms:
         which = key, weights, memory
         if which not in self._solved:
             flying, limit = memory or (0, None)
-            until_s = time.monotonic() + CLOCK * LEAST_WORK_S
-            answer = solve_program(
-                made.program(weights, limit, float(flying)), LEAST_WORK_S,
-                lambda: until_s - time.monotonic(), self._problem.search.seed, math.inf, GAP,
-            )  # fmt: skip
+            program, seed = made.program(weights, limit, float(flying)), self._problem.search.seed
+            with braked(LEAST_WORK_S) as brake:
+                answer = solve_program(program, LEAST_WORK_S, brake.left_s, seed, math.inf, GAP)
             self.work_s += LEAST_WORK_S
             self.in_time = self.in_time and answer.reproducible
             cost = math.inf if answer.picks is None else answer.cost
