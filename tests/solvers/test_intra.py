@@ -19,7 +19,8 @@ from planner.resharding.checks import all_violations
 from planner.simulator.estimate import estimate_s
 from planner.solvers.intra import solve as intra
 from planner.solvers.intra.answer import in_order_of_use, sharding_of
-from planner.solvers.intra.build import Parts, built
+from planner.solvers.intra.build import built
+from planner.solvers.intra.built import Parts
 from planner.solvers.intra.space import View
 from planner.solvers.registry import SOLVERS
 from tests.launcher.mesh.test_intra_plans import resnet
@@ -41,7 +42,7 @@ def drawn(made, chance):
 
 def counted(made, picks):
     """Seconds by what they are."""
-    totals = np.sum([[part[picks[node]] for part in one]
+    totals = np.sum([[part[picks[node]] if np.ndim(part) else part for part in one]
                      for node, one in enumerate(made.node_s)], axis=0)  # fmt: skip
     for (u, v), one in zip(made.edges, made.edge_s, strict=True):
         totals += [part[picks[u], picks[v]] if np.ndim(part) else part for part in one]
@@ -61,7 +62,7 @@ def test_random_answers_cost_in_the_program_what_their_passes_take(models, name,
     """Computations, and collectives inside passes, of one microbatch."""
     given = problem(profiled(models[name]), 4, 2, recompute=Recompute.NONE)
     view = View(mesh, replicas, tuple(range(int(np.prod(mesh)) * replicas)))
-    made, chance, compared = built(given, view, again=False), random.Random(3), 0
+    made, chance, compared = built(given, view), random.Random(3), 0
     for _ in range(40):
         picks = drawn(made, chance)
         stage = stage_of(given, made, picks)
@@ -91,7 +92,7 @@ def test_gathered_weights_are_copied_under_autocast_in_every_pass(models, mesh, 
     profile = replace(profile, graph=graph, dtype="bfloat16", casts_once=True)
     given = problem(profile, 4, 2, recompute=Recompute.NONE)
     view = View(mesh, replicas, (0, 1, 2, 3))
-    made, chance, copied = built(given, view, again=False), random.Random(3), set()
+    made, chance, copied = built(given, view), random.Random(3), set()
     for _ in range(40):
         picks = drawn(made, chance)
         stage = stage_of(given, made, picks)
@@ -111,7 +112,7 @@ def test_running_statistics_lie_as_their_normalization_reads_them(tmp_path):
     operators, rules = model.graph.operators, (SplitRule("S1,S0,S0,S0,S0->S1"),)
     found = [rules if one.type == "BatchNormalization" else () for one in operators]
     given = problem(profiled(model, found), 2, 1, recompute=Recompute.NONE)
-    made, compared = built(given, View((2,), 1, (0, 1)), again=False), 0
+    made, compared = built(given, View((2,), 1, (0, 1))), 0
     for v, operator in enumerate(operators):
         for name in operator.parameters[2:] if operator.type == "BatchNormalization" else ():
             node, lies = made.lies[name]
@@ -166,7 +167,7 @@ def test_no_plan_of_the_space_is_faster_than_the_bound(models, name, overlap):
     bound_s, chance = result.bound_s, random.Random(5)
     fastest_s = min(estimate_s(given, one) for one in (result.strategy, *result.others))
     for view in intra.views(given):
-        made = built(given, view, again=False)
+        made = built(given, view)
         for _ in range(12):
             stage = stage_of(given, made, drawn(made, chance))
             strategy = Strategy((stage,), ScheduleName.GPIPE, given.num_microbatches)
@@ -178,7 +179,7 @@ def test_no_plan_of_the_space_is_faster_than_the_bound(models, name, overlap):
 @pytest.mark.parametrize(("mesh", "replicas"), [((1,), 4), ((4,), 1)])
 def test_weights_that_are_read_first_are_in_the_lowest_parts(models, mesh, replicas):
     given = problem(profiled(models["gpt"]), 4, 4, optimizer=Optimizer.ADAM)
-    made, chance = built(given, View(mesh, replicas, (0, 1, 2, 3)), again=False), random.Random(2)
+    made, chance = built(given, View(mesh, replicas, (0, 1, 2, 3))), random.Random(2)
     graph, seen = given.profile.graph, set()
     readers = holders(graph)
     known = sorted((one for one in graph.parameters if one.name in made.lies),

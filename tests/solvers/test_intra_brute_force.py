@@ -8,7 +8,8 @@ import pytest
 from planner.artefacts.options import Recompute
 from planner.artefacts.problem import Status
 from planner.simulator.estimate import estimate_s
-from planner.solvers.intra.build import Parts, built
+from planner.solvers.intra.build import built
+from planner.solvers.intra.built import Parts
 from planner.solvers.intra.solve import views
 from planner.solvers.program.solve import solve
 from tests.support.small_splits import every_answer, given, held_bytes, small, strategy_of
@@ -64,7 +65,7 @@ def test_no_split_of_a_small_graph_is_better(graph, meshes, bandwidth):
     for count in (2, 4):
         problem = given(profile, count, bandwidth, recompute=Recompute.NONE)
         for view in (one for one in views(problem) if one.mesh in meshes):
-            limits += check(problem, view, again=False)
+            limits += check(problem, view)
     assert limits > 1
 
 
@@ -73,7 +74,7 @@ def test_no_split_of_a_graph_with_a_tied_parameter_is_better(meshes, bandwidth):
     """Its readers share copies and one sum of gradients."""
     problem = given(small(*TIED[meshes], tied=True), 4, bandwidth, recompute=Recompute.NONE)
     for view in (one for one in views(problem) if one.mesh in meshes):
-        check(problem, view, again=False)
+        check(problem, view)
 
 
 def test_no_split_with_forwards_that_run_twice_is_better():

@@ -16,7 +16,8 @@ from planner.artefacts.topology import device_type
 from planner.costs.stage_pass import collective_steps
 from planner.resharding import reshardings
 from planner.resharding.conversion import LOCAL
-from planner.solvers.intra.build import Parts, built
+from planner.solvers.intra.build import built
+from planner.solvers.intra.built import Parts
 from planner.solvers.intra.policy import Policy
 from planner.solvers.intra.space import View
 from planner.solvers.program.solve import solve
@@ -50,7 +51,7 @@ def gpt(folder, batch, num_microbatches=1, **sizes):
 def best(given):
     """The best stage, and the rules of its operators by name."""
     view = View((GPUS,), 1, tuple(range(GPUS)), masks=(Policy(further=False),))
-    made = built(given, view, again=False)
+    made = built(given, view)
     program, until_s = made.program(Parts(1, 1, 1, 1), 10**15), time.monotonic() + 60
     answer = solve(program, 20.0, lambda: until_s - time.monotonic())
     assert answer.status is Status.OPTIMAL

@@ -13,7 +13,8 @@ from planner.costs.stage_pass import stage_pass
 from planner.resharding.checks import all_violations
 from planner.simulator.estimate import estimate_s
 from planner.solvers.intra.answer import sharding_of
-from planner.solvers.intra.build import Parts, built
+from planner.solvers.intra.build import built
+from planner.solvers.intra.built import Parts
 from planner.solvers.intra.pipelines import points
 from planner.solvers.intra.space import View
 from planner.solvers.intra.stage_programs import Stage as Asked
@@ -78,7 +79,7 @@ def test_the_program_of_a_stage_costs_what_its_pass_takes_in_the_pipeline(models
         random.Random(3),
         0,
     )
-    made = built(part.problem, view, again=False)
+    made = built(part.problem, view)
     others = [tuple(range(size // 3)), tuple(range(2 * size // 3, size))]
     for _ in range(60):
         picks = drawn(made, chance)
@@ -131,7 +132,7 @@ def test_stages_whose_constants_or_edges_differ_have_other_programs(models):
 def test_a_sharding_is_renamed_for_an_equal_stage(models):
     given = problem(profiled(models["untied"]), 4, 2)
     _, one, other, *_ = (part_of(given, some) for some in layers(given.profile.graph, 4))
-    made = built(one.problem, View(MESH, 1, (0, 1)), again=False)
+    made = built(one.problem, View(MESH, 1, (0, 1)))
     sharding = sharding_of(one.problem, made, drawn(made, random.Random(1)))[0]
     assert sharding.rules
     there = as_in(sharding, one, other)

@@ -10,7 +10,7 @@ from itertools import product
 
 import numpy as np
 
-from planner.artefacts.graph import Graph, Operator, Parameter, Tensor
+from planner.artefacts.graph import Graph, Operator, Parameter, Tensor, differentiated
 from planner.artefacts.options import Optimizer
 from planner.artefacts.profile import OperatorCost, SplitRule
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy
@@ -19,7 +19,8 @@ from planner.costs.stage_memory import stage_memory
 from planner.costs.update import state_copies
 from planner.resharding.checks import all_violations
 from planner.simulator.estimate import estimate_s
-from planner.solvers.intra.answer import sharding_of
+from planner.solvers.intra.answer import segments_of, sharding_of
+from planner.solvers.intra.blocks import Block
 from tests.support.builders import cluster, problem_of, unit_type
 from tests.support.split import mlp
 
@@ -84,24 +85,32 @@ def given(profile, count, bandwidth=1e9, **options):
 
 
 def strategy_of(problem, made, picks):
-    """The strategy of an answer of a program; what runs again is one segment."""
+    """The strategy of an answer of a program."""
     sharding, levels = sharding_of(problem, made, picks)
     names = tuple(one.name for one in problem.profile.graph.operators)
+    again = segments_of(made, picks)
     stage = Stage(
-        names, made.view.groups, 1, made.again, sharding, over=made.view.replicas, zero_of=levels,
-        recomputed=(names,) if made.again else (),
+        names, made.view.groups, 1, bool(again), sharding, over=made.view.replicas, zero_of=levels,
+        recomputed=again,
     )  # fmt: skip
     return Strategy((stage,), ScheduleName.ONE_F_ONE_B, problem.num_microbatches)
 
 
 def ways(made):
-    """The strategies of each node that is free: operators, parameters, inputs. A tied parameter
-    that lies in one way has several; the first stands for them.
+    """The strategies of each node that is free: operators, parameters, inputs, blocks. A tied
+    parameter that lies in one way has several; the first stands for them. So does an operator's
+    first strategy for those with the same rule: its block says which of them it is.
     """
-    found = {v: range(len(rules)) for v, rules in enumerate(made.rules)}
+    found = {v: firsts(rules) for v, rules in enumerate(made.rules)}
     for node, some in made.lies.values():
-        found[node] = [i for i, one in enumerate(some) if one not in some[:i]]
-    return found | {node: range(len(some)) for node, some in made.inputs.values()}
+        found[node] = firsts(some)
+    found |= {node: range(len(some)) for node, some in made.inputs.values()}
+    return found | {node: range(len(block.segments)) for node, block in made.blocks}
+
+
+def firsts(some):
+    """The first place of each."""
+    return [i for i, one in enumerate(some) if one not in some[:i]]
 
 
 def settled(made, picks):
@@ -132,16 +141,75 @@ def every_answer(problem, made):
 
 
 def held_bytes(problem, strategy):
-    """The judge's bytes on each device of parameters, gradients and state, and of what operators
-    make and keep until their backward.
+    """The judge's bytes on each device of parameters, gradients and state, and the most of what
+    operators make and keep until their backward, or until that of what runs again and reads it.
     """
     profile, (stage,) = problem.profile, strategy.stages
     static, local = stage_memory(profile, stage).static, local_stage(profile, stage)
+    size = {one.name: one.bytes for one in local.profile.graph.tensors}
+    private = [local.profile.operators[i].stash_private_bytes for i in local.operator_rows]
     total = static.parameter + static.gradient
     total += state_copies(profile.parameter_dtype, problem.training.optimizer) * static.state
-    if stage.recompute:
-        return total
-    stashed = {name for one in profile.operators for name in one.stash_tensors}
-    made = {name for one in profile.graph.operators for name in one.outputs}
-    total += sum(one.bytes for one in local.profile.graph.tensors if one.name in stashed & made)
-    return total + sum(local.profile.operators[i].stash_private_bytes for i in local.operator_rows)
+    return total + most_kept(profile, stage.recomputed, size, private)
+
+
+def most_kept(profile, segments, size, private):
+    """The most bytes of what operators make and keep: at the end of a forward, or when a segment
+    has run again.
+
+    Args:
+        segments: names of the operators of those that run again.
+        size: of a tensor, by name.
+        private: that each operator keeps for itself.
+    """
+    operators = profile.graph.operators
+    made = {name for one in operators for name in one.outputs}
+    stash = [made.intersection(one.stash_tensors) for one in profile.operators]
+    index = {one.name: v for v, one in enumerate(operators)}
+    blocks = [range(index[some[0]], index[some[-1]] + 1) for some in segments]
+    until, own = {}, {}  # of tensors and operators, the backward that frees what is held
+
+    def hold(name, users):
+        until[name] = min([until.get(name, len(operators)), *users])
+
+    for v in set(range(len(operators))).difference(*blocks):
+        own[v] = private[v]
+        for name in stash[v]:
+            hold(name, [v])
+    again = {}  # by the last operator of a block, the bytes that it makes again
+    for some, block in zip(segments, blocks, strict=True):
+        kept = [v for v in block if operators[v].name not in some]
+        inside = {name for v in block for name in operators[v].outputs}
+        there = {name for v in block for name in operators[v].inputs} & made - inside
+        there |= {name for v in kept for name in operators[v].outputs}
+        for name in there:
+            hold(name, [v for v in block if name in stash[v]] or [max(block)])
+        for v in kept:
+            own[v] = 0 if operators[v].type == "MatMul" else private[v]
+        remade = inside.intersection(set().union(*(stash[v] for v in block))) - there
+        again[max(block)] = sum(size[name] for name in remade) + sum(
+            private[v] - own.get(v, 0) for v in block
+        )
+    return max(
+        sum(size[name] for name, last in until.items() if last <= v)
+        + sum(bytes_ for w, bytes_ in own.items() if w <= v)
+        + more
+        for v, more in [(len(operators), 0), *again.items()]
+    )
+
+
+def blocks_in(profile, bounds, *, selected=False):
+    """Blocks that may be kept or run again, of those with a backward.
+
+    Args:
+        bounds: of each, its first operator and the one behind its last.
+        selected: whether they may also run again without what is inside.
+    """
+    names = [one.name for one in profile.graph.operators]
+    found = []
+    backward = differentiated(profile.graph)
+    for first, end in (one for one in bounds if not backward.isdisjoint(range(*one))):
+        whole = tuple(names[first:end])
+        ends = (whole[0], whole[-1]) if selected and len(whole) > 2 else whole
+        found.append(Block(first, end, tuple(dict.fromkeys([(), whole, ends]))))
+    return found

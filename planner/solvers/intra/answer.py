@@ -7,7 +7,8 @@ from math import prod
 from planner.artefacts.graph import holders, parameters_by_name, producers
 from planner.artefacts.problem import Problem
 from planner.artefacts.sharding import Sharding, Spec, local_shape
-from planner.solvers.intra.build import Built, leaving_spec
+from planner.solvers.intra.build import leaving_spec
+from planner.solvers.intra.built import Built
 from planner.solvers.intra.space import LEVELS, Lies
 
 
@@ -38,6 +39,12 @@ def sharding_of(
         states=_unlike(states, gradients, mesh),
     )
     return sharding, {name: one.level for name, one in lies.items() if one.level}
+
+
+def segments_of(made: Built, picks: Sequence[int]) -> tuple[tuple[str, ...], ...]:
+    """The segments of an answer that run again (`Stage.recomputed`)."""
+    states = (block.segments[picks[node]] for node, block in made.blocks)
+    return tuple(some for some in states if some)
 
 
 def in_order_of_use(problem: Problem, made: Built, picks: Sequence[int]) -> list[int]:

@@ -6,12 +6,11 @@ several readers want, which is converted once for all of them. Edges are the con
 what one makes and another one wants, there and back.
 """
 
-from collections import Counter
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
-from math import inf, prod
-from typing import Any, NamedTuple
+from math import inf
+from typing import Any
 
 import numpy as np
 
@@ -23,203 +22,72 @@ from planner.artefacts.graph import (
     consumers,
     differentiated,
     holders,
-    parameters_by_name,
     producers,
     tensors_by_name,
 )
 from planner.artefacts.losses import losses
-from planner.artefacts.operator_types import VIEW, facts
 from planner.artefacts.problem import Problem
-from planner.artefacts.profile import Profile, storage_owner
-from planner.artefacts.sharding import CHUNKS, OWN, Rule, Spec, dim_of, local_shape, reads
-from planner.costs.casts import cast_share, cast_weights
-from planner.costs.stage_memory import parameter_bytes
-from planner.costs.update import state_copies
+from planner.artefacts.profile import Profile
+from planner.artefacts.sharding import OWN, Rule, Spec, dim_of, reads
 from planner.resharding.gradients import gradient_spec
-from planner.resharding.reshardings import reads_back
-from planner.resharding.sums import ParameterSpecs
+from planner.solvers.intra.blocks import Block, Blocks, Mode
+from planner.solvers.intra.built import Built, Parts
+from planner.solvers.intra.parameters import ParameterTables
 from planner.solvers.intra.policy import anything
 from planner.solvers.intra.prices import Prices
+from planner.solvers.intra.reads import Asked, Ends, Read, Reader, copies_of, needs_of, shared_wants
 from planner.solvers.intra.space import (
-    Lies,
     Mask,
     View,
     allowed,
     classes,
     comes,
     conversion_mask,
-    lies_of,
     masked,
     part_pairs,
     strategies,
     with_replicas,
 )
-from planner.solvers.program.problem import ChoiceProgram, Held
+from planner.solvers.intra.stash import Span, Stash, Waiting
 from planner.solvers.sharded.complete import may_leave
 from planner.support.arrays import Floats
 
 
-class Ends(NamedTuple):
-    """A tensor as one of its ends has it.
-
-    Attributes:
-        spec: of itself.
-        gradient: of its gradient; None where none flows.
-    """
-
-    spec: Spec
-    gradient: Spec | None
-
-
-Asked = tuple[tuple[int, int, bool], ...]
-"""Of readers: an operator of the same class, the place at which it reads, and whether a gradient
-flows back."""
-
-
-class Parts(NamedTuple):
-    """Seconds of an iteration by what they are, or weights of these.
-
-    Attributes:
-        compute: of operators and of the optimizer's step.
-        inside: collectives inside passes.
-        sums: of gradients, which run beside the last backward.
-        gathers: of parameters behind the step.
-    """
-
-    compute: Any = 0.0
-    inside: Any = 0.0
-    sums: Any = 0.0
-    gathers: Any = 0.0
-
-    def weighted(self, weights: "Parts") -> Any:
-        """The weighted sum."""
-        return sum(w * one for w, one in zip(weights, self, strict=True))
-
-
-@dataclass
-class Built:
-    """A program, and what its nodes stand for.
-
-    Attributes:
-        view: the devices.
-        again: whether forwards run again.
-        node_s: per node, (k,) seconds of an iteration.
-        edges: per edge, its nodes.
-        edge_s: per edge, (k, l) seconds; inf where both do not go together.
-        held: per node, (k,) bytes; None for none.
-        kept: per node, what it holds besides unless that is made again.
-        rules: per operator, its strategies; operator v is node v.
-        lies: by name, node and strategies of a parameter.
-        inputs: by name, node and specs of a tensor from outside.
-    """
-
-    view: View
-    again: bool
-    rules: list[tuple[Rule, ...]]
-    node_s: list[Parts] = field(default_factory=list)
-    edges: list[tuple[int, int]] = field(default_factory=list)
-    edge_s: list[Parts] = field(default_factory=list)
-    held: list[Floats | None] = field(default_factory=list)
-    kept: list[Floats | None] = field(default_factory=list)
-    lies: dict[str, tuple[int, tuple[Lies, ...]]] = field(default_factory=dict)
-    inputs: dict[str, tuple[int, tuple[Spec, ...]]] = field(default_factory=dict)
-
-    def node(
-        self, seconds: Parts, bytes_: Floats | None = None, kept_bytes: Floats | None = None
-    ) -> int:  # fmt: skip
-        """Adds a node; its index.
-
-        Args:
-            bytes_: that it holds whatever the schedule.
-            kept_bytes: that it holds unless they are made again.
-        """
-        self.node_s.append(seconds)
-        self.held.append(bytes_)
-        self.kept.append(kept_bytes)
-        return len(self.node_s) - 1
-
-    def edge(self, u: int, v: int, seconds: Parts) -> None:
-        """Adds an edge, if it costs anything."""
-        if any(np.any(one) for one in seconds):
-            self.edges.append((u, v))
-            self.edge_s.append(seconds)
-
-    def program(
-        self, weights: Parts, limit_bytes: int | None, kept: float = 1.0
-    ) -> ChoiceProgram:  # fmt: skip
-        """The program with weights.
-
-        Args:
-            kept: share that counts of what is held unless it is made again.
-        """
-        return ChoiceProgram(
-            tuple(one.weighted(weights) for one in self.node_s),
-            tuple(self.edges),
-            tuple(one.weighted(weights) for one in self.edge_s),
-            tuple((*_held(a), *_held(b, kept)) for a, b in zip(self.held, self.kept, strict=True)),
-            limit_bytes,
-        )
-
-
-def _held(bytes_: Floats | None, share: float = 1.0) -> tuple[Held, ...]:
-    """What a node holds, by its strategies."""
-    if bytes_ is None or not share or not bytes_.any():
-        return ()
-    return (Held(0, 0, np.ceil(share * bytes_).astype(np.int64)),)
-
-
-def built(problem: Problem, view: View, *, again: bool, rounds: float | None = None) -> Built:
+def built(
+    problem: Problem, view: View, blocks: Sequence[Block] = (), *, rounds: float | None = None
+) -> Built:
     """The program of all operators of a problem on a view.
 
     Args:
-        again: whether forwards run again in backwards, and nothing is stashed.
+        blocks: those that may run again.
         rounds: microbatches of a replica in an iteration; None for all of them in turn.
     """
-    return _Builder(problem, view, again=again, rounds=rounds).built()
-
-
-class _Read(NamedTuple):
-    """Seconds of an iteration to read a tensor.
-
-    Attributes:
-        copies: per shared copy, (k, 2) not to make it, and to make it.
-        direct: per reader, (k, l) of what it costs for this reader alone.
-        needs: per reader, shared copies by index, with (2, l) whether they have to be made.
-    """
-
-    copies: list[Floats]
-    direct: list[Parts]
-    needs: list[list[tuple[int, Floats]]]
-
-
-class _Home(NamedTuple):
-    """How a parameter is at home.
-
-    Attributes:
-        lies: how it lies.
-        summed: along each axis, whether a reader makes summands of its gradient; None where there
-            is one reader, whose strategy says that.
-    """
-
-    lies: Lies
-    summed: tuple[bool, ...] | None
+    return _Builder(problem, view, blocks, rounds=rounds).built()
 
 
 class _Builder:
     def __init__(
-        self, problem: Problem, view: View, *, again: bool, rounds: float | None
-    ) -> None:  # fmt: skip
-        self.problem, self.view, self.again = problem, view, again
-        self.forwards = 2.0 if again else 1.0
-        self.graph = problem.profile.graph
+        self, problem: Problem, view: View, blocks: Sequence[Block], *, rounds: float | None
+    ) -> None:
+        self.problem, self.view = problem, view
+        self.graph, self.blocks = problem.profile.graph, Blocks(problem.profile.graph, blocks)
         self.prices = Prices(problem, view, rounds)
+        self.parameters = ParameterTables(self.prices)
         self.replicated = view.replicas > 1
         self.with_backward = differentiated(self.graph)
+        self.priced_as, self.mesh_rules = _strategies(problem.profile, view)
+        count = range(len(self.graph.operators))
+        self.modes = [self.blocks.modes(v) for v in count]
         # Operators of equal layers are of one class, and share all tables.
-        self.class_of, self.mesh_rules = _strategies(problem.profile, view)
-        self.rules = [self._with_replicas(v) for v in range(len(self.graph.operators))]
+        first: dict[object, int] = {}
+        self.class_of = [first.setdefault((self.priced_as[v], self.modes[v]), v) for v in count]
+        self.rules = [self._with_replicas(v) for v in count]
         self._tables: dict[object, Any] = {}
-        self.made = Built(view, again, self.mesh_rules)
+        self.stash = Stash(
+            problem, view.mesh, self.blocks, self.mesh_rules, self.class_of, self._table
+        )  # fmt: skip
+        strategies_of = [some * len(self.modes[v]) for v, some in enumerate(self.mesh_rules)]
+        self.made = Built(view, self.blocks.last, strategies_of)
 
     def _with_replicas(self, v: int) -> list[Rule]:
         operator = self.graph.operators[v]
@@ -234,90 +102,115 @@ class _Builder:
 
     def built(self) -> Built:
         """The program."""
-        self._operators()
+        waiting = self._operators()
+        self._blocks(waiting)
         for name in tensors_by_name(self.graph):
             self._tensor(name)
         for one in self.graph.parameters:
             self._parameter(one)
         return self.made
 
-    def _operators(self) -> None:
-        rounds, stashed = self.prices.rounds, self._stashed()
-        for v, both in enumerate(self.prices.compute_s(self.mesh_rules, self.class_of)):
-            asked = self._table(("asked", self.class_of[v]), partial(self._statistics_s, v))
-            leaving = np.zeros(both.shape[1])
-            for o, name in enumerate(self.graph.operators[v].outputs):
-                if name in self.graph.outputs:
-                    leaving += [self._leaving_s(name, one, o) for one in self.rules[v]]
-            self.made.node(
-                Parts(
-                    compute=rounds * (self.forwards * both[0] + both[1]),
-                    inside=rounds * (self.forwards * asked[0] + asked[1] + leaving),
-                    sums=np.zeros_like(leaving),
-                    gathers=np.zeros_like(leaving),
-                ),
-                kept_bytes=None if self.again else self._stash_bytes(v, stashed),
+    def _operators(self) -> list[tuple[int, Waiting]]:
+        """Adds the operators. Gives the tensors of some that blocks need which run again."""
+        found = []
+        for v, both in enumerate(self.prices.compute_s(self.mesh_rules, self.priced_as)):
+            seconds = self._table(
+                ("operator", self.class_of[v], self._leaves(v)), partial(self._operator_s, v, both)
             )
+            spans, waiting = self.stash.of(v)
+            self.made.node(seconds, stash=spans)
+            found += [(v, one) for one in waiting]
+        return found
+
+    def _leaves(self, v: int) -> tuple[str, ...]:
+        """The outputs of an operator that leave the model."""
+        return tuple(n for n in self.graph.operators[v].outputs if n in self.graph.outputs)
+
+    def _operator_s(self, v: int, both: Floats) -> Parts:
+        """Seconds of an iteration by the strategies of an operator.
+
+        Args:
+            both: (2, k) by its rules, of a forward and a backward.
+        """
+        rounds, asked = self.prices.rounds, self._statistics_s(v)
+        leaving, lost = np.zeros((2, len(both[0])))
+        for name in self._leaves(v):
+            o = self.graph.operators[v].outputs.index(name)
+            leaving += [self._leaving_s(name, one, o) for one in self.rules[v]]
+            lost += [self._lost_s(name, one.outputs[o]) for one in self.rules[v]]
+        modes = self.modes[v]
+        compute = [(1 + (mode is Mode.AGAIN)) * both[0] + both[1] for mode in modes]
+        inside = [(1 + mode.in_segment) * asked[0] + asked[1] + leaving for mode in modes]
+        nothing = np.zeros(len(modes) * len(leaving))
+        return Parts(
+            rounds * np.concatenate(compute), rounds * np.concatenate(inside), nothing, nothing,
+            forward=np.tile(both[0], len(modes)), backward=np.tile(both[1], len(modes)),
+            unsure=rounds * np.tile(lost, len(modes)),
+        )  # fmt: skip
 
     def _statistics_s(self, v: int) -> Floats:
         """(2, k) seconds of the all-reduces inside an operator, forward and backward."""
         return np.array([self.prices.statistics_s(v, one) for one in self.mesh_rules[v]]).T
 
-    def _stashed(self) -> frozenset[str]:
-        """The owners of storages that are kept for the backward."""
-        profile, inside = self.problem.profile, set(range(len(self.graph.operators)))
-        return frozenset(
-            storage_owner(profile, name, inside)
-            for one in profile.operators
-            for name in one.stash_tensors
-        )
-
-    def _stash_bytes(self, v: int, stashed: Collection[str]) -> Floats:
-        """(k,) bytes that an operator makes and that are kept."""
-        outputs = self.graph.operators[v].outputs
-        kept = tuple(o for o, name in enumerate(outputs) if name in stashed)
-        size: Floats = self._table(
-            ("stash", self.class_of[v], kept), partial(self._kept_bytes, v, kept)
-        )
-        return size
-
-    def _kept_bytes(self, v: int, outputs: Sequence[int]) -> Floats:
-        """(k,) bytes of some outputs, and of what an operator keeps for itself, which is in
-        proportion to what it makes.
-        """
-        tensors, operator = tensors_by_name(self.graph), self.graph.operators[v]
-        own = self.problem.profile.operators[v].stash_private_bytes - self._casts_bytes(v)
-        every = [tensors[name] for name in operator.outputs]
-        rows = []
-        for rule in self.mesh_rules[v]:
-            made = [prod(local_shape(one.shape, spec, self.view.mesh)) * ITEM_BYTES[one.dtype]
-                    for one, spec in zip(every, rule.outputs, strict=True)]  # fmt: skip
-            share = sum(made) / max(1, sum(one.bytes for one in every))
-            rows.append(own * share + sum(made[o] for o in outputs))
-        return np.array(rows)
-
-    def _casts_bytes(self, v: int) -> int:
-        """Of what an operator keeps for itself, copies of its weights in a shorter type, which are
-        not kept where weights are gathered.
-        """
-        operator, known = self.graph.operators[v], parameters_by_name(self.graph)
-        made = tensors_by_name(self.graph)[operator.outputs[0]].dtype
-        if made == "float32":
-            return 0
-        copies = sum(prod(known[n].shape) for n in operator.parameters) * ITEM_BYTES[made]
-        return min(round(copies), self.problem.profile.operators[v].stash_private_bytes)
-
     def _leaving_s(self, name: str, rule: Rule, o: int) -> float:
-        """Of an output of the model: conversions for leaving, there and back, and its loss."""
+        """Of an output of the model: conversions for leaving, there and back, and its loss, where
+        it is of what the operator makes.
+        """
         one, spec = tensors_by_name(self.graph)[name], rule.outputs[o]
         leaves = leaving_spec(self.graph, name, spec)
         item = ITEM_BYTES[one.dtype]
-        there = self.forwards * self.prices.converted_s(one.shape, item, spec, leaves)
-        there += self.prices.loss_s(name, leaves[: len(self.view.mesh)])
+        there = self.prices.converted_s(one.shape, item, spec, leaves)
+        if leaves == spec:
+            there += self.prices.loss_s(name, leaves[: len(self.view.mesh)])
         if not one.gradient:
             return there
         back = gradient_spec(rule, spec)
         return there + self.prices.converted_s(one.shape, item, leaves, back)
+
+    def _lost_s(self, name: str, spec: Spec) -> float:
+        """The loss of an output of the model that is converted first. Passes do without it."""
+        leaves = leaving_spec(self.graph, name, spec)
+        return 0.0 if leaves == spec else self.prices.loss_s(name, leaves[: len(self.view.mesh)])
+
+    # ---- blocks
+
+    def _blocks(self, waiting: Sequence[tuple[int, Waiting]]) -> None:
+        """Adds the blocks, and the tensors that some of them need if they run again."""
+        nodes = []
+        for block in self.blocks.every:
+            node = self._free_node(len(block.segments))
+            nodes.append(node)
+            self.made.blocks.append((node, block))
+            for v in range(block.first, block.end):
+                states, modes = self.blocks.states(v), self.modes[v]
+                if len(states) > 1:
+                    barred = self._table(("block", states, self.class_of[v]), partial(
+                        _barred, states, [mode for mode in modes for _ in self.mesh_rules[v]]
+                    ))  # fmt: skip
+                    self.made.edge(node, v, Parts(compute=barred))
+        for v, one in waiting:
+            self._waiting(v, one, nodes)
+
+    def _waiting(self, v: int, one: Waiting, nodes: Sequence[int]) -> None:
+        """Adds a tensor that some blocks need if they run again: by its bytes, and the first of
+        these blocks, if there is one.
+        """
+        sizes, begins = sorted(set(one.bytes.tolist())), (one.until, *one.blocks)
+        each = [(size, begin) for size in sizes for begin in begins]
+        spans = [
+            Span(begin, one.until - 1, np.array([size * (begin == b) for size, b in each]))
+            for begin in one.blocks
+        ]
+        node = self.made.node(Parts(*np.zeros((4, len(each)))), stash=spans)
+        self.made.edge(v, node, Parts(
+            compute=np.where(one.bytes[:, None] == [size for size, _ in each], 0.0, inf)
+        ))  # fmt: skip
+        for k in one.blocks:
+            late = np.array([begin > k for _, begin in each])
+            runs = np.array([bool(some) for some in self.blocks.every[k].segments])
+            self.made.edge(nodes[k], node, Parts(
+                compute=np.where(runs[:, None] & late, inf, 0.0)
+            ))  # fmt: skip
 
     # ---- tensors
 
@@ -326,7 +219,7 @@ class _Builder:
         if not readers:
             return
         tensor = tensors_by_name(self.graph)[name]
-        asked = tuple(self._asked(v, name, tensor.gradient) for v in readers)
+        asked = self._asked(readers, name, tensor.gradient)
         source, homes, key = self._source(name, asked)
         mask = self._mask(name, (key, homes), asked)
         table = self._table(
@@ -335,7 +228,7 @@ class _Builder:
         )
         self._edges(source, readers, table)
 
-    def _edges(self, source: int, readers: Sequence[int], read: _Read) -> None:
+    def _edges(self, source: int, readers: Sequence[int], read: Read) -> None:
         """From what is read to shared copies and readers, and between these."""
         copies = [self._free_node(2) for _ in read.copies]
         for node, copy_s in zip(copies, read.copies, strict=True):
@@ -360,22 +253,22 @@ class _Builder:
 
     def _read(
         self, homes: Sequence[Ends], wants: Sequence[tuple[Ends, ...]], tensor: Tensor, mask: Mask
-    ) -> _Read:
+    ) -> Read:
         """What it costs in an iteration to read a tensor.
 
         Args:
             homes: how it lies, by strategies of what makes it.
             wants: per reader, how it is wanted, by strategies.
         """
-        shared = _shared(wants)
+        shared = shared_wants(wants)
         table = self._matrix(homes, shared, tensor, mask) if shared else np.zeros((len(homes), 0))
-        copies = _copies(shared, table)
+        copies = copies_of(shared, table)
         direct = []
         for some in wants:
             table = self._matrix(homes, some, tensor, mask)
             alone = np.where([[want in shared for want in some]], 0.0, table)
             direct.append(Parts(inside=alone))
-        return _Read([*copies.values()], direct, [_needs(copies, some) for some in wants])
+        return Read([*copies.values()], direct, [needs_of(copies, some) for some in wants])
 
     def _matrix(
         self, homes: Sequence[Ends], wants: Sequence[Ends], tensor: Tensor, mask: Mask
@@ -396,19 +289,32 @@ class _Builder:
         table: Floats = self.prices.rounds * small[np.ix_(*at)]
         return table
 
-    def _asked(self, v: int, name: str, has_gradient: bool) -> tuple[int, int, bool]:
-        """An operator of the same class, the place at which it reads, and whether it has a
-        gradient.
-        """
-        at = reads(self.graph.operators[v]).index(name)
-        return self.class_of[v], at, has_gradient and v in self.with_backward
+    def _asked(self, readers: Sequence[int], name: str, has_gradient: bool) -> Asked:
+        """The readers of a tensor."""
+        blocks = [self.blocks.of(v) for v in readers]
+        number = {k: n for n, k in enumerate(dict.fromkeys(blocks))}
+        return tuple(
+            Reader(
+                self.class_of[v],
+                reads(self.graph.operators[v]).index(name),
+                has_gradient and v in self.with_backward,
+                number[k],
+                tuple(1.0 + (mode is Mode.AGAIN) for mode in self.modes[v] for _ in self.rules[v]),
+            )
+            for v, k in zip(readers, blocks, strict=True)
+        )
 
-    def _wants(self, asked: tuple[int, int, bool]) -> tuple[Ends, ...]:
-        v, at, flows = asked
+    def _wants(self, asked: Reader) -> tuple[Ends, ...]:
+        v, at = asked.operator, asked.place
         wants: tuple[Ends, ...] = self._table(
             ("wants", asked),
             lambda: tuple(
-                Ends(rule.inputs[at], gradient_spec(rule, rule.inputs[at]) if flows else None)
+                Ends(
+                    rule.inputs[at],
+                    gradient_spec(rule, rule.inputs[at]) if asked.flows else None,
+                    asked.segment if mode.in_segment else -1,
+                )
+                for mode in self.modes[v]
                 for rule in self.rules[v]
             ),
         )
@@ -421,7 +327,7 @@ class _Builder:
         v = producers(self.graph).get(name)
         if v is not None:
             o = self.graph.operators[v].outputs.index(name)
-            key, rules = ("made", self.class_of[v], o), self.rules[v]
+            key, rules = ("made", self.class_of[v], o), self.rules[v] * len(self.modes[v])
             homes = self._table(
                 key,
                 lambda: tuple(
@@ -442,7 +348,7 @@ class _Builder:
         return self.made.node(Parts(*np.zeros((4, count))))
 
     def _ends_s(self, shape: tuple[int, ...], item: float, home: Ends, want: Ends) -> float:
-        there = self.forwards * self.prices.converted_s(shape, item, home.spec, want.spec)
+        there = want.forwards * self.prices.converted_s(shape, item, home.spec, want.spec)
         if want.gradient is None or home.gradient is None:
             return there
         return there + self.prices.converted_s(shape, item, want.gradient, home.gradient)
@@ -453,188 +359,15 @@ class _Builder:
         readers = list(dict.fromkeys(holders(self.graph)[one.name]))
         if not readers:
             return
-        asked = tuple(self._asked(v, one.name, one.trainable) for v in readers)
+        asked = self._asked(readers, one.name, one.trainable)
         given = tuple(policy.lies.get(one.name) for policy in self.view.policies)
-        homes, own, read = self._table(
+        homes, (seconds, size, cast), read = self._table(
             ("parameter", replace(one, name=""), given, asked),
-            partial(self._parameter_tables, one, asked),
+            lambda: self.parameters.of(one, asked, [self._wants(reader) for reader in asked]),
         )
-        node = self.made.node(*own)
+        node = self.made.node(seconds, size, [Span(0, self.blocks.last, cast)])
         self.made.lies[one.name] = node, tuple(home.lies for home in homes)
         self._edges(node, readers, read)
-
-    def _parameter_tables(
-        self, one: Parameter, asked: Asked
-    ) -> tuple[tuple[_Home, ...], tuple[Parts, Floats, Floats], _Read]:
-        """How a parameter may be at home, what that costs and takes, and what its readers cost."""
-        n, wants = len(self.view.mesh), [self._wants(reader) for reader in asked]
-        lies = lies_of(one, [want.spec[:n] for some in wants for want in some], self.view)
-        # Tied ones are few. Constants have a reader in each layer, which pays for itself.
-        tied = one.trainable and len(asked) > 1
-        homes = tuple(
-            _Home(lie, summed) for lie in lies for summed in (_sums(wants) if tied else (None,))
-        )
-        shared = _shared(wants) if tied else ()
-        first = [[self._first_s(one, home, want) for want in shared] for home in homes]
-        copies = _copies(shared, np.array(first).reshape(len(homes), len(shared)))
-        direct = [
-            self._parameter_table(one, homes, (some, shared), reader)
-            for some, reader in zip(wants, asked, strict=True)
-        ]
-        needs = [_needs(copies, some) for some in wants]
-        own = self._parameter_node(one, homes, {want.spec[:n] for some in wants for want in some})
-        return homes, own, _Read([*copies.values()], direct, needs)
-
-    def _parameter_table(
-        self, one: Parameter, homes: Sequence[_Home],
-        wants: tuple[Sequence[Ends], Collection[Ends]], reader: tuple[int, int, bool],
-    ) -> Parts:  # fmt: skip
-        """(homes, wants) of what it costs that an operator reads it.
-
-        Args:
-            wants: by the operator's strategies, and those of shared copies.
-        """
-        some, shared = wants
-        columns = list(dict.fromkeys(some))
-        small = np.array([
-            [self._parameter_s(one, home, want, reader, alone=want not in shared)
-             for want in columns]
-            for home in homes
-        ])  # fmt: skip
-        compute, inside, sums = np.moveaxis(small[:, [columns.index(w) for w in some]], 2, 0)
-        return Parts(compute=compute if compute.any() else 0.0, inside=inside, sums=sums)
-
-    def _parameter_node(
-        self, one: Parameter, homes: Sequence[_Home], wanted: Collection[Spec]
-    ) -> tuple[Parts, Floats, Floats]:
-        """Its step, sums of its gradient if it is tied, gathers behind the step, and bytes that it,
-        its gradient and its state take; and those of a copy in the type of autocast, where it lies
-        as a reader may want it.
-        """
-        problem, item = self.problem, ITEM_BYTES[one.dtype]
-        state = state_copies(problem.profile.parameter_dtype, problem.training.optimizer)
-        share = cast_share(problem.profile) * (one.name in cast_weights(problem.profile))
-        n, rows = len(self.view.mesh), []
-        for home in homes:
-            lies, gradient, stepped = (
-                home.lies.at(least, replicated=self.replicated) for least in (3, 2, 1)
-            )
-            size = parameter_bytes(one, ParameterSpecs(lies, gradient, stepped), self.view.sizes)
-            rows.append((
-                self.prices.step_s(size.state),
-                0.0 if home.summed is None else self._sums_s(one, home.lies, home.summed),
-                self.prices.once_s(one.shape, item, stepped, lies),
-                size.parameter + size.gradient + state * size.state,
-                share * size.parameter * (CHUNKS not in lies and lies[:n] in wanted),
-            ))  # fmt: skip
-        step_s, sum_s, gather_s, size, cast = np.array(rows).T
-        return Parts(step_s, 0.0 * step_s, sum_s, gather_s), size, cast
-
-    def _gradient(self, lies: Lies, summed: Sequence[bool]) -> Spec:
-        """How the gradient of a parameter lies."""
-        spec = lies.at(2, replicated=self.replicated)
-        return tuple("P" if part == "R" and summand else part
-                     for part, summand in zip(spec, summed, strict=True))  # fmt: skip
-
-    def _sums_s(self, one: Parameter, lies: Lies, summed: Sequence[bool]) -> float:
-        gradient, state = self._gradient(lies, summed), lies.at(1, replicated=self.replicated)
-        return self.prices.once_s(one.shape, one.gradient_item_bytes, gradient, state)
-
-    def _first_s(self, one: Parameter, home: _Home, want: Ends) -> float:
-        """To gather a parameter for forwards, and to bring its gradient home."""
-        lies = home.lies.at(3, replicated=self.replicated)
-        there = self.prices.converted_s(one.shape, ITEM_BYTES[one.dtype], lies, want.spec)
-        back = 0.0
-        if want.gradient is not None:
-            gradient = self._gradient(home.lies, home.summed or _summed(want))
-            back = self.prices.converted_s(
-                one.shape, one.gradient_item_bytes, want.gradient, gradient
-            )
-        return self.prices.rounds * (self.forwards * there + back)
-
-    def _parameter_s(
-        self, one: Parameter, home: _Home, want: Ends, reader: tuple[int, int, bool], *, alone: bool
-    ) -> tuple[float, float, float]:
-        """What it costs in copies in a shorter type, in collectives inside passes, and once, that
-        an operator reads a parameter.
-
-        Args:
-            alone: whether it makes a copy of its own.
-        """
-        prices, made = self.prices, _summed(want)
-        if home.summed is not None and any(
-            here and not there for here, there in zip(made, home.summed, strict=True)
-        ):
-            return inf, 0.0, 0.0
-        lies = home.lies.at(3, replicated=self.replicated)
-        normalizes = self.graph.operators[reader[0]].type == "BatchNormalization"
-        if lies != want.spec and not one.trainable and (one.state or normalizes):
-            return inf, 0.0, 0.0  # what an operator gives another value lies as it is read
-        first = self._first_s(one, home, want) if alone else 0.0
-        later = self._reads_again(one, reader) and want.gradient is not None and not self.again
-        mine = want.gradient is not None and home.summed is None
-        sums = self._sums_s(one, home.lies, made) if mine else 0.0
-        there = prices.converted_s(one.shape, ITEM_BYTES[one.dtype], lies, want.spec)
-        at_home = lies, want.gradient and self._gradient(home.lies, home.summed or made)
-        # What a device has it does not gather again.
-        casts = self.forwards + later if there > 0 or want.gradient is None else 1.0
-        casts *= prices.cast_s(one, reader[0], want.spec) if at_home != tuple(want) else 0.0
-        return prices.rounds * casts, first + prices.rounds * later * there, sums
-
-    def _reads_again(self, one: Parameter, reader: tuple[int, int, bool]) -> bool:
-        """Whether the backward of an operator gathers a parameter again. Readers of a view read
-        back. A segment that is run again keeps what it has gathered.
-        """
-        v, at, _ = reader
-        operator = self.graph.operators[v]
-        bias = len(one.shape) == 1 and facts(operator.type).bias is not None
-        return facts(operator.type).moves is VIEW or (
-            not bias and reads_back(operator, {reads(operator)[at]}, self.graph)
-        )
-
-
-def _shared(wants: Sequence[Sequence[Ends]]) -> list[Ends]:
-    """What several readers may want."""
-    number = Counter(want for some in wants for want in set(some))
-    return [want for want, count in number.items() if count > 1]
-
-
-def _copies(shared: Sequence[Ends], table: Floats) -> dict[Ends, Floats]:
-    """The shared copies that cost anything: (k, 2) not to make it, and to make it.
-
-    Args:
-        table: (k, shared) what they cost.
-    """
-    return {
-        want: np.stack([np.zeros_like(column), column], axis=1)
-        for want, column in zip(shared, table.T, strict=True)
-        if column.any()
-    }
-
-
-def _needs(copies: Collection[Ends], some: Sequence[Ends]) -> list[tuple[int, Floats]]:
-    """The copies that a reader may want, by index, with (2, l) whether they have to be made."""
-    needs = []
-    for at, want in enumerate(copies):
-        if want in some:
-            without = np.zeros((2, len(some)))
-            without[0, [i for i, one in enumerate(some) if one == want]] = inf
-            needs.append((at, without))
-    return needs
-
-
-def _summed(want: Ends) -> tuple[bool, ...]:
-    """Along each axis, whether a reader makes summands of the gradient of what it wants."""
-    return tuple(part == "P" for part in want.gradient or ("R",) * len(want.spec))
-
-
-def _sums(wants: Sequence[Sequence[Ends]]) -> list[tuple[bool, ...]]:
-    """All that `_summed` may be of several readers together."""
-    found = {_summed(want) for want in wants[0]}
-    for some in wants[1:]:
-        found = {tuple(a or b for a, b in zip(one, _summed(want), strict=True))
-                 for one in found for want in some}  # fmt: skip
-    return sorted(found)
 
 
 def _strategies(profile: Profile, view: View) -> tuple[list[int], list[tuple[Rule, ...]]]:
@@ -652,6 +385,11 @@ def _strategies(profile: Profile, view: View) -> tuple[list[int], list[tuple[Rul
         same.append(at)
         rules.append(strategies(profile, v, view, axes) if at == v else rules[at])
     return same, rules
+
+
+def _barred(states: Sequence[Mode], modes: Sequence[Mode]) -> Floats:
+    """(states, strategies) infinity where a strategy has another mode than a block's state."""
+    return np.where([[mode is one for one in modes] for mode in states], 0.0, inf)
 
 
 def leaving_spec(graph: Graph, name: str, spec: Spec) -> Spec:

@@ -18,7 +18,8 @@ from planner.artefacts.profile import SplitRule
 from planner.artefacts.sharding import Rule, local_shape
 from planner.costs.stage_pass import stage_collectives_s
 from planner.resharding.conversion import Collective, Step
-from planner.solvers.intra.build import Built, Parts, built
+from planner.solvers.intra.build import built
+from planner.solvers.intra.built import Built, Parts
 from planner.solvers.intra.policy import Policy, anything
 from planner.solvers.intra.space import View, allowed
 from planner.solvers.sharded.rules import share_work
@@ -68,10 +69,10 @@ def lines_of(
     mesh = tuple(axis.size for axis in axes)
     group = max(groups, key=lambda one: _allreduces_s(problem, one, mesh))
     policies = tuple(axis.policy for axis in axes)
-    lines = _chosen(problem, mesh, group, Parts(rounds, rounds, 1.0, 1.0), *policies)
+    lines = _chosen(problem, mesh, group, Parts(rounds, rounds, 1.0, 1.0, unsure=rounds), *policies)
     if all(share_work(own) or not axis.sure for axis, own in zip(axes, lines, strict=True)):
         return lines
-    fast = Parts(rounds, rounds * FAST, FAST, FAST)
+    fast = Parts(rounds, rounds * FAST, FAST, FAST, unsure=rounds * FAST)
     return _chosen(problem, mesh, group, fast, *policies)
 
 
@@ -137,7 +138,7 @@ def _built(
     """The program's tables for one microbatch, and per operator the bytes that it makes by each of
     its rules.
     """
-    made = built(problem, View(mesh, 1, group, policies), again=False, rounds=1.0)
+    made = built(problem, View(mesh, 1, group, policies), rounds=1.0)
     graph, tensors = problem.profile.graph, tensors_by_name(problem.profile.graph)
     known: dict[object, Floats] = {}
     sizes = []

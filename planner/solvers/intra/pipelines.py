@@ -32,7 +32,7 @@ from planner.costs.stage_memory import limit_bytes
 from planner.costs.stage_pass import stage_pass
 from planner.schedules.orders import default_warmups
 from planner.solvers.engines.watch import INTERRUPTED, SearchWatch, interruptible
-from planner.solvers.intra.build import Parts
+from planner.solvers.intra.built import Parts
 from planner.solvers.intra.solve import BEHIND, BESIDE, IN_LINE, SHORT, views
 from planner.solvers.intra.space import View
 from planner.solvers.intra.stage_programs import Split, Stage, StagePrograms

@@ -22,11 +22,11 @@ from planner.artefacts.graph import (
 from planner.artefacts.operator_types import PRODUCTS
 from planner.artefacts.problem import Problem
 from planner.artefacts.sharding import OWN, Rule, Sharding, Spec, local_shape, reads
-from planner.artefacts.strategy import BUCKET_BYTES, Stage
+from planner.artefacts.strategy import BUCKET_BYTES, MAX_BUCKETS, Stage
 from planner.artefacts.topology import device_type
 from planner.costs.casts import cast_weights
 from planner.costs.stage_pass import part_times_s, stage_collectives_s
-from planner.costs.update import step_s
+from planner.costs.update import gradient_copies, step_s
 from planner.resharding.conversion import LOCAL, Step, conversion
 from planner.resharding.cut_losses import vocabulary_parallel_steps
 from planner.resharding.statistics import statistics_steps
@@ -47,6 +47,9 @@ class Prices:
         self.problem, self.view = problem, view
         self.rounds = problem.num_microbatches / view.replicas if rounds is None else rounds
         self._kind = device_type(problem.topology, view.group[0])
+        every = sum(one.bytes for one in problem.profile.graph.parameters)
+        self._bucket_bytes = max(BUCKET_BYTES, every // MAX_BUCKETS)
+        self._bucket_bytes *= gradient_copies(problem.profile)
         self.converted_s = lru_cache(maxsize=None)(self._converted_s)
         self.once_s = lru_cache(maxsize=None)(self._once_s)
 
@@ -91,7 +94,7 @@ class Prices:
         return stage_collectives_s(self.problem, self.view.group, self.view.sizes, steps)
 
     def _once_s(self, shape: tuple[int, ...], item: float, old: Spec, new: Spec) -> float:
-        """Of a conversion of a parameter or its gradient in a bucket."""
+        """Of a conversion of a parameter or its gradient in a bucket, which is full."""
         if old == new:
             return 0.0
         steps = conversion(shape, item, self.view.sizes, old, new)
@@ -99,7 +102,7 @@ class Prices:
         for step in steps:
             if step.kind in LOCAL or not step.bytes:
                 continue
-            size = max(step.bytes, BUCKET_BYTES)
+            size = max(step.bytes, self._bucket_bytes)
             whole = self._collective_s(replace(step, bytes=size))
             total += whole * step.bytes / size
         return total

@@ -5,7 +5,8 @@ ways in which parameters, gradients and state may lie (`build.py`), as in the in
 Alpa (Zheng et al., OSDI 2022, section 4). An iteration is no sum: collectives run beside
 computations. So a program is solved for several weights of its parts, and the judge compares the
 answers. Memory that a program does not count, such as workspaces, is taken off the limit, and the
-program is solved again.
+program is solved again. Where the stash makes an answer dearer, blocks may run again: then a
+program is solved in which each of them is a node (`blocks.py`).
 
 **The bound.** Computations are one queue of a device, collectives inside passes and gathers behind
 the step another one, sums of gradients a third. An iteration takes at least as long as each, so for
@@ -22,15 +23,16 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from planner.artefacts.options import Offload, Recompute
 from planner.artefacts.problem import Problem, Result, Status
 from planner.artefacts.profile import has_rules
 from planner.artefacts.strategy import Strategy, used_devices
 from planner.costs.evaluate import evaluate
 from planner.costs.stage_memory import limit_bytes
 from planner.solvers.engines.watch import INTERRUPTED, SearchWatch, interruptible
-from planner.solvers.intra.answer import in_order_of_use, sharding_of
-from planner.solvers.intra.build import Built, Parts, built
+from planner.solvers.intra.answer import in_order_of_use, segments_of, sharding_of
+from planner.solvers.intra.blocks import Block, blocks_of
+from planner.solvers.intra.build import built
+from planner.solvers.intra.built import Built, Parts
 from planner.solvers.intra.space import View
 from planner.solvers.program.problem import Choice, ChoiceProgram, cost_of, peak_bytes
 from planner.solvers.program.solve import solve as solve_program
@@ -55,9 +57,8 @@ BESIDE = (Parts(1, 0.1, 0.1, 0.1), Parts(1, 0.1, 1, 1), Parts(1, 1, 0.1, 0.3))
 gradients always may."""
 LOWERED = 4
 """Times that the limit of memory is lowered, at most."""
-SHORT, LESS = 1.02, 0.3
-"""Where memory makes the answer so many times dearer, one is tried that counts less of what is kept
-for the backward, for the rest may be made again."""
+SHORT = 1.02
+"""Where the stash makes an answer so many times dearer, one is tried whose blocks may run again."""
 MARGIN = 1.02
 """By how much more than what a plan takes beyond the limit."""
 BEHIND = 1.03
@@ -142,10 +143,7 @@ class _Search:
         self._found = LayoutSearch(problem, known)
         self._seen: list[Layout] = []
         self._more = 0  # bytes that plans on a view take beyond those that a program counts
-        self._runs_again = training.recompute in (Recompute.FULL, Recompute.SELECTIVE)
-        # What a forward keeps is there until its backward if nothing else may become of it.
-        keeps = training.recompute is Recompute.NONE and training.offload is Offload.NO
-        self._may_run_again = not keeps and not self._runs_again
+        self._blocks, self._runs_again = blocks_of(problem), training.recompute.is_everywhere
 
     def result(self, space: str, bound_s: float) -> Result:
         """The answer.
@@ -184,22 +182,20 @@ class _Search:
         bound_s = 0.0
         if self._ended:
             return bound_s
-        made = built(self._problem, view, again=False)
-        self._found.work_s += len(made.node_s) / NODES_PER_S
-        again = built(self._problem, view, again=True) if self._runs_again else None
+        made = self._built(view)
+        again = self._built(view, self._blocks) if self._runs_again else None
         self._more = 0
         limit = min(limit_bytes(self._problem, view.devices, d) for d in view.devices)
-        for number, weights in enumerate(
-            BESIDE if self._problem.training.overlap else IN_LINE
-        ):  # fmt: skip
-            least = self._answer(made.program(weights, limit, kept=0.0), weights)
+        for weights in BESIDE if self._problem.training.overlap else IN_LINE:
+            least = self._answer(made.program(weights, limit, kept=False), weights)
             bound_s = max(bound_s, least.bound / self._total(weights))
             if bound_s >= self._found.best_s or self._ended:
                 break
             known = None if again else least.picks
             found = self._tried(again or made, weights, limit, known)
-            if number == 0 and self._may_run_again and found.cost > SHORT * least.cost:
-                self._tried(made, weights, limit, kept=LESS)
+            if self._blocks and not again and found.cost > SHORT * least.cost:
+                again = self._built(view, self._blocks)
+                found = self._tried(again, weights, limit)
             if found.least_s > BEHIND * self._found.best_s:
                 break
         LOGGER.info("%s x %d: at least %.6g s", view.mesh, view.replicas, bound_s)
@@ -214,19 +210,22 @@ class _Search:
             return float(weights.compute + inside + weights.sums)
         return float(max(weights.compute, inside) + weights.sums)
 
+    def _built(self, view: View, blocks: Sequence[Block] = ()) -> Built:
+        made = built(self._problem, view, blocks)
+        self._found.work_s += len(made.node_s) / NODES_PER_S
+        return made
+
     def _tried(
-        self, made: Built, weights: Parts, limit: int,
-        known: Sequence[int] | None = None, *, kept: float = 1.0,
-    ) -> _Tried:  # fmt: skip
+        self, made: Built, weights: Parts, limit: int, known: Sequence[int] | None = None
+    ) -> _Tried:
         """What becomes of a program: its answer, with a limit of memory at which the plan fits.
 
         Args:
             known: the answer where less memory counts; it is that of this program if it fits.
-            kept: share of what is kept for a backward that counts.
         """
         cost, found, before = math.inf, None, self._more
-        for _ in range(1 + (LOWERED if kept == 1 else 0)):
-            program = made.program(weights, limit - self._more if kept == 1 else limit, kept)
+        for _ in range(1 + LOWERED):
+            program = made.program(weights, limit - self._more)
             answer = _known(program, known) or self._answer(program, weights)
             if answer.picks is None and found is not None and answer.status is Status.INFEASIBLE:
                 self._more = (self._more + before) // 2
@@ -284,4 +283,5 @@ def _layout(problem: Problem, made: Built, picks: Sequence[int]) -> Layout:
         shardings=[sharding if math.prod(view.mesh) > 1 else None],
         sharing=(view.replicas, 0) if view.replicas > 1 else WHOLE,
         levels=levels,
+        recomputed=segments_of(made, picks) if made.blocks else None,
     )

@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from planner.artefacts.graph import Graph, parameters_by_name
-from planner.artefacts.options import Recompute
 from planner.artefacts.problem import Problem
 from planner.artefacts.sharding import Sharding, Spec
 from planner.solvers.intra.answer import in_order_of_use, sharding_of
-from planner.solvers.intra.build import Built, Parts, built
+from planner.solvers.intra.blocks import blocks_of
+from planner.solvers.intra.build import built
+from planner.solvers.intra.built import Built, Parts
 from planner.solvers.intra.policy import Policy
 from planner.solvers.intra.solve import GAP, LEAST_WORK_S, NODES_PER_S
 from planner.solvers.intra.space import View
@@ -89,7 +90,7 @@ class StagePrograms:
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         self.work_s, self.in_time = 0.0, True
-        self._again = problem.training.recompute in (Recompute.FULL, Recompute.SELECTIVE)
+        self._runs_again = problem.training.recompute.is_everywhere
         self._built: dict[object, tuple[Part, Built]] = {}
         self._solved: dict[object, _Solved] = {}
 
@@ -135,7 +136,7 @@ class StagePrograms:
         least = self._answer(key, made, weights, None)
         assert least.picks is not None, "without a limit of memory all operators may run whole"
         picks, dearer = least.picks, 1.0
-        held = made.program(weights, stage.limit_bytes, float(stage.in_flight))
+        held = made.program(weights, stage.limit_bytes, flying=stage.in_flight)
         if stage.in_flight and peak_bytes(held, picks) > stage.limit_bytes:
             fitting = self._answer(key, made, weights, (stage.in_flight, stage.limit_bytes))
             picks, dearer = fitting.picks or picks, fitting.cost / least.cost
@@ -167,7 +168,8 @@ class StagePrograms:
                     for axis in range(len(view.mesh))
                 )
                 view = replace(view, masks=tuple(masks))
-            made = built(stage.part.problem, view, again=self._again, rounds=stage.rounds)
+            blocks = blocks_of(stage.part.problem) if self._runs_again else ()
+            made = built(stage.part.problem, view, blocks, rounds=stage.rounds)
             self.work_s += len(made.node_s) / NODES_PER_S
             self._built[key] = stage.part, made
         return key, *self._built[key]
@@ -183,7 +185,8 @@ class StagePrograms:
         which = key, weights, memory
         if which not in self._solved:
             flying, limit = memory or (0, None)
-            program, seed = made.program(weights, limit, float(flying)), self._problem.search.seed
+            program = made.program(weights, limit, flying=flying)
+            seed = self._problem.search.seed
             with braked(LEAST_WORK_S) as brake:
                 answer = solve_program(program, LEAST_WORK_S, brake.left_s, seed, math.inf, GAP)
             self.work_s += LEAST_WORK_S

@@ -72,7 +72,7 @@ def best_of(
 
 
 class Priced(NamedTuple):
-    """A layout without recomputation.
+    """A layout without recomputation, or with that which it gives.
 
     Attributes:
         estimate_s: its time.
@@ -202,34 +202,32 @@ def strategy_of(problem: Problem, layout: Layout, recompute: Sequence[Again]) ->
     """The strategy of a layout.
 
     Args:
-        recompute: what each stage runs again.
+        recompute: what each stage runs again; of the first choice, what the layout says.
     """
-    graph = problem.profile.graph
+    graph, first = problem.profile.graph, recompute_choices(problem)[0]
     widths = [len(groups) for groups in layout.groups]
     depths = default_warmups(widths, problem.num_microbatches, 0, problem.training.schedule)
     over, zero = layout.sharing or WHOLE
-    stages = tuple(
-        running_again(
-            problem,
-            Stage(
-                operators=tuple(graph.operators[v].name for v in inside),
-                groups=tuple(groups),
-                warmup=depth,
-                recompute=False,
-                sharding=sharding,
-                over=over,
-                zero=zero,
-                zero_of={name: one for name, one in layout.levels.items() if name in held},
-            ),
-            again,
+    stages = []
+    for inside, groups, sharding, depth, again in zip(
+        layout.operators, layout.groups, layout.shardings, depths, recompute, strict=True
+    ):
+        held = {name for v in inside for name in graph.operators[v].parameters}
+        stage = Stage(
+            operators=tuple(graph.operators[v].name for v in inside),
+            groups=tuple(groups),
+            warmup=depth,
+            recompute=bool(layout.recomputed),
+            sharding=sharding,
+            over=over,
+            zero=zero,
+            zero_of={name: one for name, one in layout.levels.items() if name in held},
+            recomputed=layout.recomputed or (),
         )
-        for inside, groups, sharding, depth, again in zip(
-            layout.operators, layout.groups, layout.shardings, depths, recompute, strict=True
-        )
-        for held in [{name for v in inside for name in graph.operators[v].parameters}]
-    )
+        is_given = layout.recomputed is not None and again is first
+        stages.append(stage if is_given else running_again(problem, stage, again))
     return Strategy(
-        stages,
+        tuple(stages),
         problem.training.schedule,
         problem.num_microbatches,
         vertical_sync=problem.training.vertical_sync,

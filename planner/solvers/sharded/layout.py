@@ -143,6 +143,9 @@ class Layout:
         work_s: the work of making it, in seconds of an ordinary core.
         sharing: `Stage.over` and `Stage.zero` of all stages; None for whole copies, or the
             optimizer's state in parts where these do not fit.
+        levels: `Stage.zero_of` of all stages.
+        recomputed: segments of the only stage that run again, unless more have to; None for those
+            of the first choice (`segments.recompute_choices`).
     """
 
     operators: Sequence[Sequence[int]]
@@ -153,3 +156,4 @@ class Layout:
     work_s: float = 0.0
     sharing: tuple[int, int] | None = None
     levels: Mapping[str, int] = field(default_factory=dict)
+    recomputed: tuple[tuple[str, ...], ...] | None = None

@@ -1,0 +1,118 @@
+"""Blocks of a stage whose forwards may run again in the backward, and when what is held is there.
+
+A block is a layer (`solvers/segments.py`). It is kept, or runs again, whole or but for selected
+operators, as the options let it. From that follows the *mode* of each of its operators.
+
+*Moments.* A backward goes from the last block to the first one. At moment t, the backward of block
+t begins, which has run again before if it does; moment B, of B blocks, is the end of the forward.
+So what the blocks up to t hold from the forward on is there at moment t, and what block t alone has
+made again. Of operators in no block all is kept: until the backward of the block before them.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from planner.artefacts.graph import Graph, differentiated
+from planner.artefacts.problem import Problem
+from planner.artefacts.strategy import Stage, operator_indices
+from planner.solvers.segments import Again, in_order, recompute_choices, segments_by_worth
+
+STATES = (Again.NOTHING, Again.SELECTED, Again.LAYERS)
+"""Of a block, as far as the options let it."""
+
+
+class Mode(IntEnum):
+    """What becomes of an operator in a backward."""
+
+    KEPT = 0
+    """What it keeps is there from the forward on."""
+    HELD = 1
+    """Its block runs again, and reads anew what it converts; what the operator made is held."""
+    AGAIN = 2
+
+    @property
+    def in_segment(self) -> bool:
+        """Whether its block runs again."""
+        return self is not Mode.KEPT
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Operators one behind the other.
+
+    Attributes:
+        first: the first one, by index in the graph.
+        end: the one behind the last.
+        segments: per state, the names of the operators that run again; () where it is kept.
+    """
+
+    first: int
+    end: int
+    segments: tuple[tuple[str, ...], ...]
+
+    def modes(self, name: str) -> tuple[Mode, ...]:
+        """Per state, what becomes of an operator of the block."""
+        return tuple(
+            Mode.KEPT if not some else Mode.AGAIN if name in some else Mode.HELD
+            for some in self.segments
+        )
+
+    @property
+    def may_be_kept(self) -> bool:
+        """Whether it may be kept."""
+        return () in self.segments
+
+
+def blocks_of(problem: Problem) -> tuple[Block, ...]:
+    """The blocks of all operators as one stage, as far as any may run again."""
+    profile, choices = problem.profile, recompute_choices(problem)
+    states = [one for one in STATES if one in choices]
+    if not any(one.reruns for one in states):
+        return ()
+    names = tuple(one.name for one in profile.graph.operators)
+    stage = Stage.whole(names, (0,), warmup=1, recompute=False)
+    by_state = {one: in_order(stage, segments_by_worth(profile, stage, one)) for one in STATES[1:]}
+    place, backward, found = operator_indices(profile.graph), differentiated(profile.graph), []
+    for k, whole in enumerate(by_state[Again.LAYERS]):
+        first, end = place[whole[0]], place[whole[-1]] + 1
+        some = [by_state[one][k] if one.reruns else () for one in states]
+        if not backward.isdisjoint(range(first, end)):
+            found.append(Block(first, end, tuple(dict.fromkeys(some))))
+    return tuple(found)
+
+
+class Blocks:
+    """The blocks of a graph.
+
+    Args:
+        blocks: one behind the other.
+
+    Attributes:
+        last: B, the moment at which a forward ends.
+    """
+
+    def __init__(self, graph: Graph, blocks: Sequence[Block]) -> None:
+        self.every, self.last = tuple(blocks), len(blocks)
+        self._first = [one.first for one in blocks]
+        self._names = [one.name for one in graph.operators]
+
+    def of(self, v: int) -> int | None:
+        """The block of an operator; None where it is in none."""
+        k = bisect_right(self._first, v) - 1
+        return k if k >= 0 and v < self.every[k].end else None
+
+    def moment(self, v: int) -> int:
+        """The last moment of a backward at which what an operator keeps is there."""
+        k = self.of(v)
+        return bisect_right(self._first, v) if k is None else k
+
+    def states(self, v: int) -> tuple[Mode, ...]:
+        """Per state of its block, what becomes of an operator."""
+        k = self.of(v)
+        return (Mode.KEPT,) if k is None else self.every[k].modes(self._names[v])
+
+    def modes(self, v: int) -> tuple[Mode, ...]:
+        """What may become of an operator."""
+        return tuple(dict.fromkeys(self.states(v)))
