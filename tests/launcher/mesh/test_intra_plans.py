@@ -76,8 +76,8 @@ NETWORKS = {"gpt": gpt, "mixture": mixture, "resnet": resnet}
 
 
 def strategies(model):
-    """By name, those of one process, of `intra-op` and of `inter-op` over slow links, of each number
-    of ranks.
+    """By name, those of one process, and of `intra-op` and `inter-op` over slow links, of each
+    number of ranks.
     """
     names = tuple(one.name for one in model.graph.operators)
     profile = profiled(model, split_rules(model))
