@@ -7,7 +7,8 @@ devices.
 
 The points (p, r, mesh) are those of Megatron-LM's grid, with all meshes of the views of `intra-op`
 (`solve.py`): p divides the devices, and n is that part of them; with one stage, n are the devices
-of one host, of two, and so on, but not of all. The most promising are tried first (`promise.py`).
+of one host, of two, and so on, but not of all. The most promising are tried first
+(`solvers/sharded/promise.py`).
 
 A point is cut by the times of whole operators, and then by those of the operators as they were
 split (`solvers/sharded/cuts.py`). The program of a stage (`stages.py`) counts an iteration as
@@ -58,6 +59,7 @@ from planner.support.memo import remembered
 
 LOGGER = logging.getLogger(__name__)
 
+NO_PARTS = "the devices do not make up equal parts of at least two"
 FAR = 1.5
 """Points that promise so many times the time of the best plan are left."""
 
@@ -91,9 +93,12 @@ def solve(
         return Result(Status.UNKNOWN, None, space=space, reason=NO_RULES)
     if len(problem.topology.devices) == 1:
         return Result(Status.INFEASIBLE, None, space=space, reason=ONE_DEVICE)
+    grid = _by_promise(problem)
+    if not grid:
+        return Result(Status.INFEASIBLE, None, space=space, reason=NO_PARTS)
     with interruptible(SearchWatch(LOGGER, 1.0)) as watch:
         search = _Search(problem, known)
-        whole = search.run(_by_promise(problem), time_limit_s, watch)
+        whole = search.run(grid, time_limit_s, watch)
     if watch.interrupted:
         space += f", as far as they were looked at ({INTERRUPTED})"
     elif not whole:
