@@ -97,15 +97,15 @@ def strategy_of(problem, made, picks):
 
 
 def ways(made):
-    """The strategies of each node that is free: operators, parameters, inputs, blocks. A tied
-    parameter that lies in one way has several; the first stands for them. So does an operator's
-    first strategy for those with the same rule: its block says which of them it is.
+    """The strategies of each node that is free: operators, parameters, inputs. A tied parameter
+    that lies in one way has several; the first stands for them. So does an operator's first one
+    with a rule, but for that of the first operator of a block, which says what becomes of it.
     """
     found = {v: firsts(rules) for v, rules in enumerate(made.rules)}
+    found |= {one.first: range(len(made.rules[one.first])) for one in made.blocks}
     for node, some in made.lies.values():
         found[node] = firsts(some)
-    found |= {node: range(len(some)) for node, some in made.inputs.values()}
-    return found | {node: range(len(block.segments)) for node, block in made.blocks}
+    return found | {node: range(len(some)) for node, some in made.inputs.values()}
 
 
 def firsts(some):
@@ -114,17 +114,20 @@ def firsts(some):
 
 
 def settled(made, picks):
-    """The same with shared copies as they are needed, and with gradients of tied parameters summed
-    as their readers make them.
+    """The same with shared copies as they are needed, with gradients of tied parameters summed as
+    their readers make them, and with what blocks need that run again.
     """
-    picks, barred = list(picks), {}
+    picks, count, barred = list(picks), len(made.rules), {}
     lies = dict(made.lies.values())
     for (u, v), seconds in zip(made.edges, made.edge_s, strict=True):
-        if np.isinf(seconds.compute).any():
-            barred[u] = barred.get(u, False) | np.isinf(seconds.compute[:, picks[v]])
+        bars = np.isinf(seconds.compute)
+        if bars.any() and u >= count:
+            barred[u] = barred.get(u, False) | bars[:, picks[v]]
+        elif bars.any() and v >= count:
+            barred[v] = barred.get(v, False) | bars[picks[u]]
     for u, bars in barred.items():
         same = [i for i, one in enumerate(lies.get(u, ())) if one == lies[u][picks[u]]]
-        picks[u] = next((i for i in same if not bars[i]), int(bars[0]))
+        picks[u] = next(i for i in same or range(len(bars)) if not bars[i])
     return picks
 
 
@@ -203,13 +206,14 @@ def blocks_in(profile, bounds, *, selected=False):
 
     Args:
         bounds: of each, its first operator and the one behind its last.
-        selected: whether they may also run again without what is inside.
+        selected: whether they may also run again without the products inside.
     """
     names = [one.name for one in profile.graph.operators]
-    found = []
+    types, found = {one.name: one.type for one in profile.graph.operators}, []
     backward = differentiated(profile.graph)
     for first, end in (one for one in bounds if not backward.isdisjoint(range(*one))):
-        whole = tuple(names[first:end])
-        ends = (whole[0], whole[-1]) if selected and len(whole) > 2 else whole
-        found.append(Block(first, end, tuple(dict.fromkeys([(), whole, ends]))))
+        inside = {n for n in names[first + 1 : end - 1] if selected and types[n] == "MatMul"}
+        some = tuple(name for name in names[first:end] if name not in inside)
+        states = dict.fromkeys([(), tuple(names[first:end]), some])
+        found.append(Block(first, end, tuple(states)))
     return found

@@ -43,8 +43,8 @@ def sharding_of(
 
 def segments_of(made: Built, picks: Sequence[int]) -> tuple[tuple[str, ...], ...]:
     """The segments of an answer that run again (`Stage.recomputed`)."""
-    states = (block.segments[picks[node]] for node, block in made.blocks)
-    return tuple(some for some in states if some)
+    some = (block.segments[made.state(block, picks)] for block in made.blocks)
+    return tuple(one for one in some if one)
 
 
 def in_order_of_use(problem: Problem, made: Built, picks: Sequence[int]) -> list[int]:

@@ -1,7 +1,7 @@
 """Blocks of a stage whose forwards may run again in the backward, and when what is held is there.
 
 A block is a layer (`solvers/segments.py`). It is kept, or runs again, whole or but for selected
-operators, as the options let it. From that follows the *mode* of each of its operators.
+operators. From that follows the *mode* of each of its operators.
 
 *Moments.* A backward goes from the last block to the first one. At moment t, the backward of block
 t begins, which has run again before if it does; moment B, of B blocks, is the end of the forward.
@@ -10,17 +10,15 @@ made again. Of operators in no block all is kept: until the backward of the bloc
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import pairwise
 
-from planner.artefacts.graph import Graph, differentiated
+from planner.artefacts.graph import Graph, differentiated, producers
 from planner.artefacts.problem import Problem
 from planner.artefacts.strategy import Stage, operator_indices
 from planner.solvers.segments import Again, in_order, recompute_choices, segments_by_worth
-
-STATES = (Again.NOTHING, Again.SELECTED, Again.LAYERS)
-"""Of a block, as far as the options let it."""
 
 
 class Mode(IntEnum):
@@ -65,21 +63,34 @@ class Block:
         return () in self.segments
 
 
-def blocks_of(problem: Problem) -> tuple[Block, ...]:
-    """The blocks of all operators as one stage, as far as any may run again."""
-    profile, choices = problem.profile, recompute_choices(problem)
-    states = [one for one in STATES if one in choices]
+def blocks_of(problem: Problem) -> tuple[tuple[Block, ...], ...]:
+    """The blocks of all operators as one stage, with two states at most: kept and selected, and
+    where that is not enough, selected and whole, as far as the options let them. None if nothing
+    may run again.
+    """
+    choices = recompute_choices(problem)
+    states = [one for one in (Again.NOTHING, Again.SELECTED, Again.LAYERS) if one in choices]
     if not any(one.reruns for one in states):
         return ()
-    names = tuple(one.name for one in profile.graph.operators)
+    every = [_blocks(problem, some) for some in pairwise(states)]
+    return tuple(some for some in every or [_blocks(problem, states)] if some)
+
+
+def _blocks(problem: Problem, states: Sequence[Again]) -> tuple[Block, ...]:
+    """The blocks with some states."""
+    graph = problem.profile.graph
+    names, place = tuple(one.name for one in graph.operators), operator_indices(graph)
     stage = Stage.whole(names, (0,), warmup=1, recompute=False)
-    by_state = {one: in_order(stage, segments_by_worth(profile, stage, one)) for one in STATES[1:]}
-    place, backward, found = operator_indices(profile.graph), differentiated(profile.graph), []
-    for k, whole in enumerate(by_state[Again.LAYERS]):
+    layers, *others = (
+        in_order(stage, segments_by_worth(problem.profile, stage, one) if one.reruns else ())
+        for one in (Again.LAYERS, *states)
+    )
+    found = []
+    for k, whole in enumerate(layers):
         first, end = place[whole[0]], place[whole[-1]] + 1
-        some = [by_state[one][k] if one.reruns else () for one in states]
-        if not backward.isdisjoint(range(first, end)):
-            found.append(Block(first, end, tuple(dict.fromkeys(some))))
+        some = dict.fromkeys(one[k] if one else () for one in others)
+        if not differentiated(graph).isdisjoint(range(first, end)):
+            found.append(Block(first, end, tuple(some)))
     return tuple(found)
 
 
@@ -96,6 +107,7 @@ class Blocks:
     def __init__(self, graph: Graph, blocks: Sequence[Block]) -> None:
         self.every, self.last = tuple(blocks), len(blocks)
         self._first = [one.first for one in blocks]
+        self._graph = graph
         self._names = [one.name for one in graph.operators]
 
     def of(self, v: int) -> int | None:
@@ -108,11 +120,17 @@ class Blocks:
         k = self.of(v)
         return bisect_right(self._first, v) if k is None else k
 
-    def states(self, v: int) -> tuple[Mode, ...]:
+    def modes(self, v: int) -> tuple[Mode, ...]:
         """Per state of its block, what becomes of an operator."""
         k = self.of(v)
         return (Mode.KEPT,) if k is None else self.every[k].modes(self._names[v])
 
-    def modes(self, v: int) -> tuple[Mode, ...]:
-        """What may become of an operator."""
-        return tuple(dict.fromkeys(self.states(v)))
+    def links(self) -> Iterator[tuple[int, int]]:
+        """Pairs of operators of a block, through which all of them have one state: of each but the
+        first, one before it that makes what it reads, if there is one.
+        """
+        made_by = producers(self._graph)
+        for block in self.every:
+            for v in range(block.first + 1, block.end):
+                makers = (made_by.get(name, -1) for name in self._graph.operators[v].inputs)
+                yield max((u for u in makers if u >= block.first), default=v - 1), v

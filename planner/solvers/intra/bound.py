@@ -26,7 +26,7 @@ where that is hardly more than the bound.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 
 import numpy as np
 
@@ -34,7 +34,7 @@ from planner.artefacts.problem import Problem
 from planner.costs.stage_pass import sums_overlap_compute
 from planner.solvers.intra.built import Built, Parts
 from planner.solvers.intra.space import View
-from planner.solvers.program.problem import Choice
+from planner.solvers.program.problem import Choice, ChoiceProgram
 from planner.support.arrays import Floats
 
 ALL = Parts(1, 1, 1, 1)
@@ -62,3 +62,73 @@ def queues(problem: Problem, view: View) -> tuple[Parts, ...]:
         Parts(1, sums=1, gathers=1, forward=-1, backward=-1),
         Parts(inside=before_last, gathers=1, sums=1),
     )
+
+
+class Bound:
+    """The bound of a view, which can be raised.
+
+    Args:
+        made: of the view, without blocks that run again.
+        limit_bytes: of memory, on each device.
+        first: weights to begin with, such as the best ones of a view like this; None begins with
+            computations.
+
+    Attributes:
+        value_s: no plan on the view takes less; inf where none fits.
+        done: whether other weights would hardly raise it.
+        weights: of the queues, for which it is the bound.
+    """
+
+    def __init__(
+        self, problem: Problem, made: Built, limit_bytes: int, first: Floats | None = None
+    ) -> None:
+        self.made, self.value_s, self.done, self.weights = made, 0.0, False, first
+        self._limit_bytes, self._most_s = limit_bytes, math.inf
+        self._queues = queues(problem, made.view)
+        self._cuts: list[list[float]] = []  # what an assignment takes in each queue
+
+    def raised(self, answer: Callable[[ChoiceProgram], Choice]) -> Choice:
+        """Raises the bound by the answer to a program with other weights, if they do; that answer.
+
+        Args:
+            answer: to a program whose costs are seconds of an iteration.
+        """
+        before_s = self.value_s, self._most_s
+        weights = self._master()[0] if self._cuts or self.weights is None else self.weights
+        found = answer(self.made.program(self._parts(weights), self._limit_bytes, kept=False))
+        if FLOATS * found.bound > self.value_s:
+            self.value_s, self.weights = FLOATS * found.bound, weights
+        if found.picks is not None:
+            seconds = self.made.seconds(found.picks)
+            self._cuts.append([float(seconds.weighted(one)) for one in self._queues])
+            self._most_s = self._master()[1]
+        gains = self.value_s > (1 + CLOSE) * before_s[0] or self._most_s < before_s[1]
+        close = self._most_s <= (1 + CLOSE) * self.value_s
+        self.done = found.picks is None or close or not gains
+        return found
+
+    @property
+    def parts(self) -> Parts | None:
+        """Weights of the parts of an iteration for which it is the bound; None without one."""
+        return None if self.weights is None or not self.value_s else self._parts(self.weights)
+
+    def _parts(self, weights: Floats) -> Parts:
+        """Weights of the parts of an iteration."""
+        return Parts(*(np.array(self._queues).T @ weights).tolist())
+
+    def _master(self) -> tuple[Floats, float]:
+        """The weights for which the cuts allow most, and what they allow: without cuts, all weight
+        on the first queue.
+        """
+        from ortools.linear_solver import pywraplp
+
+        solver = pywraplp.Solver.CreateSolver("GLOP")
+        value = solver.NumVar(0.0, solver.infinity(), "")
+        weights = [solver.NumVar(LEAST_WEIGHT, 1.0, "") for _ in self._queues]
+        solver.Add(sum(weights) == 1.0)
+        for cut in self._cuts or [[1.0] + [0.0] * (len(weights) - 1)]:
+            solver.Add(value <= sum(w * one for w, one in zip(weights, cut, strict=True)))
+        solver.Maximize(value)
+        solver.Solve()
+        found = np.array([one.solution_value() for one in weights])
+        return found / found.sum(), value.solution_value()

@@ -50,7 +50,7 @@ from planner.solvers.intra.space import (
 )
 from planner.solvers.intra.stash import Span, Stash, Waiting
 from planner.solvers.sharded.complete import may_leave
-from planner.support.arrays import Floats
+from planner.support.arrays import Floats, Ints
 
 
 def built(
@@ -81,13 +81,15 @@ class _Builder:
         # Operators of equal layers are of one class, and share all tables.
         first: dict[object, int] = {}
         self.class_of = [first.setdefault((self.priced_as[v], self.modes[v]), v) for v in count]
-        self.rules = [self._with_replicas(v) for v in count]
+        self.rules: list[list[Rule]] = []
+        for v, k in enumerate(self.class_of):
+            self.rules.append(self.rules[k] if k < v else self._with_replicas(v))
         self._tables: dict[object, Any] = {}
         self.stash = Stash(
             problem, view.mesh, self.blocks, self.mesh_rules, self.class_of, self._table
         )  # fmt: skip
         strategies_of = [some * len(self.modes[v]) for v, some in enumerate(self.mesh_rules)]
-        self.made = Built(view, self.blocks.last, strategies_of)
+        self.made = Built(view, self.blocks.last, strategies_of, blocks=self.blocks.every)
 
     def _with_replicas(self, v: int) -> list[Rule]:
         operator = self.graph.operators[v]
@@ -175,23 +177,27 @@ class _Builder:
     # ---- blocks
 
     def _blocks(self, waiting: Sequence[tuple[int, Waiting]]) -> None:
-        """Adds the blocks, and the tensors that some of them need if they run again."""
-        nodes = []
-        for block in self.blocks.every:
-            node = self._free_node(len(block.segments))
-            nodes.append(node)
-            self.made.blocks.append((node, block))
-            for v in range(block.first, block.end):
-                states, modes = self.blocks.states(v), self.modes[v]
-                if len(states) > 1:
-                    barred = self._table(("block", states, self.class_of[v]), partial(
-                        _barred, states, [mode for mode in modes for _ in self.mesh_rules[v]]
-                    ))  # fmt: skip
-                    self.made.edge(node, v, Parts(compute=barred))
+        """Ties the operators of each block to one state, and adds the tensors that some blocks need
+        if they run again.
+        """
+        for u, v in self.blocks.links():
+            barred = self._table(
+                ("tied", self.class_of[u], self.class_of[v]), partial(self._barred, u, v)
+            )
+            self.made.edge(u, v, Parts(compute=barred))
         for v, one in waiting:
-            self._waiting(v, one, nodes)
+            self._waiting(v, one)
 
-    def _waiting(self, v: int, one: Waiting, nodes: Sequence[int]) -> None:
+    def _barred(self, u: int, v: int) -> Floats:
+        """(k, l) infinity where strategies of two operators are of other states of their block."""
+        barred: Floats = np.where(self._states(u)[:, None] == self._states(v), 0.0, inf)
+        return barred
+
+    def _states(self, v: int) -> Ints:
+        """(k,) the state of its block by the strategies of an operator."""
+        return np.repeat(np.arange(len(self.modes[v])), len(self.mesh_rules[v]))
+
+    def _waiting(self, v: int, one: Waiting) -> None:
         """Adds a tensor that some blocks need if they run again: by its bytes, and the first of
         these blocks, if there is one.
         """
@@ -202,15 +208,13 @@ class _Builder:
             for begin in one.blocks
         ]
         node = self.made.node(Parts(*np.zeros((4, len(each)))), stash=spans)
-        self.made.edge(v, node, Parts(
-            compute=np.where(one.bytes[:, None] == [size for size, _ in each], 0.0, inf)
-        ))  # fmt: skip
+        other = one.bytes[:, None] != [size for size, _ in each]
+        self.made.edge(v, node, Parts(compute=np.where(other, inf, 0.0)))
         for k in one.blocks:
-            late = np.array([begin > k for _, begin in each])
-            runs = np.array([bool(some) for some in self.blocks.every[k].segments])
-            self.made.edge(nodes[k], node, Parts(
-                compute=np.where(runs[:, None] & late, inf, 0.0)
-            ))  # fmt: skip
+            block = self.blocks.every[k]
+            runs = np.array([bool(block.segments[s]) for s in self._states(block.first)])
+            late = runs[:, None] & [begin > k for _, begin in each]
+            self.made.edge(block.first, node, Parts(compute=np.where(late, inf, 0.0)))
 
     # ---- tensors
 
@@ -224,13 +228,13 @@ class _Builder:
         mask = self._mask(name, (key, homes), asked)
         table = self._table(
             ("tensor", key, mask, tensor.shape, tensor.dtype, asked),
-            partial(self._read, homes, [self._wants(one) for one in asked], tensor, mask),
+            partial(self._read, homes, asked, tensor, mask),
         )
         self._edges(source, readers, table)
 
     def _edges(self, source: int, readers: Sequence[int], read: Read) -> None:
         """From what is read to shared copies and readers, and between these."""
-        copies = [self._free_node(2) for _ in read.copies]
+        copies = [self._free_node(one.shape[1]) for one in read.copies]
         for node, copy_s in zip(copies, read.copies, strict=True):
             self.made.edge(source, node, Parts(inside=copy_s))
         for v, direct, needs in zip(readers, read.direct, read.needs, strict=True):
@@ -251,18 +255,16 @@ class _Builder:
         )
         return conversion_mask(name, pairs, self.view)
 
-    def _read(
-        self, homes: Sequence[Ends], wants: Sequence[tuple[Ends, ...]], tensor: Tensor, mask: Mask
-    ) -> Read:
+    def _read(self, homes: Sequence[Ends], asked: Asked, tensor: Tensor, mask: Mask) -> Read:
         """What it costs in an iteration to read a tensor.
 
         Args:
             homes: how it lies, by strategies of what makes it.
-            wants: per reader, how it is wanted, by strategies.
         """
-        shared = shared_wants(wants)
+        wants = [self._wants(one) for one in asked]
+        shared, together = shared_wants(wants), len({one.segment for one in asked}) == 1
         table = self._matrix(homes, shared, tensor, mask) if shared else np.zeros((len(homes), 0))
-        copies = copies_of(shared, table)
+        copies = copies_of(shared, table, together=together)
         direct = []
         for some in wants:
             table = self._matrix(homes, some, tensor, mask)
@@ -385,11 +387,6 @@ def _strategies(profile: Profile, view: View) -> tuple[list[int], list[tuple[Rul
         same.append(at)
         rules.append(strategies(profile, v, view, axes) if at == v else rules[at])
     return same, rules
-
-
-def _barred(states: Sequence[Mode], modes: Sequence[Mode]) -> Floats:
-    """(states, strategies) infinity where a strategy has another mode than a block's state."""
-    return np.where([[mode is one for one in modes] for mode in states], 0.0, inf)
 
 
 def leaving_spec(graph: Graph, name: str, spec: Spec) -> Spec:

@@ -53,10 +53,11 @@ class Built:
         edge_s: per edge, (k, l) seconds; inf where both do not go together.
         held: per node, (k,) bytes, all the time; None for none.
         stash: per node, what it holds for the backward.
-        rules: per operator, the rules of its strategies; operator v is node v.
+        rules: per operator, the rules of its strategies, state by state of its block; operator v is
+            node v.
         lies: by name, node and strategies of a parameter.
         inputs: by name, node and specs of a tensor from outside.
-        blocks: node and block of those that may run again, the states of one its strategies.
+        blocks: those that may run again.
     """
 
     view: View
@@ -69,7 +70,11 @@ class Built:
     stash: list[tuple[Span, ...]] = field(default_factory=list)
     lies: dict[str, tuple[int, tuple[Lies, ...]]] = field(default_factory=dict)
     inputs: dict[str, tuple[int, tuple[Spec, ...]]] = field(default_factory=dict)
-    blocks: list[tuple[int, Block]] = field(default_factory=list)
+    blocks: tuple[Block, ...] = ()
+
+    def state(self, block: Block, picks: Sequence[int]) -> int:
+        """The state of a block in an answer: that of all its operators."""
+        return picks[block.first] * len(block.segments) // len(self.rules[block.first])
 
     def node(
         self, seconds: Parts, bytes_: Floats | None = None, stash: Sequence[Span] = ()

@@ -64,7 +64,9 @@ class ParameterTables:
         )
         shared = shared_wants(wants) if tied else ()
         first = [[self._first_s(one, home, want) for want in shared] for home in homes]
-        copies = copies_of(shared, np.array(first).reshape(len(homes), len(shared)))
+        together = len({reader.segment for reader in asked}) == 1
+        table = np.array(first).reshape(len(homes), len(shared))
+        copies = copies_of(shared, table, together=together)
         direct = [
             self._reader(one, homes, (some, shared), (reader, 1.0 if tied else 1 / len(asked)))
             for some, reader in zip(wants, asked, strict=True)

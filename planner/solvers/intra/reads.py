@@ -6,7 +6,7 @@ them: a node of its own, made or not.
 """
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from math import inf
 from typing import NamedTuple
 
@@ -62,14 +62,19 @@ class Read(NamedTuple):
     """Seconds of an iteration to read a tensor.
 
     Attributes:
-        copies: per shared copy, (k, 2) not to make it, and to make it.
+        copies: per shared copy, (k, 1 + n) not to make it, and to make it in each of n ways.
         direct: per reader, (k, l) of what it costs for this reader alone.
-        needs: per reader, shared copies by index, with (2, l) whether they have to be made.
+        needs: per reader, shared copies by index, with (1 + n, l) whether they have to be made.
     """
 
     copies: list[Floats]
     direct: list[Parts]
     needs: list[list[tuple[int, Floats]]]
+
+
+Copies = dict[tuple[Ends, ...], Floats]
+"""Shared copies by what they are made as: one that all readers have in a block is made for a block
+that is kept, or for one that runs again."""
 
 
 def shared_wants(wants: Sequence[Sequence[Ends]]) -> list[Ends]:
@@ -78,25 +83,29 @@ def shared_wants(wants: Sequence[Sequence[Ends]]) -> list[Ends]:
     return [want for want, count in number.items() if count > 1]
 
 
-def copies_of(shared: Sequence[Ends], table: Floats) -> dict[Ends, Floats]:
-    """The shared copies that cost anything: (k, 2) not to make it, and to make it.
+def copies_of(shared: Sequence[Ends], table: Floats, *, together: bool) -> Copies:
+    """The shared copies that cost anything, with `Read.copies`.
 
     Args:
         table: (k, shared) what they cost.
+        together: whether all readers are in one block.
     """
+    column = {want: one for want, one in zip(shared, table.T, strict=True) if one.any()}
+    ways: dict[object, list[Ends]] = {}
+    for want in column:
+        ways.setdefault(want[:2] if together else want, []).append(want)
     return {
-        want: np.stack([np.zeros_like(column), column], axis=1)
-        for want, column in zip(shared, table.T, strict=True)
-        if column.any()
+        tuple(some): np.stack([np.zeros(len(table)), *(column[want] for want in some)], axis=1)
+        for some in ways.values()
     }
 
 
-def needs_of(copies: Collection[Ends], some: Sequence[Ends]) -> list[tuple[int, Floats]]:
-    """The copies that a reader may want, by index, with (2, l) whether they have to be made."""
+def needs_of(copies: Copies, some: Sequence[Ends]) -> list[tuple[int, Floats]]:
+    """The copies that a reader may want, as in `Read.needs`."""
     needs = []
-    for at, want in enumerate(copies):
-        if want in some:
-            without = np.zeros((2, len(some)))
-            without[0, [i for i, one in enumerate(some) if one == want]] = inf
-            needs.append((at, without))
+    for at, made in enumerate(copies):
+        if not set(made).isdisjoint(some):
+            needed = np.array([[one in made and one != way for one in some]
+                               for way in (None, *made)])  # fmt: skip
+            needs.append((at, np.where(needed, inf, 0.0)))
     return needs

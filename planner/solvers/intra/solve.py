@@ -8,35 +8,37 @@ answers. Memory that a program does not count, such as workspaces, is taken off 
 program is solved again. Where the stash makes an answer dearer, blocks may run again: then a
 program is solved in which each of them is a node (`blocks.py`).
 
-**The bound.** Computations are one queue of a device, collectives inside passes and gathers behind
-the step another one, sums of gradients a third. An iteration takes at least as long as each, so for
-weights w of the three at least (w1 C + w2 I + w3 S) / (w1 + w2 + w3). The least of that over all
-assignments is what the program's own bound is a bound of, if only that counts which every schedule
-pays and holds. The largest over the weights bounds the view, and the least over the views the
-space. Where a bound says that nothing on a view is faster than the best plan so far, the view is
-left.
+**The search.** Every view has a bound (`bound.py`), at first that over all strategies
+(`costs/bounds.py`). The view with the least one is looked at next: its program is built, its bound
+raised as far as that goes, and then plans are made on it. A view whose bound is above the best plan
+is left. So the least bound of all views is one of the space, wherever the search ends. Meshes of
+one axis come first: they take a small part of the work, and their plans rule most others out.
 """
 
 import logging
 import math
-import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
+from planner.artefacts.options import Objective, Offload
 from planner.artefacts.problem import Problem, Result, Status
 from planner.artefacts.profile import has_rules
 from planner.artefacts.strategy import Strategy, used_devices
+from planner.costs.bounds import lower_bound_s
 from planner.costs.evaluate import evaluate
 from planner.costs.stage_memory import limit_bytes
 from planner.solvers.engines.watch import INTERRUPTED, SearchWatch, interruptible
 from planner.solvers.intra.answer import in_order_of_use, segments_of, sharding_of
 from planner.solvers.intra.blocks import Block, blocks_of
+from planner.solvers.intra.bound import Bound
 from planner.solvers.intra.build import built
 from planner.solvers.intra.built import Built, Parts
 from planner.solvers.intra.space import View
 from planner.solvers.program.problem import Choice, ChoiceProgram, cost_of, peak_bytes
+from planner.solvers.program.solve import WORK_PER_S
 from planner.solvers.program.solve import solve as solve_program
-from planner.solvers.sharded.best import LayoutSearch
+from planner.solvers.sharded.best import LayoutSearch, Priced
 from planner.solvers.sharded.layout import (
     NO_RULES,
     NOTHING_FASTER,
@@ -48,13 +50,20 @@ from planner.solvers.sharded.layout import (
     host_by_host,
     smallest_host,
 )
+from planner.support.brake import braked
 
 LOGGER = logging.getLogger(__name__)
 
-IN_LINE = (Parts(1, 1, 0.1, 1), Parts(1, 1, 1, 1))
-BESIDE = (Parts(1, 0.1, 0.1, 0.1), Parts(1, 0.1, 1, 1), Parts(1, 1, 0.1, 0.3))
-"""Weights of the parts of an iteration: all of them wait, or some run beside computations; sums of
-gradients always may."""
+IN_LINE = (Parts(1, 1, 0.1, 1, unsure=1), Parts(1, 1, 1, 1, unsure=1))
+BESIDE = (
+    Parts(1, 0.1, 0.1, 0.1, unsure=0.1),
+    Parts(1, 0.1, 1, 1, unsure=0.1),
+    Parts(1, 1, 0.1, 0.3, unsure=1),
+)
+"""Weights of the parts of an iteration for plans: all of them wait, or some run beside
+computations; sums of gradients always may. A bound has better ones than the first."""
+BESIDE_TOO = 0.1
+"""Added to the weights of a bound: what is beside something longer may wait, too."""
 LOWERED = 4
 """Times that the limit of memory is lowered, at most."""
 SHORT = 1.02
@@ -68,10 +77,11 @@ WORK_SHARE = 0.005
 LEAST_WORK_S, MOST_WORK_S = 0.2, 2.0
 GAP = 5e-3
 """Of a program's answer to its bound, which is good enough."""
-NODES_PER_S = 2_500
-"""Of programs that are built, per second of an ordinary core, measured on Llama 7B."""
-CLOCK = 10
-"""A program's limit on the wall over that of its work, for proofs, which count none."""
+NODES_PER_S, PROGRAM_S = 6_000, 0.03
+"""Nodes of programs that are built, per second of an ordinary core, and seconds for each program
+beside what its solver counts, measured on Llama 7B."""
+BUILT_SHARE = 0.5
+"""Of the limit of work, behind which programs are solved before others are built."""
 
 
 def solve(
@@ -90,8 +100,8 @@ def solve(
         return Result(Status.INFEASIBLE, None, space=space, reason=ONE_DEVICE)
     with interruptible(SearchWatch(LOGGER, 1.0)) as watch:
         search = _Search(problem, time_limit_s, watch, known)
-        bound_s = min(map(search.view, views(problem)), default=math.inf)
-    return search.result(space, bound_s)
+        search.run()
+    return search.result(space)
 
 
 def views(problem: Problem, some: Sequence[int] | None = None) -> Iterator[View]:
@@ -113,16 +123,61 @@ def views(problem: Problem, some: Sequence[int] | None = None) -> Iterator[View]
                 yield View((left // inner, inner), replicas, devices)
 
 
+@dataclass
+class _Looked:
+    """What is known of a view.
+
+    Attributes:
+        least_s: no plan on it takes less, as far as that is known without its program.
+        bound: with its program; None as long as that is not built.
+        again: its program with blocks that run again; None as long as that is not built.
+        more: bytes that plans on it take beyond those that a program counts.
+        tried: number of weights for which plans were made on it, or need not be.
+    """
+
+    view: View
+    least_s: float
+    bound: Bound | None = None
+    again: Built | None = None
+    more: int = 0
+    tried: int = 0
+
+    @property
+    def bound_s(self) -> float:
+        """No plan on it takes less."""
+        return self.least_s if self.bound is None else max(self.least_s, self.bound.value_s)
+
+
 class _Tried(NamedTuple):
     """What became of a program.
 
     Attributes:
-        cost: of its answer; inf without one.
+        cost: of its answer; inf without one whose plan fits.
         least_s: about the time of its plan without recomputation; 0 where there is none.
     """
 
     cost: float
     least_s: float = 0.0
+
+
+class _Known(NamedTuple):
+    """What is known of a program.
+
+    Attributes:
+        picks: the answer where less memory counts; it is that of the program if it fits.
+        most: a dearer answer is none.
+    """
+
+    picks: Sequence[int] | None
+    most: float
+
+    def answer(self, program: ChoiceProgram) -> Choice | None:
+        """The answer that is known already, if it is within the memory."""
+        assert program.limit_bytes is not None
+        if self.picks is None or peak_bytes(program, self.picks) > program.limit_bytes:
+            return None
+        cost = cost_of(program, self.picks)
+        return Choice(Status.FEASIBLE, tuple(self.picks), cost, -math.inf)
 
 
 class _Search:
@@ -142,16 +197,17 @@ class _Search:
         self._work_s = min(max(WORK_SHARE * limit_s, LEAST_WORK_S), MOST_WORK_S)
         self._found = LayoutSearch(problem, known)
         self._seen: list[Layout] = []
-        self._more = 0  # bytes that plans on a view take beyond those that a program counts
         self._blocks, self._runs_again = blocks_of(problem), training.recompute.is_everywhere
+        self._may_wait = training.offload is not Offload.NO  # activations, in the host's memory
+        self._bounded = training.objective is Objective.ITERATION
+        least_s = lower_bound_s(problem) if self._bounded else 0.0
+        self._views = [_Looked(view, least_s) for view in views(problem)]
+        self._weights = BESIDE if training.overlap else IN_LINE
 
-    def result(self, space: str, bound_s: float) -> Result:
-        """The answer.
-
-        Args:
-            bound_s: of all views.
-        """
+    def result(self, space: str) -> Result:
+        """The answer."""
         found, cut = self._found, self._watch.interrupted
+        bound_s = min((one.bound_s for one in self._views), default=math.inf)
         if cut:
             space += f", as far as they were looked at ({INTERRUPTED})"
         elif self._ended:
@@ -177,29 +233,77 @@ class _Search:
         spent = self._found.work_s >= self._limit_s and self._found.best_s < math.inf
         return self._watch.interrupted or spent
 
-    def view(self, view: View) -> float:
-        """Looks for plans on a view; none of them is faster than what is returned, in s."""
-        bound_s = 0.0
-        if self._ended:
-            return bound_s
-        made = self._built(view)
-        again = self._built(view, self._blocks) if self._runs_again else None
-        self._more = 0
-        limit = min(limit_bytes(self._problem, view.devices, d) for d in view.devices)
-        for weights in BESIDE if self._problem.training.overlap else IN_LINE:
-            least = self._answer(made.program(weights, limit, kept=False), weights)
-            bound_s = max(bound_s, least.bound / self._total(weights))
-            if bound_s >= self._found.best_s or self._ended:
+    def run(self) -> None:
+        """Looks at the views, that with the least bound first."""
+        while not self._ended:
+            left = [one for one in self._views
+                    if one.tried < len(self._weights) and one.bound_s < self._most_s]  # fmt: skip
+            if not left:
                 break
-            known = None if again else least.picks
-            found = self._tried(again or made, weights, limit, known)
-            if self._blocks and not again and found.cost > SHORT * least.cost:
-                again = self._built(view, self._blocks)
-                found = self._tried(again, weights, limit)
-            if found.least_s > BEHIND * self._found.best_s:
+            late = self._found.work_s > BUILT_SHARE * self._limit_s
+            self._look(min(left, key=lambda one: (
+                late and one.bound is None, len(one.view.mesh), one.tried, one.bound_s
+            )))  # fmt: skip
+
+    @property
+    def _most_s(self) -> float:
+        """The bound from which on a view is left."""
+        return self._found.best_s if self._bounded else math.inf
+
+    def _look(self, one: _Looked) -> None:
+        """Goes on with a view."""
+        if one.bound is None:
+            made, limit = self._built(one.view), self._limit_bytes(one.view)
+            alike = (other.bound for other in self._views
+                     if other.view.replicas == one.view.replicas and other.bound)  # fmt: skip
+            first = next((bound.weights for bound in alike), None)
+            one.bound = Bound(self._problem, made, limit, first)
+        elif self._bounded and not one.bound.done:
+            one.bound.raised(lambda program: self._answer(program, self._most_s))
+            LOGGER.info("%s x %d: at least %.6g s", one.view.mesh, one.view.replicas, one.bound_s)
+        else:
+            self._plans(one, one.bound.made)
+
+    def _limit_bytes(self, view: View) -> int:
+        return min(limit_bytes(self._problem, view.devices, d) for d in view.devices)
+
+    def _plans(self, one: _Looked, made: Built) -> None:
+        """Makes plans on a view, for one of the weights.
+
+        Args:
+            made: its program, without blocks that run again.
+        """
+        weights, limit = self._weights[one.tried], self._limit_bytes(one.view)
+        if not one.tried and one.bound is not None and one.bound.parts is not None:
+            weights = _of_plans(one.bound.parts)
+        one.tried += 1
+        least = self._weighted(made.program(weights, limit, kept=False), weights)
+        if least.picks is None or self._ended:
+            one.tried = len(self._weights)
+            return
+        if self._runs_again and self._blocks and one.again is None:
+            one.again = self._built(one.view, self._blocks[0])
+        if one.again is None:
+            most = SHORT * least.cost if self._blocks else math.inf
+            found = self._tried(one, made, weights, _Known(least.picks, most))
+            if found.cost == math.inf:
+                found = self._tried_again(one, weights, found)
+                if self._may_wait:
+                    self._fitted(self._found.see(_layout(self._problem, made, least.picks)))
+        else:
+            found = self._tried(one, one.again, weights)
+        if found.least_s > BEHIND * self._found.best_s:
+            one.tried = len(self._weights)
+
+    def _tried_again(self, one: _Looked, weights: Parts, before: _Tried) -> _Tried:
+        """What becomes of the first program whose plan fits, with blocks that run again."""
+        found = before
+        for blocks in self._blocks:
+            one.again = self._built(one.view, blocks)
+            found = self._tried(one, one.again, weights)
+            if found.cost < math.inf:
                 break
-        LOGGER.info("%s x %d: at least %.6g s", view.mesh, view.replicas, bound_s)
-        return bound_s
+        return found
 
     def _total(self, weights: Parts) -> float:
         """What the weights of an iteration's parts come to, as far as they have queues of their
@@ -216,36 +320,42 @@ class _Search:
         return made
 
     def _tried(
-        self, made: Built, weights: Parts, limit: int, known: Sequence[int] | None = None
+        self, one: _Looked, made: Built, weights: Parts, known: _Known | None = None
     ) -> _Tried:
         """What becomes of a program: its answer, with a limit of memory at which the plan fits.
 
         Args:
-            known: the answer where less memory counts; it is that of this program if it fits.
+            made: of a view.
+            known: the answer where less memory counts.
         """
-        cost, found, before = math.inf, None, self._more
+        known = known or _Known(None, math.inf)
+        limit = self._limit_bytes(one.view)
+        cost, found, before = math.inf, None, one.more
         for _ in range(1 + LOWERED):
-            program = made.program(weights, limit - self._more)
-            answer = _known(program, known) or self._answer(program, weights)
+            program = made.program(weights, limit - one.more)
+            answer = known.answer(program) or self._weighted(program, weights)
             if answer.picks is None and found is not None and answer.status is Status.INFEASIBLE:
-                self._more = (self._more + before) // 2
+                one.more = (one.more + before) // 2
                 continue
-            if answer.picks is None:
+            if answer.picks is None or answer.cost > known.most:
                 break
-            cost, before = min(cost, answer.cost), self._more
+            before = one.more
             found = self._found.see(_layout(self._problem, made, answer.picks))
             over = 0 if found is None else self._over(found.strategy)
             if over <= 0:
+                cost = answer.cost
                 break
-            self._more = limit - peak_bytes(program, answer.picks) + over
-            if self._more >= limit:
+            one.more = limit - peak_bytes(program, answer.picks) + over
+            if one.more >= limit:
                 break
-        if found is None:
-            return _Tried(cost)
-        if found.layout not in self._seen:
+        self._fitted(found)
+        return _Tried(cost, 0.0 if found is None else found.estimate_s)
+
+    def _fitted(self, found: Priced | None) -> None:
+        """Makes strategies that fit of a layout that was not there before."""
+        if found is not None and found.layout not in self._seen:
             self._seen.append(found.layout)
             self._found.make_fit(found)
-        return _Tried(cost, found.estimate_s)
 
     def _over(self, strategy: Strategy) -> int:
         """By how many bytes a limit is lowered for what a plan takes beyond it."""
@@ -253,25 +363,30 @@ class _Search:
         over = (memory[d].total_bytes - limit_bytes(self._problem, used, d) for d in used)
         return round(MARGIN * max(0, *over))
 
-    def _answer(self, program: ChoiceProgram, weights: Parts) -> Choice:
+    def _weighted(self, program: ChoiceProgram, weights: Parts) -> Choice:
         """The answer of a program, if a plan may be faster by it than the best one."""
-        self._found.work_s += self._work_s
-        until_s = time.monotonic() + CLOCK * self._work_s
-        answer = solve_program(
-            program, self._work_s, lambda: until_s - time.monotonic(), self._problem.search.seed,
-            self._found.best_s * self._total(weights), GAP,
-        )  # fmt: skip
+        return self._answer(program, self._most_s * self._total(weights))
+
+    def _answer(self, program: ChoiceProgram, most: float) -> Choice:
+        """The answer of a program, if it is less than something."""
+        with braked(self._work_s) as brake:
+            answer = solve_program(
+                program, self._work_s, brake.left_s, self._problem.search.seed, most, GAP
+            )
+        self._found.work_s += PROGRAM_S + answer.work / WORK_PER_S
         self._in_time = self._in_time and answer.reproducible
         return answer
 
 
-def _known(program: ChoiceProgram, picks: Sequence[int] | None) -> Choice | None:
-    """The answer that is known already, if it is within the memory."""
-    assert program.limit_bytes is not None
-    if picks is None or peak_bytes(program, picks) > program.limit_bytes:
-        return None
-    cost = cost_of(program, picks)
-    return Choice(Status.FEASIBLE, tuple(picks), cost, -math.inf)
+def _of_plans(bound: Parts) -> Parts:
+    """Weights for plans, from those of a bound: what runs beside something else counts a little."""
+    return bound._replace(
+        compute=bound.compute + BESIDE_TOO,
+        inside=bound.inside + BESIDE_TOO,
+        sums=bound.sums + BESIDE_TOO,
+        gathers=bound.gathers + BESIDE_TOO,
+        unsure=bound.inside + BESIDE_TOO,
+    )
 
 
 def _layout(problem: Problem, made: Built, picks: Sequence[int]) -> Layout:

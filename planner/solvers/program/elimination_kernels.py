@@ -39,6 +39,14 @@ class Order(NamedTuple):
     place: Ints
 
 
+def entries_of(core: Core, order: Order) -> float:
+    """The entries of all tables of an elimination."""
+    sizes = np.diff(core.start)[order.node].astype(float)
+    wide = np.append(np.log(sizes)[order.scope], 0.0)  # a scope may be empty, also the last one
+    sums = np.add.reduceat(wide, order.scope_start[:-1]) * (np.diff(order.scope_start) > 0)
+    return float((sizes * np.exp(sums)).sum())
+
+
 class _Graph(NamedTuple):
     """The nodes of a block that are left, while an order is made.
 

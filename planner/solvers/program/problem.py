@@ -154,6 +154,7 @@ class Choice:
         bound: no assignment costs less; an integer if costs are, else a float; inf if INFEASIBLE.
         reproducible: whether the same program and seed give the same bytes: False if the clock or
             Ctrl-C ended the search.
+        work: entries that the first process looked at.
     """
 
     status: Status
@@ -161,6 +162,7 @@ class Choice:
     cost: int | float
     bound: int | float
     reproducible: bool = True
+    work: int = 0
 
     @property
     def gap(self) -> float:

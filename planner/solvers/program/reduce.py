@@ -129,10 +129,18 @@ def _left(core: Core, alive: Bools | None, dominance: bool) -> Bools | None:
     alive = np.ones(len(core.cost), np.bool_) if alive is None else alive.copy()
     order = np.argsort(core.part_node, kind="stable")
     part_of = starts(np.bincount(core.part_node, minlength=core.num_nodes))
+    node, todo = np.repeat(np.arange(core.num_nodes), np.diff(core.start)), None
     while True:
+        before = alive.copy()
         if not consistent(core, alive):
             return None
-        if not dominance or not undominated(core, alive, part_of, order):
+        if todo is None:
+            todo = np.ones(core.num_nodes, np.bool_)
+        else:
+            ends, lost = core.ends, np.zeros(core.num_nodes, np.bool_)
+            lost[node[before != alive]] = True
+            todo[ends[lost[ends[:, 0]], 1]] = todo[ends[lost[ends[:, 1]], 0]] = True
+        if not dominance or not undominated(core, alive, part_of, order, todo):
             return alive
 
 

@@ -79,7 +79,7 @@ def _without_partner(core: Core, alive: Bools, e: int, u: int, v: int) -> int:
 
 
 @njit
-def undominated(core: Core, alive: Bools, part_of: Ints, parts: Ints) -> int:
+def undominated(core: Core, alive: Bools, part_of: Ints, parts: Ints, todo: Bools) -> int:
     """Takes dominated strategies away. One, b, is if another one, a, never holds more, is allowed
     with every partner of b, and in any surroundings costs no more:
 
@@ -92,6 +92,8 @@ def undominated(core: Core, alive: Bools, part_of: Ints, parts: Ints) -> int:
         alive: (S,) strategies that are left; changed.
         part_of: (n + 1,) where each node's parts begin in `parts`.
         parts: parts of the core, by node.
+        todo: (n,) nodes that are looked at; changed to those whose neighbours have lost a strategy
+            since. No strategy of another one is dominated that was not before.
 
     Returns:
         How many were taken away.
@@ -99,6 +101,10 @@ def undominated(core: Core, alive: Bools, part_of: Ints, parts: Ints) -> int:
     lost = 0
     least = np.empty(len(core.cost), np.int64)
     for i in range(len(core.start) - 1):
+        if not todo[i]:
+            continue
+        todo[i] = False
+        before = lost
         _least(core, alive, i, least)
         for b in range(core.start[i], core.start[i + 1]):
             if not alive[b]:
@@ -111,6 +117,10 @@ def undominated(core: Core, alive: Bools, part_of: Ints, parts: Ints) -> int:
                         alive[b] = False
                         lost += 1
                         break
+        if lost > before:
+            for at in range(core.near_start[i], core.near_start[i + 1]):
+                e = core.near[at]
+                todo[core.ends[e, 0] + core.ends[e, 1] - i] = True
     return lost
 
 

@@ -22,7 +22,7 @@ from planner.support.arrays import Floats, Ints
 BLOCK = 1000
 """Nodes of a block."""
 ENTRIES = 2e5
-"""Of the largest table of an elimination."""
+"""Of the largest table of an elimination, at most."""
 RAISED = 1.4
 """Factor of the price of a moment that is over the limit."""
 MOST_RAISES = 80
@@ -38,6 +38,7 @@ class Searcher:
         prices: the active moments and their prices.
         seed: of the draws.
         over: says whether to end; asked between blocks.
+        entries: of the largest table of an elimination.
         picks: the best assignment that fits; None without one.
         cost: of it, in the core.
         work: entries of tables that were added up so far.
@@ -46,6 +47,7 @@ class Searcher:
     prices: Prices
     seed: int
     over: Callable[[], bool] = lambda: False
+    entries: float = ENTRIES
     picks: Ints | None = None
     cost: int = 2**62
     work: int = 0
@@ -91,7 +93,7 @@ class Searcher:
     def improved(self, theta: Ints, picks: Ints, block: Ints) -> Ints:
         """An assignment whose nodes of a block are the best at some costs, memory aside."""
         new = picks.copy()
-        order = ordered(self.core, block, log(ENTRIES))
+        order = ordered(self.core, block, log(self.entries))
         self.work += CALL_WORK + eliminated(self.core, theta, order, new) + len(block) ** 2
         return new
 

@@ -44,6 +44,7 @@ answer is the same on a busy machine; a limit of time ends both, and then it nee
 import logging
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -52,13 +53,13 @@ from planner.artefacts.problem import Status
 from planner.solvers.engines.watch import SearchWatch, interruptible
 from planner.solvers.program.core import Core, Scale, core_of
 from planner.solvers.program.dual import Climb
-from planner.solvers.program.elimination_kernels import eliminated, ordered
+from planner.solvers.program.elimination_kernels import eliminated, entries_of, ordered
 from planner.solvers.program.fixing import fixed
 from planner.solvers.program.prices import Prices, true_cost
 from planner.solvers.program.problem import Choice, ChoiceProgram, cost_of, peak_bytes
-from planner.solvers.program.proof import is_small, proved
+from planner.solvers.program.proof import Limits, nodes_within, proved
 from planner.solvers.program.reduce import Reduced, reduced
-from planner.solvers.program.search import Searcher
+from planner.solvers.program.search import ENTRIES, Searcher
 from planner.support.arrays import Ints
 from planner.support.forked import EndedError, Forked
 
@@ -82,6 +83,12 @@ MOST_STEPS = 200
 WHOLE_NODES, WHOLE_ENTRIES = 4_000, 1e6
 """Of a core whose nodes are all eliminated, and of its largest table, at most: an order of n nodes
 takes n^2 bytes."""
+REDUCE_WORK = 50
+"""Entries that count for each one of the program, which is scaled and reduced first."""
+MOST_WORK = 12
+"""Of the limit, where first assignments, or a first bound, take more than their share."""
+TABLE_SHARE, LEAST_ENTRIES = 1 / 8_000, 5e4
+"""Of the work, for the largest table of an elimination: there are thousands of them in a step."""
 CLIMB_SHARE = 0.2
 """Share of the work after which the prices are good enough for the search to begin."""
 WORTH = 0.1
@@ -131,7 +138,9 @@ class Half:
 
     Args:
         core: the first one.
+        over: says whether to end.
         enough: its cost from which on no assignment is asked for.
+        most: entries that are looked at at most, but for those of a step that has begun.
 
     Attributes:
         news: the best that is known, in the first core.
@@ -139,14 +148,17 @@ class Half:
     """
 
     def __init__(
-        self, core: Core, seed: int, over: Callable[[], bool], enough: int = MOST_COST
+        self, core: Core, seed: int, over: Callable[[], bool], enough: int, most: float
     ) -> None:
-        self.news, self._over, self._seed = News(enough), over, seed
+        self.news, self._seed = News(enough), seed
+        self._before = 0  # work on larger cores, and of proofs
+        self._entries = max(LEAST_ENTRIES, min(ENTRIES, TABLE_SHARE * most))
+        self._over: Callable[[], bool] = lambda: over() or self.spent >= most
         self.core, self.needed = core, Enough()
         self._reduced = Reduced(core, 0, ())
         self._fixed_at = MOST_COST + 1
         self._tried = self._climbs = self._again = False
-        self._search = Searcher(Prices(core), seed, over)
+        self._search = Searcher(Prices(core), seed, self._over, self._entries)
         self._climb = Climb(self._search)
 
     def begin(self, work: int) -> None:
@@ -159,10 +171,15 @@ class Half:
         """Whether what is known is good enough."""
         return self.news.done or self.needed.met(self.news)
 
+    @property
+    def spent(self) -> int:
+        """Entries that were looked at so far."""
+        return self._before + self._search.all_work
+
     def other(self, seed: int) -> None:
         """Goes on with other draws, and with better prices whenever there may be some."""
         self._seed, self._climbs = seed, True
-        self._search = Searcher(self._search.prices, seed, self._over)
+        self._search = Searcher(self._search.prices, seed, self._over, self._entries)
         self._climb.search = self._search
 
     def hear(self, news: News) -> None:
@@ -177,19 +194,21 @@ class Half:
         self._tighten()
         spent = self._settle(work) if self._climbs and not self.news.done else 0
         begin = self._search.all_work - spent
-        while self._search.all_work - begin < work and not self._over() and not self.news.done:
+        while self._search.all_work - begin < work and not self._over() and not self.enough:
             self._search.restart()
             self._settle_picks()
 
-    def prove(self, left_s: Callable[[], float]) -> None:
-        """The proof by HiGHS, once, if the core is small enough now."""
+    def prove(self, left_s: Callable[[], float], work: int) -> None:
+        """The proof by HiGHS, once, if the core is small enough for some work now."""
         self._tighten()
-        if self.enough or self._tried or self.news.done or not is_small(self._search.core):
+        nodes = nodes_within(self._search.core, work)
+        if self.enough or self._tried or self.news.done or not nodes:
             return
         self._tried = True
+        self._before += work  # at most
         most = self.news.cost - self._reduced.constant
         apart = self.needed.apart(self.news.bound)
-        answer = proved(self._search.prices, most, left_s, apart)
+        answer = proved(self._search.prices, most, left_s, Limits(nodes, apart))
         if answer.picks is not None:
             self._search.see(answer.picks)
             self._settle_picks()
@@ -235,11 +254,13 @@ class Half:
                 self.hear(News(bound=self.news.cost, done=True))
                 return
             prices = self._search.prices
+            self._before += self._search.all_work
             self._reduced = self._reduced.then(smaller)
             if not smaller.core.num_nodes:
+                self._before -= self._search.all_work
                 self._last()
                 return
-            self._search = Searcher(Prices(smaller.core), self._seed, self._over)
+            self._search = Searcher(Prices(smaller.core), self._seed, self._over, self._entries)
             self._search.prices.activate(prices.moments)
             self._search.prices.price = prices.price
             known = self._reduced.shrunk(self.news.picks) if self.news.picks is not None else None
@@ -289,36 +310,44 @@ def solve(
 
         core, scale = core_of(program)
         first = reduced(core)
+        work = REDUCE_WORK * len(core.matrix)
         if first is None:
-            return Choice(Status.INFEASIBLE, None, math.inf, math.inf)
+            return Choice(Status.INFEASIBLE, None, math.inf, math.inf, work=work)
         if not first.core.num_nodes:
             news = News(0, np.empty(0, np.int64), 0, True)
+        elif (known := _eliminated(first.core, limit_s if gap else math.inf)) is not None:
+            news, more = known
+            work += more
         else:
-            known = _eliminated(first.core)
             enough = min(scale.core_cost(most) - first.constant, MOST_COST)
-            half = Half(first.core, seed, over, enough)
+            half = Half(first.core, seed, over, enough, MOST_WORK * limit_s * WORK_PER_S)
             half.needed = Enough(gap, scale.constant + first.constant)
-            news = known or _searched(half, limit_s, left_s, seed, over, _teller(scale, first))
+            news = _searched(half, limit_s, left_s, seed, over, _teller(scale, first))
+            work += half.spent
         picks = None if news.picks is None else first.expanded(news.picks).tolist()
         if picks is None and news.done and most < math.inf:
-            return Choice(Status.UNKNOWN, None, math.inf, most, not over())
-        return choice_of(program, news, picks, scale, first.constant, not over())
+            return Choice(Status.UNKNOWN, None, math.inf, most, not over(), work)
+        found = choice_of(program, news, picks, scale, first.constant, not over())
+        return replace(found, work=work)
 
 
-def _eliminated(core: Core) -> News | None:
-    """The best assignment, by the elimination of all nodes; None where memory is limited, or a
-    table would be large.
+def _eliminated(core: Core, most_s: float) -> tuple[News, int] | None:
+    """The best assignment, by the elimination of all nodes, and the entries that were looked at;
+    None where memory is limited, or tables would be large.
+
+    Args:
+        most_s: the most work, in seconds of an ordinary core.
     """
     count = core.num_nodes
     if len(core.free) or count > WHOLE_NODES:
         return None
     order = ordered(core, np.arange(count), math.log(WHOLE_ENTRIES))
-    if len(order.node) < count:
+    if len(order.node) < count or entries_of(core, order) > most_s * WORK_PER_S:
         return None
     picks = np.zeros(count, np.int64)
-    eliminated(core, core.cost, order, picks)
+    work = eliminated(core, core.cost, order, picks)
     cost = true_cost(core, picks)
-    return News(cost, picks, cost, True) if cost < MOST_COST else News(done=True)
+    return News(cost, picks, cost, True) if cost < MOST_COST else News(done=True), work
 
 
 def _teller(scale: Scale, first: Reduced) -> Callable[[News], None]:
@@ -350,31 +379,31 @@ def _searched(
     """What two processes find out about a core, each with a half of its own."""
     half.begin(int(CLIMB_SHARE * limit_s * WORK_PER_S))
     tell(half.news)
-    if len(half.core.matrix) <= TINY and not half.enough:
-        half.prove(left_s)
     left, work = int(limit_s * WORK_PER_S), FIRST_WORK
+    if len(half.core.matrix) <= TINY and not half.enough:
+        half.prove(left_s, left)
     if left < work and not half.enough:  # another process would take longer to start
         half.work(left)
-        half.prove(left_s)
+        half.prove(left_s, left)
     if half.enough or left < work:
         return half.news
     asked: list[int] = []
 
-    def beside(question: tuple[News, int]) -> News:
+    def beside(question: tuple[News, int, int]) -> News:
         """A round of the other process, which has its own copy of the half."""
-        news, work = question
+        news, work, left = question
         if not asked:
             half.other(seed + 1)
         asked.append(work)
         half.hear(news)
-        half.prove(left_s)
+        half.prove(left_s, left)
         half.work(work)
         return half.news
 
     with Forked(beside, cpu_limit_s=max(0, math.ceil(left_s())) + 60) as process:
         while left > 0 and not half.enough and not over():
             try:
-                process.ask((half.news, work))
+                process.ask((half.news, work, left))
                 half.work(work)
                 tell(half.news)
                 half.hear(process.answer(over))

@@ -1,0 +1,152 @@
+"""The bound of `intra-op`: no plan of its space is faster, and it does not depend on the clock."""
+
+import itertools
+import random
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from planner.artefacts.graph import Graph, Operator, Parameter, Tensor
+from planner.artefacts.options import Optimizer
+from planner.artefacts.profile import OperatorCost, SplitRule
+from planner.artefacts.strategy import ScheduleName, Strategy
+from planner.costs.bounds import lower_bound_s
+from planner.costs.overlap import with_overlap
+from planner.resharding.checks import all_violations
+from planner.simulator.estimate import estimate_s
+from planner.solvers.intra import solve as intra
+from planner.solvers.intra.bound import CLOSE, Bound, queues
+from planner.solvers.intra.build import built
+from planner.solvers.program.solve import solve
+from tests.solvers.test_intra import counted, drawn, stage_of
+from tests.support.small_splits import given, strategy_of
+from tests.support.split import mlp
+from tests.support.split_models import MODELS, loaded
+from tests.support.split_profiles import problem, profiled
+
+PLANS = 11
+"""Random plans on a view; 1,000 in all cases together."""
+
+
+@pytest.fixture(scope="module")
+def profiles(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bound")
+    return {name: profiled(loaded(make(folder / f"{name}.onnx"))) for name, make in MODELS.items()}
+
+
+def random_plans(problem, chance):
+    """Their programs, seconds by what they are, and simulated seconds of an iteration."""
+    for view in intra.views(problem):
+        made = built(problem, view)
+        for _ in range(PLANS):
+            picks = drawn(made, chance)
+            schedule = chance.choice([ScheduleName.GPIPE, ScheduleName.ONE_F_ONE_B])
+            stage = stage_of(problem, made, picks)
+            strategy = Strategy((stage,), schedule, problem.num_microbatches)
+            if not all_violations(strategy, problem.profile.graph, len(view.devices)):
+                simulated_s = estimate_s(problem, with_overlap(problem, strategy))
+                yield made, counted(made, picks), simulated_s
+
+
+CASES = [*itertools.product((2, 4, 8), (1e5, 1e8), (False, True))]
+
+
+@pytest.mark.parametrize("name", ["mlp", "gpt", "cnn"])
+def test_no_plan_of_the_space_is_faster_than_the_bound(profiles, name):
+    """Random plans of all views, as they are simulated; the bound is of the whole space."""
+    chance, compared, tightest = random.Random(5), 0, 0.0
+    for num_microbatches, bandwidth, overlap in CASES:
+        optimizer = chance.choice([*Optimizer])
+        options = {"overlap": overlap, "optimizer": optimizer}
+        one = problem(profiles[name], 4, num_microbatches, bandwidth, **options)
+        bound_s = intra.solve(one, 2.0).bound_s
+        for made, seconds, simulated_s in random_plans(one, chance):
+            compared += 1
+            longest_s = max(float(seconds.weighted(queue)) for queue in queues(one, made.view))
+            tightest = max(tightest, longest_s / simulated_s)
+            assert 0 < bound_s <= simulated_s
+            assert longest_s <= 1.000001 * simulated_s
+    assert compared > 1000 / 3
+    assert tightest > 0.999
+
+
+def with_a_constant():
+    """A profile of three products with one frozen weight, and of a trained scaling behind them."""
+    width, rules = 16, tuple(map(SplitRule, ("R,S1->S1", "S0,R->S0", "S1,S0->P")))
+    weight = Parameter("w", (width, width), "float32", False)
+    scale = Parameter("s", (width,), "float32", True)
+    tensors = [Tensor(name, (8, width), "float32", name == "t3") for name in ("x", *"abc", "t3")]
+    reads = zip(("x", *"ab"), "abc", strict=True)
+    operators = [Operator(f"o{made}", "MatMul", (name,), (made,), ("w",)) for name, made in reads]
+    operators.append(Operator("o", "Mul", ("c",), ("t3",), ("s",)))
+    costs = [
+        OperatorCost(one.name, 1e-6, 2e-6, 0, 0, 10**9, 10**6, one.outputs, 0,
+                     rules=rules if one.type == "MatMul" else ())
+        for one in operators
+    ]  # fmt: skip
+    graph = Graph(tuple(operators), tuple(tensors), (weight, scale), ("x",), ("t3",))
+    return replace(mlp(), graph=graph, operators=tuple(costs))
+
+
+def test_readers_of_a_constant_share_a_copy_of_it():
+    """Where each paid for its own, the bound would be above the time of plans."""
+    one, chance, above = given(with_a_constant(), 4, 1e7), random.Random(1), 0
+    for view in intra.views(one):
+        made, (queue, *_) = built(one, view), queues(one, view)
+        for _ in range(60):
+            picks = drawn(made, chance)
+            strategy = strategy_of(one, made, picks)
+            if not all_violations(strategy, one.profile.graph, 4):
+                seconds, simulated_s = counted(made, picks), estimate_s(one, strategy)
+                assert seconds.weighted(queue) <= 1.000001 * simulated_s
+                above += seconds.weighted(queue) + seconds.unsure > 1.000001 * simulated_s
+    assert above
+
+
+@pytest.mark.parametrize("bandwidth", [1e6, 1e8])
+def test_raised_bounds_are_those_of_the_best_weights(profiles, bandwidth):
+    """At least what each queue alone says, and at most the longest queue of any assignment."""
+    one, chance = problem(profiles["mlp"], 4, 4, bandwidth), random.Random(1)
+    for view in intra.views(one):
+        made, every = built(one, view), queues(one, view)
+        bound = Bound(one, made, 10**12)
+        asked = []
+
+        def answer(program, asked=asked):
+            asked.append(program)
+            return solve(program, 2.0, lambda: 1e6)
+
+        while not bound.done:
+            bound.raised(answer)
+        assert len(asked) <= 12
+        for queue in every:
+            weights = [part + 1e-9 for part in queue]
+            alone = solve(made.program(type(queue)(*weights), 10**12, kept=False), 2.0,
+                          lambda: 1e6)  # fmt: skip
+            assert bound.value_s >= (1 - CLOSE - 1e-4) * alone.bound
+        for _ in range(50):
+            seconds = counted(made, drawn(made, chance))
+            longest_s = max(float(seconds.weighted(queue)) for queue in every)
+            assert bound.value_s <= longest_s * 1.000001
+
+
+def test_a_search_that_ends_early_has_a_bound(profiles):
+    one = problem(profiles["gpt"], 4, 4)
+    early, late = intra.solve(one, 0.0), intra.solve(one, 20.0)
+    assert "time limit" in early.space and "time limit" not in late.space
+    assert lower_bound_s(one) <= early.bound_s <= late.bound_s
+    assert late.bound_s <= min(estimate_s(one, s) for s in (late.strategy, early.strategy))
+
+
+def test_the_answer_does_not_depend_on_the_clock(profiles, monkeypatch):
+    one = problem(profiles["gpt"], 4, 4)
+    known = intra.solve(one, 20.0)
+    ticks = itertools.count(0, 1000.0)
+    monkeypatch.setattr(time, "monotonic", lambda: next(ticks))
+    again = intra.solve(one, 20.0)
+    assert next(ticks) < 1e9
+    assert again.reproducible
+    assert (again.strategy, again.bound_s) == (known.strategy, known.bound_s)
+    assert np.isfinite(again.bound_s)
