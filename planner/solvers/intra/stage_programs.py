@@ -168,7 +168,8 @@ class StagePrograms:
                     for axis in range(len(view.mesh))
                 )
                 view = replace(view, masks=tuple(masks))
-            blocks = blocks_of(stage.part.problem) if self._runs_again else ()
+            every = blocks_of(stage.part.problem) if self._runs_again else ()
+            blocks = every[0] if every else ()
             made = built(stage.part.problem, view, blocks, rounds=stage.rounds)
             self.work_s += len(made.node_s) / NODES_PER_S
             self._built[key] = stage.part, made
