@@ -476,7 +476,7 @@ class Search:
             self._progress(name)
 
     def improve(self) -> None:
-        """Asks again, as long as work is left; of solvers that waited, as long as any of theirs is,
+        """Asks again, as long as work is left; solvers that waited, as long as most of theirs is,
         whatever the first answers took.
         """
         todo = [
@@ -489,12 +489,12 @@ class Search:
             able = [one for one in todo if self._left_s > 0 or one[1] in one[0].waiting]
             if left_s <= 0 or not able or self._cut:
                 break
-            able.sort(key=_promise)
-            some = sorted(able[:PROCESSES], key=lambda one: not SOLVERS[one[1]].has_threads)
+            some = _of_a_round(sorted(able, key=_promise))
             found = self._round(some, left_s)
             for (case, name), answer in zip(some, found, strict=True):
                 if answer is not None:
                     kept_s -= answer.work_s if name in case.waiting else 0.0
+                    kept_s = kept_s if kept_s > self._kept_s / 2 else 0.0  # too little for another
                     case.answers[name] = answer
                     todo.remove((case, name))
             if any(one is None or INTERRUPTED in one.result.space for one in found):
@@ -524,6 +524,21 @@ class Search:
         if SOLVERS[name].unreplicated:
             least_s = max(least_s, unreplicated_s(case.problem))
         return best_s <= (1 + GOOD_ENOUGH) * least_s / case.size
+
+
+def _of_a_round(able: Sequence[_Question]) -> list[_Question]:
+    """The questions of a round: the most promising, and the next one after it, if there is any of
+    a solver that waited where the first one's did not, or the other way round. Threads come first.
+
+    Args:
+        able: at least one, the most promising first.
+    """
+    first, *others = able
+    waited = SOLVERS[first[1]].waits
+    others.sort(key=lambda one: SOLVERS[one[1]].waits is waited)
+    return sorted(
+        [first, *others[: PROCESSES - 1]], key=lambda one: not SOLVERS[one[1]].has_threads
+    )
 
 
 def _promise(question: _Question) -> tuple[float, float]:

@@ -9,6 +9,7 @@ from planner.artefacts.files import read_plan
 from planner.artefacts.options import Objective
 from planner.artefacts.strategy import ScheduleName
 from planner.costs import evaluate as evaluator
+from planner.planning import portfolio
 from planner.planning.portfolio import ask_solvers, compare
 from planner.solvers import SOLVERS, baselines
 from planner.solvers.intra import solve as intra
@@ -246,3 +247,17 @@ def test_it_is_not_asked_where_a_plan_is_close_to_the_bound(tmp_path, given_to):
     assert rows["intra-op"].reason == (
         "not asked: other solvers had a good plan, or the time limit was reached"
     )
+
+
+def test_a_round_has_a_solver_that_waited_and_one_that_did_not():
+    """As long as there are both; threads come first."""
+
+    def of_a_round(*names):
+        return [name for _, name in portfolio._of_a_round([(None, name) for name in names])]
+
+    assert of_a_round("inter-op", "intra-op", "antichain") == ["inter-op", "antichain"]
+    assert of_a_round("antichain", "megatron", "intra-op") == ["antichain", "intra-op"]
+    assert of_a_round("inter-op", "intra-op") == ["inter-op", "intra-op"]
+    assert of_a_round("antichain", "megatron") == ["antichain", "megatron"]
+    assert of_a_round("intra-op", "netsplit") == ["netsplit", "intra-op"]
+    assert of_a_round("megatron") == ["megatron"]
