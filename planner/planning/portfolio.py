@@ -37,14 +37,16 @@ from planner.support.units import format_seconds
 
 # The search ends when a plan is this close to the lower bound.
 GOOD_ENOUGH = 0.01
-# What a solver without a first answer is expected to find, over the best plan.
-WITHOUT_ANSWER = 1.1
 # The reason of a solver for which no work was left.
 OUT_OF_TIME = "not asked: the time limit was reached"
+# The reason of a solver that waits for plans to beat, as long as it is not asked.
+NOT_YET = "not asked: other solvers had a good plan, or the time limit was reached"
 # The questions of a round, each in a process of its own where there are as many cores.
 PROCESSES = 2
 # The work of judging variants of a first answer, in seconds of an ordinary core.
 FIRST_JUDGED_S = 0.1
+# The share of the limit that first answers leave to solvers that wait for them, if any do.
+WAITING = 0.3
 # Questions that take less work, or about smaller graphs, are not worth a process.
 LEAST_BESIDE_S, FEW_OPERATORS = 0.5, 100
 
@@ -342,6 +344,18 @@ class _Case:
         """Of all plans; inf without one."""
         return min(map(self.value_s, self.answers), default=math.inf)
 
+    @property
+    def waiting(self) -> tuple[str, ...]:
+        """The solvers that are asked after others (`Solver.waits`)."""
+        some = tuple(name for name in self.names if SOLVERS[name].waits)
+        return some if len(some) < len(self.names) else ()
+
+    def may_improve(self, name: str) -> bool:
+        """Whether a solver may have a better answer than it has, if it is given work."""
+        answer = self.answers[name]
+        asked = SOLVERS[name].improves and answer.solve_s is not None
+        return asked or answer.result.reason == NOT_YET
+
     def in_order(self, *, cut: bool) -> Answers:
         """The answers in the order of the asking."""
         own = tuple(self.answers[name] for name in self.names)
@@ -362,9 +376,10 @@ _Question = tuple[_Case, str]
 
 class Search:
     """The questions to solvers about one problem, or about the same problem with microbatches of
-    several sizes. Each solver is asked for a first answer, which takes next to no work. Then those
-    that can do more with work are asked again, in rounds of two questions, the most promising
-    first: those whose first plan was the best. A question that the bound rules out is not asked.
+    several sizes. Each solver is asked for a first answer, which takes next to no work, unless it
+    waits for those of others. Then those that can do more with work are asked, in rounds of two
+    questions, the most promising first: those whose first plan was the best. A question that the
+    bound rules out is not asked.
 
     Which questions a round has, and the strategies from which they start, follow from the rounds
     before it and from work that is counted. So the answers are the same on a busy machine, and with
@@ -381,11 +396,15 @@ class Search:
         """
         self._limit_s, self._progress, self._brake = limit_s, progress, brake
         self._cases: list[_Case] = []
-        self._cut, self._process = False, os.getpid()
+        self._cut, self._process, self._kept_s = False, os.getpid(), 0.0
 
     @property
     def left_s(self) -> float:
-        """The work that is left, in seconds of an ordinary core."""
+        """The work that is left for first answers, in seconds of an ordinary core."""
+        return self._left_s - self._kept_s
+
+    @property
+    def _left_s(self) -> float:
         return self._limit_s - sum(case.work_s for case in self._cases)
 
     @property
@@ -403,6 +422,8 @@ class Search:
             OptionError: if a name is unknown.
         """
         cases = [self._case(problem, names) for problem in problems]
+        if any(one.waiting for one in cases):
+            self._kept_s = WAITING * self._limit_s
         for k in range(0, len(cases), PROCESSES):
             some, left_s = cases[k : k + PROCESSES], self.left_s
             large = all(len(one.problem.profile.operators) > FEW_OPERATORS for one in some)
@@ -440,12 +461,13 @@ class Search:
             if case.shortage is not None and solver.counts_memory(case.problem.search):
                 result = Result(Status.INFEASIBLE, None, reason=case.shortage, short_of_memory=True)
                 case.answers[name] = Answer(name, result)
-            elif reason is not None:
+            elif reason is not None or name in case.waiting:
+                reason = NOT_YET if name in case.waiting else reason
                 case.answers[name] = Answer(name, Result(Status.UNKNOWN, None, reason=reason))
             else:
                 self._tell(name)
                 limit_s = 0.0 if solver.improves else solver.time_share * left_s
-                case.answers[name] = _asked(case, name, limit_s, FIRST_JUDGED_S)
+                case.answers[name] = _asked(case, name, limit_s, FIRST_JUDGED_S, case.known)
         return case.answers, case.results
 
     def _tell(self, name: str) -> None:
@@ -454,29 +476,32 @@ class Search:
             self._progress(name)
 
     def improve(self) -> None:
-        """Asks again, as long as work is left."""
+        """Asks again, as long as work is left; solvers that waited, as long as most of theirs is,
+        whatever the first answers took.
+        """
         todo = [
-            (case, name)
-            for case in self._cases
-            for name in case.names
-            if SOLVERS[name].improves and case.answers[name].solve_s is not None
+            (case, name) for case in self._cases for name in case.names if case.may_improve(name)
         ]
+        kept_s = self._kept_s
         while todo := [one for one in todo if not self._ruled_out(*one)]:
             self._cut = self._cut or self._brake.over()
-            left_s = self.left_s
-            if left_s <= 0 or self._cut:
+            left_s = max(self._left_s, kept_s)
+            able = [one for one in todo if self._left_s > 0 or one[1] in one[0].waiting]
+            if left_s <= 0 or not able or self._cut:
                 break
-            todo.sort(key=_promise)
-            some = sorted(todo[:PROCESSES], key=lambda one: not SOLVERS[one[1]].has_threads)
+            some = _of_a_round(sorted(able, key=_promise))
             found = self._round(some, left_s)
             for (case, name), answer in zip(some, found, strict=True):
                 if answer is not None:
+                    kept_s -= answer.work_s if name in case.waiting else 0.0
+                    kept_s = kept_s if kept_s > self._kept_s / 2 else 0.0  # too little for another
                     case.answers[name] = answer
                     todo.remove((case, name))
             if any(one is None or INTERRUPTED in one.result.space for one in found):
                 return
         for case in self._cases:
-            case.left = tuple(name for one, name in todo if one is case and not self._cut)
+            unasked = (name for one, name in todo if one is case and SOLVERS[name].improves)
+            case.left = () if self._cut else tuple(unasked)
 
     def _round(self, some: Sequence[_Question], left_s: float) -> list[Answer | None]:
         """The answers to some questions; None to one that Ctrl-C ended.
@@ -501,27 +526,46 @@ class Search:
         return best_s <= (1 + GOOD_ENOUGH) * least_s / case.size
 
 
+def _of_a_round(able: Sequence[_Question]) -> list[_Question]:
+    """The questions of a round: the most promising, and the next one after it, if there is any of
+    a solver that waited where the first one's did not, or the other way round. Threads come first.
+
+    Args:
+        able: at least one, the most promising first.
+    """
+    first, *others = able
+    waited = SOLVERS[first[1]].waits
+    others.sort(key=lambda one: SOLVERS[one[1]].waits is waited)
+    return sorted(
+        [first, *others[: PROCESSES - 1]], key=lambda one: not SOLVERS[one[1]].has_threads
+    )
+
+
 def _promise(question: _Question) -> tuple[float, float]:
-    """Smaller is more promising: the plan of the first answer or, without one, something above the
-    best plan for the same problem; then the bound.
+    """Smaller is more promising: the plan of the first answer or, without one, what the solver may
+    find; then the bound.
     """
     case, name = question
     value_s = case.value_s(name)
-    expected_s = value_s if math.isfinite(value_s) else WITHOUT_ANSWER * case.best_s
-    return expected_s, case.lower_bound_s / case.size
+    if not math.isfinite(value_s):
+        value_s = SOLVERS[name].may_find_s(case.asked.problem, case.best_s * case.size) / case.size
+    return value_s, case.lower_bound_s / case.size
 
 
-def _asked(case: _Case, name: str, limit_s: float, judged_s: float) -> Answer:
+def _asked(
+    case: _Case, name: str, limit_s: float, judged_s: float, known: tuple[Strategy, ...]
+) -> Answer:
     """A solver's answer, judged.
 
     Args:
         limit_s: limit of the solver's work.
         judged_s: of the judge's.
+        known: strategies that fit.
     """
     took_s = stopwatch()
     # A solver that another one starts from may have answered already.
     if name not in case.results:
-        case.results[name] = SOLVERS[name](case.asked.problem, limit_s, case.known, case.results)
+        case.results[name] = SOLVERS[name](case.asked.problem, limit_s, known, case.results)
     return _judged(case, name, case.results[name], took_s, judged_s)
 
 
@@ -565,7 +609,9 @@ def _full_time_for_each(
             case.answers[name] = Answer(name, result)
         else:
             progress(name)
-            case.answers[name] = _asked(case, name, time_limit_s, time_limit_s)
+            # What is only to be beaten would keep a solver from showing its own plan.
+            known = () if SOLVERS[name].waits else case.known
+            case.answers[name] = _asked(case, name, time_limit_s, time_limit_s, known)
     return case.in_order(cut=False)
 
 
@@ -641,12 +687,15 @@ def comparison(
     bounds_s = (one.lower_bound_s / n for one, n in zip(of_sizes, samples, strict=True))
     bound_s = min(others_s, *bounds_s)
     cut = any(one.cut for one in of_sizes)
+    asked = {a.solver for one in of_sizes for a in one.answers if a.result.reason != NOT_YET}
+    # A solver that waited is in one row at least.
     rows = tuple(
         _row(
             one.problem, _not_reproducible(answer) if cut else answer, bound_s * n, several=several
         )
         for one, n in zip(of_sizes, samples, strict=True)
         for answer in one.answers
+        if answer.result.reason != NOT_YET or (one is of_sizes[0] and answer.solver not in asked)
     )
     proved = all(one.shortage is not None for one in of_sizes)
     notes = (*notes, *_left_notes(of_sizes), *_cut_notes(of_sizes))

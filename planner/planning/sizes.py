@@ -6,7 +6,8 @@ less often. The rounds of the search:
 
     1  the sizes profiled, by all solvers
     2  where the profile is good for any size: twice, four times .. the largest of them, and a half,
-       a quarter .. of the smallest, by scouts, which are solvers that answer soon
+       a quarter .. of the smallest, by scouts, which are solvers that answer soon, and in the last
+       round by those that wait for plans to beat
     3  sizes next to the best one, between two that were asked: a microbatch that is too small pays
        overheads, one that is too large empties the pipeline or the memory
     4  wide sizes, with samples for all devices, by solvers that split the samples of a microbatch
@@ -162,6 +163,8 @@ class _Rounds:
         usual = portfolio(rules=has_rules(sizes.first.profile))
         known = [name for name in names or usual if name in SOLVERS]
         self._scouts = [name for name in known if SOLVERS[name].is_scout] or known
+        waiting = (name for name in known if SOLVERS[name].waits)
+        self._soon = [*dict.fromkeys((*self._scouts, *waiting))]
         self._all_are_scouts = len(self._scouts) == len(known)
         self._splitting = [name for name in known if SOLVERS[name].splits_samples]
         self.notes: list[str] = []
@@ -186,7 +189,7 @@ class _Rounds:
         if self._sizes.any:
             self._scout(max(given), growing=True)
             self._scout(min(given), growing=False)
-        self._ask(self._between(), self._scouts if self._sizes.any else self._names)
+        self._ask(self._between(), self._soon if self._sizes.any else self._names)
         self._ask(self._wide(), self._splitting)
         self._ask(self._promising(given), self._names)
         self._search.improve()
@@ -232,7 +235,7 @@ class _Rounds:
             if worse == MAX_WORSE or self._search.left_s <= 0:
                 return
             before = self._best_by_scout()
-            self._ask([size], self._scouts)
+            self._ask([size], self._soon)
             worse = worse + 1 if self._best_by_scout() == before else 0
             if growing and size in self._by_size and self._by_size[size].best_rank is None:
                 return

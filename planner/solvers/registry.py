@@ -33,6 +33,7 @@ tables of all pairs of devices for every tensor take 0.1 GB. Twice as many take 
 
 
 SHARES_DEVICES = "its devices run several stages"
+SPLITS_OPERATORS = "it splits operators"
 
 LONGEST_S = 1e7
 """The longest time limit, some months: searches convert it into numbers of moves."""
@@ -53,6 +54,11 @@ class Solver:
         always_asked: whether it is asked even if no work is left, because it takes next to none.
         improves: whether it has a first answer without work (a limit of 0), and a better one with
             more. Others are asked once.
+        waits: whether it has no first answer, and is asked after others, which may have plans to
+            beat; at once where all that are asked would wait.
+        expected: the time of the plan that it may find, over that of the best plan so far.
+        promise: module and function that tell instead the time of an iteration, in s, of a problem;
+            "" for none.
         time_share: part of the time limit that it gets at most: below 1 for a search that uses all
             the time it is given.
         unreplicated: whether it searches long among strategies without replicas, and is asked only
@@ -80,6 +86,9 @@ class Solver:
     in_portfolio: bool = False
     always_asked: bool = False
     improves: bool = False
+    waits: bool = False
+    expected: float = 1.1
+    promise: str = ""
     time_share: float = 1.0
     unreplicated: bool = False
     has_threads: bool = False
@@ -98,6 +107,17 @@ class Solver:
             return True
         given = (own for own in search.switches if type(own) is self.options)
         return not any(getattr(own, self.without_memory) for own in given)
+
+    def may_find_s(self, problem: "Problem", best_s: float) -> float:
+        """About the time of an iteration of the plan that it may find, in s.
+
+        Args:
+            best_s: of the best plan so far.
+        """
+        if not self.promise:
+            return self.expected * best_s
+        promised: float = _named(self.promise)(problem)
+        return promised
 
     def __call__(
         self,
@@ -126,8 +146,7 @@ class Solver:
 
             reason = f"{self.synchronous}, which --schedule {schedule.value} cannot do"
             return Result(Status.UNKNOWN, None, reason=reason)
-        module, _, function = self.path.partition(":")
-        solve: Callable[..., Result] = getattr(import_module(module), function)
+        solve: Callable[..., Result] = _named(self.path)
         time_limit_s = min(time_limit_s, LONGEST_S)
         if self.starts_from is None:
             return solve(problem, time_limit_s)
@@ -138,6 +157,12 @@ class Solver:
         strategies = (answers[name].strategy for name in self.starts_from)
         start = (*known, *(one for one in strategies if one is not None))
         return solve(problem, time_limit_s, start)
+
+
+def _named(path: str) -> Any:
+    """A function by its module and name. The module is imported at the first call."""
+    module, _, function = path.partition(":")
+    return getattr(import_module(module), function)
 
 
 SOLVERS: Mapping[str, Solver] = {
@@ -193,9 +218,26 @@ SOLVERS: Mapping[str, Solver] = {
     "intra-op": Solver(
         "planner.solvers.intra.solve:solve",
         "the best split of every operator on all devices, by a choice program",
+        in_portfolio=True,
+        waits=True,
+        expected=1.0,
+        time_share=0.3,
+        starts_from=(),
         needs_rules=True,
         splits_samples=True,
-        synchronous="it splits operators",
+        synchronous=SPLITS_OPERATORS,
+    ),
+    "inter-op": Solver(
+        "planner.solvers.intra.pipelines:solve",
+        "pipelines whose stages are split as by intra-op",
+        in_portfolio=True,
+        waits=True,
+        promise="planner.solvers.intra.pipelines:promised_s",
+        time_share=0.4,
+        starts_from=(),
+        needs_rules=True,
+        splits_samples=True,
+        synchronous=SPLITS_OPERATORS,
     ),
     "heft": Solver(
         "planner.solvers.placement.heft:solve",

@@ -9,12 +9,17 @@ from planner.artefacts.files import read_plan
 from planner.artefacts.options import Objective
 from planner.artefacts.strategy import ScheduleName
 from planner.costs import evaluate as evaluator
+from planner.planning import portfolio
 from planner.planning.portfolio import ask_solvers, compare
 from planner.solvers import SOLVERS, baselines
+from planner.solvers.intra import solve as intra
 from planner.solvers.netsplit.options import NetSplit, Pesto
 from planner.solvers.pipedream import solve as pipedream
 from tests.support.builders import cluster, graph_of, hierarchy, problem_of, profile_of, unit_type
 from tests.support.commands import run
+from tests.support.split_models import loaded, mlp
+from tests.support.split_profiles import problem as split_problem
+from tests.support.split_profiles import profiled
 
 
 def small(topology):
@@ -178,3 +183,81 @@ def test_the_objective_is_shown_and_the_gap_is_its_own(folder, objective):
     (head,) = (line for line in shown if "samples/s" in line)
     assert objective in head
     assert not any(objective in line for line in plain if "samples/s" in line)
+
+
+@pytest.fixture(scope="module")
+def splittable(tmp_path_factory):
+    """A chain of products that can be split, on links over which data parallelism is slow."""
+    model = loaded(mlp(tmp_path_factory.mktemp("waiting") / "mlp.onnx"))
+    return split_problem(profiled(model), 4, 2, 1e7)
+
+
+@pytest.fixture
+def given_to(monkeypatch):
+    """The strategies and limits that a solver is given, by call."""
+
+    def watch(module):
+        calls, function = [], module.solve
+
+        def watching(problem, limit_s, known=()):
+            calls.append((known, limit_s))
+            return function(problem, limit_s, known)
+
+        monkeypatch.setattr(module, "solve", watching)
+        return calls
+
+    return watch
+
+
+def test_a_solver_that_waits_is_asked_after_others_for_what_is_faster(splittable, given_to):
+    calls = given_to(intra)
+    rows = {row.solver: row for row in compare(splittable, ["intra-op", "data-parallel"]).rows}
+    ((known, _),) = calls
+    assert rows["data-parallel"].plan.strategy in known
+    assert (
+        rows["intra-op"].plan.prediction.iteration_s
+        < rows["data-parallel"].plan.prediction.iteration_s
+    )
+
+
+def test_alone_or_to_be_shown_beside_others_it_knows_no_plan(splittable, given_to):
+    calls = given_to(intra)
+    alone = compare(splittable, ["intra-op"])
+    beside = compare(splittable, ["data-parallel", "intra-op"], full_time=True)
+    assert [known for known, _ in calls] == [(), ()]
+    assert alone.best.plan.strategy == beside.rows[1].plan.strategy
+
+
+def test_it_has_its_share_of_the_limit_whatever_others_took(splittable, given_to):
+    """First answers take more than a limit of a microsecond."""
+    calls = given_to(intra)
+    rows = {row.solver: row for row in compare(splittable, time_limit_s=1e-6).rows}
+    assert [0 < limit_s < 1e-6 for _, limit_s in calls] == [True]
+    assert rows["intra-op"].solve_s is not None
+    assert rows["even"].reason == "not asked: the time limit was reached"
+
+
+def test_it_is_not_asked_where_a_plan_is_close_to_the_bound(tmp_path, given_to):
+    """Over fast links data parallelism shares all work evenly."""
+    calls = given_to(intra)
+    fast = split_problem(profiled(loaded(mlp(tmp_path / "mlp.onnx"))), 2, 2, 1e15)
+    rows = {row.solver: row for row in compare(fast, ["data-parallel", "intra-op"]).rows}
+    assert rows["data-parallel"].plan.certificate.gap < 0.01
+    assert calls == [] and rows["intra-op"].plan is None
+    assert rows["intra-op"].reason == (
+        "not asked: other solvers had a good plan, or the time limit was reached"
+    )
+
+
+def test_a_round_has_a_solver_that_waited_and_one_that_did_not():
+    """As long as there are both; threads come first."""
+
+    def of_a_round(*names):
+        return [name for _, name in portfolio._of_a_round([(None, name) for name in names])]
+
+    assert of_a_round("inter-op", "intra-op", "antichain") == ["inter-op", "antichain"]
+    assert of_a_round("antichain", "megatron", "intra-op") == ["antichain", "intra-op"]
+    assert of_a_round("inter-op", "intra-op") == ["inter-op", "intra-op"]
+    assert of_a_round("antichain", "megatron") == ["antichain", "megatron"]
+    assert of_a_round("intra-op", "netsplit") == ["netsplit", "intra-op"]
+    assert of_a_round("megatron") == ["megatron"]

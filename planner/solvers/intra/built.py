@@ -105,12 +105,13 @@ class Built:
         return Parts(*np.sum(nodes + edges, axis=0).tolist())
 
     def program(
-        self, weights: Parts, limit_bytes: int | None, *, kept: bool = True
-    ) -> ChoiceProgram:  # fmt: skip
+        self, weights: Parts, limit_bytes: int | None, *, kept: bool = True, flying: int = 1
+    ) -> ChoiceProgram:
         """The program with weights.
 
         Args:
             kept: whether what is held for the backward counts.
+            flying: microbatches that hold it, each as long as one does.
         """
         known: dict[int, Floats] = {}  # equal layers share their tables
         for one in (*self.node_s, *self.edge_s):
@@ -120,12 +121,13 @@ class Built:
             tuple(known[id(one)] for one in self.node_s),
             tuple(self.edges),
             tuple(known[id(one)] for one in self.edge_s),
-            tuple(self._held(node, kept=kept) for node in range(len(self.node_s))),
+            tuple(self._held(node, flying if kept else 0) for node in range(len(self.node_s))),
             limit_bytes,
         )
 
-    def _held(self, node: int, *, kept: bool) -> tuple[Held, ...]:
-        always, some = self.held[node], list(self.stash[node]) if kept else []
+    def _held(self, node: int, flying: int) -> tuple[Held, ...]:
+        always = self.held[node]
+        some = [one._replace(bytes=flying * one.bytes) for one in self.stash[node] if flying]
         if always is not None:
             some.append(Span(0, self.last, always))
         return tuple(

@@ -40,6 +40,7 @@ from planner.solvers.program.solve import solve as solve_program
 from planner.solvers.sharded.best import LayoutSearch, Priced
 from planner.solvers.sharded.layout import (
     NO_RULES,
+    NOTHING_FASTER,
     NOTHING_TO_SPLIT,
     ONE_DEVICE,
     WHOLE,
@@ -84,11 +85,14 @@ BUILT_SHARE = 0.5
 """Of the limit of work, behind which a plan is made before more programs are built."""
 
 
-def solve(problem: Problem, time_limit_s: float) -> Result:
+def solve(
+    problem: Problem, time_limit_s: float, known: Sequence[Strategy] = ()
+) -> Result:  # fmt: skip
     """The best plan of all views.
 
     Args:
         time_limit_s: limit of work, in seconds of an ordinary core.
+        known: strategies to beat. The search leaves what is slower, and starts from none of them.
     """
     space = "all splits of one stage over all devices"
     if not has_rules(problem.profile):
@@ -96,16 +100,19 @@ def solve(problem: Problem, time_limit_s: float) -> Result:
     if len(problem.topology.devices) == 1:
         return Result(Status.INFEASIBLE, None, space=space, reason=ONE_DEVICE)
     with interruptible(SearchWatch(LOGGER, 1.0)) as watch:
-        search = _Search(problem, time_limit_s, watch)
+        search = _Search(problem, time_limit_s, watch, known)
         search.run()
     return search.result(space)
 
 
-def views(problem: Problem) -> Iterator[View]:
-    """All devices as replicas of equal meshes, those of more replicas first: meshes of one axis,
+def views(problem: Problem, some: Sequence[int] | None = None) -> Iterator[View]:
+    """Devices as replicas of equal meshes, those of more replicas first: meshes of one axis,
     and of two, the second one inside hosts, where the mesh is or there is one replica.
+
+    Args:
+        some: the devices; None for all, host by host.
     """
-    devices, host = host_by_host(problem), smallest_host(problem)
+    devices, host = tuple(some or host_by_host(problem)), smallest_host(problem)
     asynchronous = problem.training.schedule.is_asynchronous
     for replicas in reversed(divisors(len(devices))):
         if problem.num_microbatches % replicas or (asynchronous and replicas > 1):
@@ -162,13 +169,16 @@ class _Search:
     Args:
         limit_s: limit of work, in seconds of an ordinary core.
         watch: says whether the user has had enough.
+        known: strategies to beat.
     """
 
-    def __init__(self, problem: Problem, limit_s: float, watch: SearchWatch) -> None:
+    def __init__(
+        self, problem: Problem, limit_s: float, watch: SearchWatch, known: Sequence[Strategy]
+    ) -> None:
         self._problem, self._watch, training = problem, watch, problem.training
         self._limit_s, self._in_time = limit_s, True
         self._work_s = min(max(WORK_SHARE * limit_s, LEAST_WORK_S), MOST_WORK_S)
-        self._found = LayoutSearch(problem)
+        self._found = LayoutSearch(problem, known)
         self._seen: list[Layout] = []
         self._blocks, self._runs_again = blocks_of(problem), training.recompute.is_everywhere
         self._may_wait = training.offload is not Offload.NO  # activations, in the host's memory
@@ -186,9 +196,10 @@ class _Search:
         elif self._ended:
             space += ", as far as the time limit has work for them"
         if not found.fitting:
+            behind = NOTHING_TO_SPLIT if found.known_s == math.inf else NOTHING_FASTER
             return Result(
                 Status.INFEASIBLE if bound_s == math.inf else Status.UNKNOWN, None, space=space,
-                reason=found.reason or NOTHING_TO_SPLIT, reproducible=self._in_time and not cut,
+                reason=found.reason or behind, reproducible=self._in_time and not cut,
                 short_of_memory=found.short or bound_s == math.inf, work_s=found.work_s,
             )  # fmt: skip
         first, *others = found.best
@@ -199,8 +210,10 @@ class _Search:
 
     @property
     def _ended(self) -> bool:
-        """Whether the user has had enough, or the limit of work is spent and there is a plan."""
-        spent = self._found.work_s >= self._limit_s and bool(self._found.fitting)
+        """Whether the user has had enough, or the limit of work is spent and there is a plan, which
+        may be a known one.
+        """
+        spent = self._found.work_s >= self._limit_s and self._found.best_s < math.inf
         return self._watch.interrupted or spent
 
     def run(self) -> None:

@@ -82,7 +82,11 @@ class Priced(NamedTuple):
 class LayoutSearch:
     """The layouts that were looked at.
 
+    Args:
+        known: strategies to beat, which are no answers.
+
     Attributes:
+        known_s: the best estimate of the known strategies; inf without one.
         fitting: estimates and strategies, the best first.
         reason: why the first layout that is none did not do.
         short: whether one did not fit.
@@ -91,8 +95,9 @@ class LayoutSearch:
         work_s: in seconds of an ordinary core.
     """
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, known: Sequence[Strategy] = ()) -> None:
         self.problem = problem
+        self.known_s = min((estimate_s(problem, one) for one in known), default=math.inf)
         self.fitting: list[tuple[float, Strategy]] = []
         self.reason: str | None = None
         self.short, self.cut, self.tried, self.work_s = False, False, False, 0.0
@@ -108,8 +113,8 @@ class LayoutSearch:
 
     @property
     def best_s(self) -> float:
-        """The best estimate, in s; inf as long as no strategy fits."""
-        return self.fitting[0][0] if self.fitting else math.inf
+        """The best estimate, also of known strategies, in s; inf as long as none fits."""
+        return min(self.known_s, self.fitting[0][0] if self.fitting else math.inf)
 
     @property
     def _enough_s(self) -> float:
@@ -201,6 +206,7 @@ def strategy_of(problem: Problem, layout: Layout, recompute: Sequence[Again]) ->
     for inside, groups, sharding, depth, again in zip(
         layout.operators, layout.groups, layout.shardings, depths, recompute, strict=True
     ):
+        held = {name for v in inside for name in graph.operators[v].parameters}
         stage = Stage(
             operators=tuple(graph.operators[v].name for v in inside),
             groups=tuple(groups),
@@ -209,7 +215,7 @@ def strategy_of(problem: Problem, layout: Layout, recompute: Sequence[Again]) ->
             sharding=sharding,
             over=over,
             zero=zero,
-            zero_of=layout.levels,
+            zero_of={name: one for name, one in layout.levels.items() if name in held},
             recomputed=layout.recomputed or (),
         )
         is_given = layout.recomputed is not None and again is first

@@ -16,10 +16,13 @@ from planner.artefacts.problem import Problem
 from planner.artefacts.sharding import Sharding
 from planner.clusters.routes import host_order
 from planner.costs.operators import operator_times
+from planner.costs.transfers import transfer_s
 from planner.solvers.fit import fastest_first
+from planner.support.arrays import Floats
 
 NO_RULES = "the profile has no rules by which operators are split; planner profile makes them"
 NOTHING_TO_SPLIT = "no operator can be split over the devices"
+NOTHING_FASTER = "no split was found that is faster than the plans that are known"
 ONE_DEVICE = "there is one device, and operators are split over several"
 WHOLE = (1, 0)
 """`Stage.over` and `Stage.zero` of replicas that share nothing."""
@@ -109,6 +112,22 @@ def crossing_bytes(problem: Problem) -> list[int]:
             change[v + 1] += size
             change[read_by[name][-1] + 1] -= size
     return [int(n) for n in np.cumsum(change)]
+
+
+def crossing_s(problem: Problem, groups: Sequence[Sequence[tuple[int, ...]]]) -> Floats:
+    """(p - 1, N + 1) time to send what crosses a cut in front of each operator, behind each stage
+    but the last.
+
+    Args:
+        groups: per stage.
+    """
+    sizes = np.array([*crossing_bytes(problem)], dtype=float)
+    sizes = sizes[: len(problem.profile.operators) + 1]
+    made = []
+    for before, behind in pairwise(groups):
+        sources, targets = ([d for group in some for d in group] for some in (before, behind))
+        made.append(transfer_s(problem.topology, sources, targets, sizes, messages=2))
+    return np.array(made).reshape(len(made), len(sizes))
 
 
 @dataclass(frozen=True, slots=True)

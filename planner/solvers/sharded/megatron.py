@@ -26,10 +26,8 @@ adds up, but the last sums are waited for.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import chain, pairwise, product
+from itertools import chain, product
 from typing import NamedTuple
-
-import numpy as np
 
 from planner.artefacts.problem import Problem, Result, Status, switches_of
 from planner.artefacts.profile import has_rules
@@ -37,7 +35,6 @@ from planner.artefacts.sharding import AxisRule, Sharding, dim_of
 from planner.artefacts.strategy import Stage, Strategy
 from planner.costs.operators import operator_times
 from planner.costs.stage_pass import stage_pass
-from planner.costs.transfers import transfer_s
 from planner.resharding.checks import all_violations
 from planner.solvers.intra.lines import Axis, Lines, lines_of
 from planner.solvers.intra.policy import Policy
@@ -50,7 +47,7 @@ from planner.solvers.sharded.layout import (
     NOTHING_TO_SPLIT,
     WHOLE,
     Layout,
-    crossing_bytes,
+    crossing_s,
     divisors,
     groups_of,
     host_by_host,
@@ -209,9 +206,8 @@ class _Cut:
             stages = even_cuts(self.problem.profile.modules, len(recompute))
             assert stages is not None, "there are as many layers as stages"
         else:
-            stages = balanced_cuts(
-                self.forward_s, self.backward_s, self._crossing_s(), recompute, self.rounds
-            )
+            sent_s = crossing_s(self.problem, self.groups)
+            stages = balanced_cuts(self.forward_s, self.backward_s, sent_s, recompute, self.rounds)
         made: Sequence[Sharding | None] = [None] * len(stages)
         if self.mesh:
             made = shardings(self.problem.profile.graph, stages, self.mesh, self.lines)
@@ -233,16 +229,6 @@ class _Cut:
         there = replace(stage, groups=(group,))
         forward_s, backward_s = stage_pass(problem, there, group[0]).by_operator_s()
         return forward_s, backward_s
-
-    def _crossing_s(self) -> Floats:
-        """(p - 1, N + 1) time to send what crosses each cut, behind each stage."""
-        sizes = np.array([*crossing_bytes(self.problem)], dtype=float)
-        sizes = sizes[: len(self.forward_s) + 1]
-        made = []
-        for before, behind in pairwise(self.groups):
-            sources, targets = ([d for group in some for d in group] for some in (before, behind))
-            made.append(transfer_s(self.problem.topology, sources, targets, sizes, messages=2))
-        return np.array(made).reshape(len(made), len(sizes))
 
 
 def _lines(

@@ -1,8 +1,10 @@
-"""Plans of `intra-op` on 2 and 4 ranks train as one process does: a GPT, a mixture of experts, and
-a residual network whose batch normalizations take the statistics of the whole microbatch.
+"""Plans of `intra-op` on 2 and 4 ranks, and of `inter-op` on 4, train as one process does: a GPT, a
+mixture of experts, and a residual network whose batch normalizations take the statistics of the
+whole microbatch.
 """
 
 import json
+from itertools import product
 
 import numpy as np
 import onnx
@@ -74,7 +76,9 @@ NETWORKS = {"gpt": gpt, "mixture": mixture, "resnet": resnet}
 
 
 def strategies(model):
-    """By name, those of one process and of `intra-op` over slow links, of each number of ranks."""
+    """By name, those of one process, and of `intra-op` and `inter-op` over slow links, of each
+    number of ranks.
+    """
     names = tuple(one.name for one in model.graph.operators)
     profile = profiled(model, split_rules(model))
     for count, microbatches in MICROBATCHES.items():
@@ -85,6 +89,11 @@ def strategies(model):
         (stage,) = found.stages
         assert len(stage.devices) == count and stage.sharding.rules
         yield f"split-{count}", found
+        if count == 4:
+            found = SOLVERS["inter-op"](given, 5.0).strategy
+            assert [len(stage.devices) for stage in found.stages] == [2, 2]
+            assert any(stage.sharding or stage.zero_of for stage in found.stages)
+            yield f"piped-{count}", found
 
 
 @pytest.fixture(scope="module")
@@ -112,11 +121,11 @@ def told(tmp_path_factory):
     return folder, losses
 
 
-@pytest.mark.parametrize("count", MICROBATCHES)
+@pytest.mark.parametrize(("kind", "count"), [*product(["split"], MICROBATCHES), ("piped", 4)])
 @pytest.mark.parametrize("network", NETWORKS)
-def test_losses_and_checkpoints_are_those_of_one_process(told, network, count):
+def test_losses_and_checkpoints_are_those_of_one_process(told, network, kind, count):
     folder, losses = told
-    alone, split = f"{network}-alone-{count}", f"{network}-split-{count}"
+    alone, split = f"{network}-alone-{count}", f"{network}-{kind}-{count}"
     assert losses[split] == pytest.approx(losses[alone], rel=1e-9)
     expected, after = tensors_of(folder / alone), tensors_of(folder / split)
     assert expected.keys() == after.keys()
