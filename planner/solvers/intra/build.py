@@ -234,13 +234,19 @@ class _Builder:
             ("tensor", key, mask, tensor.shape, tensor.dtype, asked),
             partial(self._read, homes, asked, tensor, mask),
         )
-        self._edges(source, readers, table)
+        self._edges(source, readers, table, waiting=True)
 
-    def _edges(self, source: int, readers: Sequence[int], read: Read) -> None:
-        """From what is read to shared copies and readers, and between these."""
+    def _edges(
+        self, source: int, readers: Sequence[int], read: Read, *, waiting: bool
+    ) -> None:  # fmt: skip
+        """From what is read to shared copies and readers, and between these.
+
+        Args:
+            waiting: whether readers wait for shared copies.
+        """
         copies = [self._free_node(one.shape[1]) for one in read.copies]
         for node, copy_s in zip(copies, read.copies, strict=True):
-            self.made.edge(source, node, Parts(inside=copy_s))
+            self.made.edge(source, node, Parts(inside=copy_s, waits=waiting * copy_s))
         for v, direct, needs in zip(readers, read.direct, read.needs, strict=True):
             self.made.edge(source, v, direct)
             for at, needed in needs:
@@ -273,7 +279,7 @@ class _Builder:
         for some in wants:
             table = self._matrix(homes, some, tensor, mask)
             alone = np.where([[want in shared for want in some]], 0.0, table)
-            direct.append(Parts(inside=alone))
+            direct.append(Parts(inside=alone, waits=alone))
         return Read([*copies.values()], direct, [needs_of(copies, some) for some in wants])
 
     def _matrix(
@@ -373,7 +379,7 @@ class _Builder:
         )
         node = self.made.node(seconds, size, [Span(0, self.blocks.last, cast)])
         self.made.lies[one.name] = node, tuple(home.lies for home in homes)
-        self._edges(node, readers, read)
+        self._edges(node, readers, read, waiting=False)
 
 
 def _strategies(profile: Profile, view: View) -> tuple[list[int], list[tuple[Rule, ...]]]:

@@ -25,6 +25,7 @@ class Parts(NamedTuple):
         forward: of `compute`, one forward of a replica, such as the first one.
         backward: of `compute`, one backward, such as the last one, without what runs again.
         unsure: collectives inside passes that a plan may do without.
+        waits: of `inside`, conversions of what operators make, for which others wait.
     """
 
     compute: Any = 0.0
@@ -34,6 +35,7 @@ class Parts(NamedTuple):
     forward: Any = 0.0
     backward: Any = 0.0
     unsure: Any = 0.0
+    waits: Any = 0.0
 
     def weighted(self, weights: "Parts") -> Any:
         """The weighted sum."""

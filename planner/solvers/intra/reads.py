@@ -79,7 +79,7 @@ that is kept, or for one that runs again."""
 
 def shared_wants(wants: Sequence[Sequence[Ends]]) -> list[Ends]:
     """What several readers may want."""
-    number = Counter(want for some in wants for want in set(some))
+    number = Counter(want for some in wants for want in dict.fromkeys(some))
     return [want for want, count in number.items() if count > 1]
 
 

@@ -55,14 +55,16 @@ LOGGER = logging.getLogger(__name__)
 
 IN_LINE = (Parts(1, 1, 0.1, 1, unsure=1), Parts(1, 1, 1, 1, unsure=1))
 BESIDE = (
-    Parts(1, 0.1, 0.1, 0.1, unsure=0.1),
-    Parts(1, 0.1, 1, 1, unsure=0.1),
+    Parts(1, 0.1, 0.1, 0.1, unsure=0.1, waits=0.4),
+    Parts(1, 0.1, 0.1, 0.1, unsure=0.1, waits=0.9),
+    Parts(1, 0.1, 1, 1, unsure=0.1, waits=0.2),
     Parts(1, 1, 0.1, 0.3, unsure=1),
 )
 """Weights of the parts of an iteration for plans: all of them wait, or some run beside
 computations; sums of gradients always may. A bound has better ones than the first."""
-BESIDE_TOO = 0.1
-"""Added to the weights of a bound: what is beside something longer may wait, too."""
+BESIDE_TOO, WAITS = 0.1, 0.4
+"""Added to the weights of a bound, for what is beside something longer may wait, too; and the least
+weight of what an operator waits for right behind the one before: little runs beside that."""
 LOWERED = 4
 """Times that the limit of memory is lowered, at most."""
 SHORT = 1.02
@@ -70,7 +72,7 @@ SHORT = 1.02
 MARGIN = 1.02
 """By how much more than what a plan takes beyond the limit."""
 BEHIND = 1.03
-"""Of a view whose first plan takes so many times as long as the best one, no more are made."""
+"""Of a view whose first plan takes so many times as long as the best one, no others are made."""
 WORK_SHARE = 0.005
 """Of the limit of work, for one program."""
 LEAST_WORK_S, MOST_WORK_S = 0.2, 2.0
@@ -228,12 +230,12 @@ class _Search:
                 break
             self._look(min(left, key=self._turn))
 
-    def _turn(self, one: _Looked) -> tuple[bool, bool, int, bool, float]:
+    def _turn(self, one: _Looked) -> tuple[bool, int, bool, bool, float]:
         """Smaller is looked at earlier."""
         late = not self._found.fitting and self._found.work_s > BUILT_SHARE * self._limit_s
         due = one.due is not None
-        later = one.tried > due  # than the first weights of all views
-        return late and one.bound is None, later, len(one.view.mesh), due, one.bound_s
+        later = one.tried > due  # than the first weights of all views of as many axes
+        return late and one.bound is None, len(one.view.mesh), later, due, one.bound_s
 
     @property
     def _most_s(self) -> float:
@@ -286,7 +288,7 @@ class _Search:
                 if self._may_wait:
                     self._fitted(self._found.see(_layout(self._problem, made, least.picks)))
                 return
-        if found.least_s > BEHIND * self._found.best_s:
+        if one.tried == 1 and found.least_s > BEHIND * self._found.best_s:
             one.tried = len(self._weights)
 
     def _plans_again(self, one: _Looked, weights: Parts) -> None:
@@ -295,7 +297,7 @@ class _Search:
         for blocks in self._blocks:
             one.again = one.again or self._built(one.view, blocks)
             found = self._tried(one, one.again, weights)
-            if found.least_s > BEHIND * self._found.best_s:
+            if one.tried == 1 and found.least_s > BEHIND * self._found.best_s:
                 one.tried = len(self._weights)
             if found.cost < math.inf:
                 break
@@ -305,7 +307,7 @@ class _Search:
         """What the weights of an iteration's parts come to, as far as they have queues of their
         own.
         """
-        inside = max(weights.inside, weights.gathers)
+        inside = max(weights.inside + weights.waits, weights.gathers)
         if self._problem.training.overlap:
             return float(weights.compute + inside + weights.sums)
         return float(max(weights.compute, inside) + weights.sums)
@@ -325,11 +327,11 @@ class _Search:
             known: the answer where less memory counts; it is that of this program if it fits.
         """
         limit = self._limit_bytes(one.view)
-        cost, found, before = math.inf, None, one.more
+        cost, found, before = math.inf, None, 0
         for _ in range(1 + LOWERED):
             program = made.program(weights, limit - one.more)
             answer = _known(program, known) or self._weighted(program, weights)
-            if answer.picks is None and found is not None and answer.status is Status.INFEASIBLE:
+            if answer.status is Status.INFEASIBLE and one.more > before:
                 one.more = (one.more + before) // 2
                 continue
             if answer.picks is None:
@@ -381,6 +383,7 @@ def _of_plans(bound: Parts) -> Parts:
         sums=bound.sums + BESIDE_TOO,
         gathers=bound.gathers + BESIDE_TOO,
         unsure=bound.inside + BESIDE_TOO,
+        waits=max(0.0, WAITS - bound.inside),
     )
 
 
