@@ -160,6 +160,11 @@ def test_even_layers_are_refused_where_no_module_is_numbered(block):
         planned(block, 2, switches=(degrees,))
 
 
+def test_one_stage_needs_no_numbered_module(block):
+    (stage,) = planned(block, 2, switches=(Megatron(pipeline_degree=1, even_layers=True),)).stages
+    assert len(stage.operators) == len(block.graph.operators)
+
+
 def test_degrees_with_more_stages_than_layers_are_left_out(block):
     names = [operator.name for operator in block.graph.operators]
     modules = tuple("h.0" if i < len(names) // 3 else "h.1" for i in range(len(names)))

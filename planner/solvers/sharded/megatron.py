@@ -95,7 +95,7 @@ def solve(problem: Problem, time_limit_s: float) -> Result:
 
 
 def _points(problem: Problem) -> Sequence[tuple[int, int, int]]:
-    """The points of the grid; with even layers, those that have no more stages than layers.
+    """The points of the grid; with even layers, those of one stage or no more stages than layers.
 
     Raises:
         OptionError: if there is none.
@@ -105,7 +105,9 @@ def _points(problem: Problem) -> Sequence[tuple[int, int, int]]:
     if not given.even_layers:
         return points
     modules = problem.profile.modules
-    able = [point for point in points if even_cuts(modules, point[2]) is not None]
+    able = [
+        point for point in points if point[2] == 1 or even_cuts(modules, point[2]) is not None
+    ]
     if not able:
         raise OptionError(
             f"--even-layers: expected a layer, that is a numbered module such as h.0, for each of"
@@ -202,7 +204,7 @@ class _Cut:
 
     def layout(self, recompute: Sequence[bool]) -> Layout:
         """The layout for stages of which some recompute."""
-        if switches_of(self.problem.search, Megatron).even_layers:
+        if len(recompute) > 1 and switches_of(self.problem.search, Megatron).even_layers:
             stages = even_cuts(self.problem.profile.modules, len(recompute))
             assert stages is not None, "there are as many layers as stages"
         else:
