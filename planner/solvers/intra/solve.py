@@ -83,6 +83,8 @@ GAP = 5e-3
 NODES_PER_S, PROGRAM_S, ENTRIES_PER_S = 6_000, 0.03, 3 * 10**8
 """Nodes of programs that are built, per second of an ordinary core, seconds for each program, and
 entries per second that its solver looks at, measured on Llama 7B."""
+PATIENCE = 2
+"""So many times the limit of work are spent as long as there is no plan."""
 BUILT_SHARE = 0.5
 """Of the limit of work, behind which a plan is made before more programs are built."""
 
@@ -212,11 +214,10 @@ class _Search:
 
     @property
     def _ended(self) -> bool:
-        """Whether the user has had enough, or the limit of work is spent and there is a plan, which
-        may be a known one.
-        """
-        spent = self._found.work_s >= self._limit_s and self._found.best_s < math.inf
-        return self._watch.interrupted or spent
+        """Whether the user has had enough, or the limit of work is spent."""
+        is_planned = self._found.best_s < math.inf  # a known plan counts
+        limit_s = self._limit_s if is_planned else PATIENCE * self._limit_s
+        return self._watch.interrupted or self._found.work_s >= limit_s
 
     def run(self) -> None:
         """Looks at the views, that with the least bound first."""

@@ -105,9 +105,7 @@ def _points(problem: Problem) -> Sequence[tuple[int, int, int]]:
     if not given.even_layers:
         return points
     modules = problem.profile.modules
-    able = [
-        point for point in points if point[2] == 1 or even_cuts(modules, point[2]) is not None
-    ]
+    able = [point for point in points if point[2] == 1 or even_cuts(modules, point[2]) is not None]
     if not able:
         raise OptionError(
             f"--even-layers: expected a layer, that is a numbered module such as h.0, for each of"
