@@ -8,7 +8,6 @@ left decides. A stage whose passes gain nothing has none: its collectives stay i
 from collections.abc import Sequence
 from dataclasses import replace
 
-from planner.artefacts.graph import Graph
 from planner.artefacts.problem import Problem
 from planner.artefacts.strategy import Stage, Strategy, in_parts, used_devices
 from planner.costs.evaluate import Evaluation, evaluate
@@ -86,7 +85,7 @@ def _in_order_of_need(problem: Problem, stage: Stage) -> Stage:
     """
     graph = problem.profile.graph
     whole = over_replicas(stage, graph)
-    if stage.prefetch is None or stage.gathered_ahead is not None or not _has_both(whole, graph):
+    if stage.prefetch is None or stage.gathered_ahead is not None or not _waits(problem, whole):
         return stage
     every = sum(gathered_bytes(stage, graph))
     group = whole.groups[0]
@@ -98,11 +97,13 @@ def _in_order_of_need(problem: Problem, stage: Stage) -> Stage:
     return replace(stage, gathered_ahead=min(budgets, key=delay_s))
 
 
-def _has_both(whole: Stage, graph: Graph) -> bool:
+def _waits(problem: Problem, whole: Stage) -> bool:
     """Whether a stage gathers behind a step, and its forward waits for other collectives."""
-    return bool(state_steps(whole, graph)) and any(
-        sends(one.forward) for one in reshardings(whole, graph)
-    )
+    graph = problem.profile.graph
+    if not state_steps(whole, graph):
+        return False
+    converts = any(sends(one.forward) for one in reshardings(whole, graph))
+    return converts or bool(local_stage(problem.profile, whole).statistics)
 
 
 def evaluated_with_overlap(problem: Problem, strategy: Strategy) -> tuple[Strategy, Evaluation]:
