@@ -37,7 +37,7 @@ from planner.solvers.intra.built import Built, Parts
 from planner.solvers.intra.space import View
 from planner.solvers.program.problem import Choice, ChoiceProgram, cost_of, peak_bytes
 from planner.solvers.program.solve import solve as solve_program
-from planner.solvers.sharded.best import LayoutSearch, Priced
+from planner.solvers.sharded.best import FIRST_S, LayoutSearch, Priced
 from planner.solvers.sharded.layout import (
     NO_RULES,
     NOTHING_FASTER,
@@ -84,7 +84,7 @@ NODES_PER_S, PROGRAM_S, ENTRIES_PER_S = 6_000, 0.03, 3 * 10**8
 """Nodes of programs that are built, per second of an ordinary core, seconds for each program, and
 entries per second that its solver looks at, measured on Llama 7B."""
 PATIENCE = 2
-"""So many times the limit of work are spent as long as there is no plan."""
+"""So many times the limit of work are spent as long as there is no plan, at least `FIRST_S`."""
 BUILT_SHARE = 0.5
 """Of the limit of work, behind which a plan is made before more programs are built."""
 
@@ -216,7 +216,7 @@ class _Search:
     def _ended(self) -> bool:
         """Whether the user has had enough, or the limit of work is spent."""
         is_planned = self._found.best_s < math.inf  # a known plan counts
-        limit_s = self._limit_s if is_planned else PATIENCE * self._limit_s
+        limit_s = self._limit_s if is_planned else max(PATIENCE * self._limit_s, FIRST_S)
         return self._watch.interrupted or self._found.work_s >= limit_s
 
     def run(self) -> None:
