@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from planner.artefacts.formats.any import read_any_profiles
-from planner.artefacts.graph import holders
-from planner.artefacts.options import Optimizer, Recompute
+from planner.artefacts.options import Recompute
 from planner.artefacts.profile import SplitRule
 from planner.artefacts.sharding import reads
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy
@@ -21,7 +20,7 @@ from planner.costs.stage_pass import stage_pass
 from planner.resharding.checks import all_violations
 from planner.simulator.estimate import estimate_s
 from planner.solvers.intra import solve as intra
-from planner.solvers.intra.answer import in_order_of_use, segments_of, sharding_of
+from planner.solvers.intra.answer import segments_of, sharding_of
 from planner.solvers.intra.blocks import blocks_of
 from planner.solvers.intra.build import built
 from planner.solvers.intra.built import Parts
@@ -293,34 +292,3 @@ def test_ctrl_c_gives_the_best_plan_so_far(models, monkeypatch):
     assert "interrupted" in result.space and not result.reproducible
     # Of views that were not looked at, what no strategy is faster than is known.
     assert result.bound_s == lower_bound_s(given)
-
-
-@pytest.mark.parametrize(("mesh", "replicas"), [((1,), 4), ((4,), 1)])
-def test_weights_that_are_read_first_are_in_the_lowest_parts(models, mesh, replicas):
-    given = problem(profiled(models["gpt"]), 4, 4, optimizer=Optimizer.ADAM)
-    made, chance = built(given, View(mesh, replicas, (0, 1, 2, 3))), random.Random(2)
-    graph, seen = given.profile.graph, set()
-    readers = holders(graph)
-    known = sorted((one for one in graph.parameters if one.name in made.lies),
-                   key=lambda one: min(readers[one.name]))  # fmt: skip
-    for _ in range(5):
-        picks = drawn(made, chance)
-        for node, lies in made.lies.values():
-            whole = [k for k, one in enumerate(lies) if one.spec == ("R",) * len(mesh)]
-            picks[node] = chance.choice(whole)
-        dealt, levels, more = in_order_of_use(given, made, picks), [], [0] * 4
-        for one in known:
-            node, lies = made.lies[one.name]
-            before, after = lies[picks[node]], lies[dealt[node]]
-            if len(one.shape) == 1 or not one.trainable or len(set(lies)) < len(lies):
-                assert before == after
-                continue
-            assert before.spec == after.spec
-            levels.append(after.highest)
-            for level in range(4):  # bytes of at most this level
-                size = np.prod(one.shape)
-                more[level] += size * ((after.highest <= level) - (before.highest <= level))
-        assert levels == sorted(levels)
-        assert all(0 <= one < 16 * 64 for one in more), "less than the largest weight"
-        seen.update(levels)
-    assert seen == {0, 1, 2, 3}

@@ -29,7 +29,7 @@ from planner.costs.bounds import lower_bound_s
 from planner.costs.evaluate import evaluate
 from planner.costs.stage_memory import limit_bytes
 from planner.solvers.engines.watch import INTERRUPTED, SearchWatch, interruptible
-from planner.solvers.intra.answer import in_order_of_use, segments_of, sharding_of
+from planner.solvers.intra.answer import segments_of, sharding_of
 from planner.solvers.intra.blocks import Block, blocks_of
 from planner.solvers.intra.bound import Bound
 from planner.solvers.intra.build import built
@@ -398,7 +398,7 @@ def _known(program: ChoiceProgram, picks: Sequence[int] | None) -> Choice | None
 
 
 def _layout(problem: Problem, made: Built, picks: Sequence[int]) -> Layout:
-    sharding, levels = sharding_of(problem, made, in_order_of_use(problem, made, picks))
+    sharding, levels = sharding_of(problem, made, picks)
     view = made.view
     return Layout(
         operators=(tuple(range(len(problem.profile.graph.operators))),),

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from planner.artefacts.graph import Graph, parameters_by_name
 from planner.artefacts.problem import Problem
 from planner.artefacts.sharding import Sharding, Spec
-from planner.solvers.intra.answer import in_order_of_use, sharding_of
+from planner.solvers.intra.answer import sharding_of
 from planner.solvers.intra.blocks import blocks_of
 from planner.solvers.intra.build import built
 from planner.solvers.intra.built import Built, Parts
@@ -140,9 +140,7 @@ class StagePrograms:
         if stage.in_flight and peak_bytes(held, picks) > stage.limit_bytes:
             fitting = self._answer(key, made, weights, (stage.in_flight, stage.limit_bytes))
             picks, dearer = fitting.picks or picks, fitting.cost / least.cost
-        sharding, levels = sharding_of(
-            part.problem, made, in_order_of_use(part.problem, made, picks)
-        )
+        sharding, levels = sharding_of(part.problem, made, picks)
         levels = renamed(levels, dict(zip(part.names, stage.part.names, strict=True)))
         levels = {name: level for name, level in levels.items() if name not in tied}
         if math.prod(stage.view.mesh) == 1:
