@@ -8,10 +8,16 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import planner
+from planner import read_topology
 from planner.artefacts.options import Recompute
 from planner.artefacts.profile import BatchNorm
+from planner.costs.stage_pass import gather_beside_s
 from planner.model.load import ReadOptions, load
 from planner.model.modes import batch_norm_form
+from planner.resharding.overlap import sends
+from planner.resharding.reshardings import reshardings
+from planner.solvers.sharded.options import Zero
 from tests.bench import ablation
 from tests.support.alpa import FAMILIES, GPT, WIDE_RESNET
 from tests.support.experts import Experts, mixed_by_experts
@@ -170,3 +176,24 @@ def test_without_overlap_ways_of_a_wide_resnet_are_in_the_order_of_alpas_figure(
     trained, _ = resnets
     ways = ("Data", "ZeRO-2", "ZeRO-3", "Heuristic")
     assert sorted(ways, key=trained.get) == [*ways]
+
+
+def test_statistics_of_a_forward_come_between_gathers_behind_a_step():
+    """Of a plan under ZeRO-1 whose forward sends nothing else."""
+    family, host = ablation.FAMILIES["wresnet"], read_topology(ablation.HOST, 8)
+    profile = ablation.computed(
+        family.ablation[1], family.batch, family.dtype, ablation.DEVICE
+    )  # fmt: skip
+    plans = planner.solve(
+        profile, topology=host, training=ablation.training_of(family, overlap=True, recompute=None),
+        search=planner.Search(switches=(Zero(zero_stage=1),)), solvers=["zero"],
+    )  # fmt: skip
+    (stage,), problem = plans.plan.strategy.stages, plans.problems[-1]
+
+    def delay_s(one):
+        return gather_beside_s(problem, one, one.groups[0], 0)
+
+    sent = reshardings(stage, problem.profile.graph)
+    assert not any(sends(one.forward) for one in sent)
+    assert stage.gathered_ahead is not None
+    assert delay_s(stage) < 0.9 * delay_s(replace(stage, gathered_ahead=None))

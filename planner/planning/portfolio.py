@@ -485,23 +485,36 @@ class Search:
         kept_s = self._kept_s
         while todo := [one for one in todo if not self._ruled_out(*one)]:
             self._cut = self._cut or self._brake.over()
-            left_s = max(self._left_s, kept_s)
-            able = [one for one in todo if self._left_s > 0 or one[1] in one[0].waiting]
+            left_s, able = max(self._left_s, kept_s), self._able(todo)
             if left_s <= 0 or not able or self._cut:
                 break
             some = _of_a_round(sorted(able, key=_promise))
-            found = self._round(some, left_s)
-            for (case, name), answer in zip(some, found, strict=True):
-                if answer is not None:
-                    kept_s -= answer.work_s if name in case.waiting else 0.0
-                    kept_s = kept_s if kept_s > self._kept_s / 2 else 0.0  # too little for another
-                    case.answers[name] = answer
-                    todo.remove((case, name))
-            if any(one is None or INTERRUPTED in one.result.space for one in found):
+            found = dict(zip(some, self._round(some, left_s), strict=True))
+            answered = {one: answer for one, answer in found.items() if answer is not None}
+            for one, answer in answered.items():
+                kept_s = self._kept_after(one, answer, kept_s)
+            todo = [one for one in todo if one not in answered]
+            ended = any(INTERRUPTED in answer.result.space for answer in answered.values())
+            if ended or len(answered) < len(some):
                 return
         for case in self._cases:
             unasked = (name for one, name in todo if one is case and SOLVERS[name].improves)
             case.left = () if self._cut else tuple(unasked)
+
+    def _able(self, todo: Sequence[_Question]) -> list[_Question]:
+        """The questions for which work may be left."""
+        return [one for one in todo if self._left_s > 0 or one[1] in one[0].waiting]
+
+    def _kept_after(self, question: _Question, answer: Answer, kept_s: float) -> float:
+        """Takes in an answer; the work that is still kept for solvers that waited.
+
+        Args:
+            kept_s: before it.
+        """
+        case, name = question
+        case.answers[name] = answer
+        left_s = kept_s - (answer.work_s if name in case.waiting else 0.0)
+        return left_s if left_s > self._kept_s / 2 else 0.0  # too little for another
 
     def _round(self, some: Sequence[_Question], left_s: float) -> list[Answer | None]:
         """The answers to some questions; None to one that Ctrl-C ended.

@@ -75,7 +75,8 @@ def with_least_again(problem: Problem, strategy: Strategy) -> Iterator[tuple[Str
     def remade(recompute: Sequence[Again]) -> Strategy:
         stages = zip(strategy.stages, recompute, strict=True)
         return replace(strategy, stages=tuple(
-            running_again(problem, replace(stage, prefetch=None), what) for stage, what in stages
+            running_again(problem, replace(stage, prefetch=None, gathered_ahead=None), what)
+            for stage, what in stages
         ))  # fmt: skip
 
     for choices in choice_orders(problem):

@@ -144,6 +144,14 @@ def test_a_search_that_ends_early_has_a_bound(profiles):
     assert late.bound_s <= min(estimate_s(one, s) for s in (late.strategy, early.strategy))
 
 
+def test_a_search_that_ends_before_it_has_a_plan_says_so(profiles, monkeypatch):
+    monkeypatch.setattr(intra, "FIRST_S", 0.0)
+    one = problem(profiles["gpt"], 4, 4)
+    ended = intra.solve(one, 0.0)
+    assert ended.strategy is None and ended.reason == intra.NOT_YET
+    assert ended.bound_s is None and not ended.short_of_memory
+
+
 def test_the_answer_does_not_depend_on_the_clock(profiles, monkeypatch):
     one = problem(profiles["gpt"], 4, 4)
     known = intra.solve(one, 20.0)

@@ -46,6 +46,12 @@ def few():
     return TensorDataset(x[:7], y[:7])
 
 
+def one():
+    """For --eval-data: a microbatch, which one replica runs."""
+    x, y = samples()
+    return TensorDataset(x[:BATCH], y[:BATCH])
+
+
 def searched(model, count):
     """The stages of the antichain solver on four devices that have no room for a whole copy."""
     problem = problem_of(
@@ -62,7 +68,7 @@ BESIDE = " beside"
 def written(folder, name, model, strategy):
     """Writes a plan, and the same with collectives beside computations."""
     write_plan(plan_of(model, strategy, optimizer="momentum"), folder / f"{name}.json")
-    stages = tuple(replace(one, prefetch=2**20, gathered_ahead=2**12) for one in strategy.stages)
+    stages = tuple(replace(one, prefetch=2**20, gathered_ahead=0) for one in strategy.stages)
     plan = plan_of(model, replace(strategy, stages=stages), optimizer="momentum")
     write_plan(plan, folder / f"{name}{BESIDE}.json")
 

@@ -63,6 +63,9 @@ def two(made):
     for name in ENDS:
         end = {**HOW, "epochs": 2, "data": f"{HERE}:some", "eval_data": f"{HERE}:few"}
         launches[f"{name} some"] = {**end, "strategy": f"{name}.json"}
+    launches["one"] = {
+        **WHOLE, "strategy": f"zero1{BESIDE}.json", "eval_data": f"{HERE}:one", "eval_every": 2,
+    }  # fmt: skip
     for first, others in RESUMED.items():
         half = {**WHOLE, "strategy": f"{first}.json", "steps": STEPS // 2}
         launches[f"half {first}"] = half
@@ -112,6 +115,12 @@ def test_the_solver_that_searched_chose_parts(made):
 def test_a_training_goes_on_in_another_form(made, two, name):
     losses, values = by_torch(made[1], batches())
     check(made[0], name, two[name], (losses[STEPS // 2 :], values))
+
+
+def test_a_replica_without_a_microbatch_to_evaluate_gathers_with_the_others(made, two):
+    check(made[0], "one", two["one"], by_torch(made[1], batches()))
+    losses = [figures["loss"] for _, figures in two["one"]["evaluations"]]
+    assert len(losses) == STEPS // 2 and losses[-1] < losses[0]
 
 
 @pytest.mark.parametrize("name", [f"{name} some" for name in ENDS])

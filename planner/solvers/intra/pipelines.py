@@ -26,7 +26,6 @@ import numpy as np
 
 from planner.artefacts.options import Offload, Recompute
 from planner.artefacts.problem import Problem, Result, Status
-from planner.artefacts.profile import has_rules
 from planner.artefacts.strategy import Strategy
 from planner.costs.operators import operator_times
 from planner.costs.stage_memory import limit_bytes
@@ -42,15 +41,14 @@ from planner.solvers.sharded.best import LayoutSearch, Priced
 from planner.solvers.sharded.cuts import balanced_cuts
 from planner.solvers.sharded.degrees import MAX_STAGES
 from planner.solvers.sharded.layout import (
-    NO_RULES,
     NOTHING_FASTER,
     NOTHING_TO_SPLIT,
-    ONE_DEVICE,
     WHOLE,
     Layout,
     crossing_s,
     divisors,
     host_by_host,
+    not_split,
     smallest_host,
 )
 from planner.solvers.sharded.promise import Promise, promises
@@ -89,10 +87,8 @@ def solve(
         known: strategies to beat. The search leaves what is slower, and starts from none of them.
     """
     space = "pipelines of equal submeshes, each stage split by a choice program"
-    if not has_rules(problem.profile):
-        return Result(Status.UNKNOWN, None, space=space, reason=NO_RULES)
-    if len(problem.topology.devices) == 1:
-        return Result(Status.INFEASIBLE, None, space=space, reason=ONE_DEVICE)
+    if (unsplit := not_split(problem, space)) is not None:
+        return unsplit
     grid = _by_promise(problem)
     if not grid:
         return Result(Status.INFEASIBLE, None, space=space, reason=NO_PARTS)
@@ -142,8 +138,7 @@ class _Search:
         # Collectives of a short stage find little beside which they can run.
         self._weights = BESIDE[::-1] if training.overlap else IN_LINE
         keeps = training.recompute is Recompute.NONE and training.offload is Offload.NO
-        again = training.recompute in (Recompute.FULL, Recompute.SELECTIVE)
-        self._may_run_again = not keeps and not again
+        self._may_run_again = not keeps and not training.recompute.is_everywhere
         self._parts: dict[tuple[int, ...], Part | None] = {}
         self._seen: list[Layout] = []
 

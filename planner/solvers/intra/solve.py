@@ -23,7 +23,6 @@ from typing import NamedTuple
 
 from planner.artefacts.options import Objective, Offload
 from planner.artefacts.problem import Problem, Result, Status
-from planner.artefacts.profile import has_rules
 from planner.artefacts.strategy import Strategy, used_devices
 from planner.costs.bounds import lower_bound_s
 from planner.costs.evaluate import evaluate
@@ -37,16 +36,15 @@ from planner.solvers.intra.built import Built, Parts
 from planner.solvers.intra.space import View
 from planner.solvers.program.problem import Choice, ChoiceProgram, cost_of, peak_bytes
 from planner.solvers.program.solve import solve as solve_program
-from planner.solvers.sharded.best import FIRST_S, LayoutSearch, Priced
+from planner.solvers.sharded.best import LayoutSearch, Priced
 from planner.solvers.sharded.layout import (
-    NO_RULES,
     NOTHING_FASTER,
     NOTHING_TO_SPLIT,
-    ONE_DEVICE,
     WHOLE,
     Layout,
     divisors,
     host_by_host,
+    not_split,
     smallest_host,
 )
 from planner.support.brake import braked
@@ -83,8 +81,11 @@ GAP = 5e-3
 NODES_PER_S, PROGRAM_S, ENTRIES_PER_S = 6_000, 0.03, 3 * 10**8
 """Nodes of programs that are built, per second of an ordinary core, seconds for each program, and
 entries per second that its solver looks at, measured on Llama 7B."""
-PATIENCE = 2
-"""So many times the limit of work are spent as long as there is no plan, at least `FIRST_S`."""
+NOT_YET = "the time limit ended the search before there was a plan"
+PATIENCE, FIRST_S = 2, 5.0
+"""So many times the limit of work are spent as long as there is no plan, or memory is short and
+blocks may run again; without a plan at least so many seconds of an ordinary core, which the first
+one on 64 devices takes."""
 BUILT_SHARE = 0.5
 """Of the limit of work, behind which a plan is made before more programs are built."""
 
@@ -99,10 +100,8 @@ def solve(
         known: strategies to beat. The search leaves what is slower, and starts from none of them.
     """
     space = "all splits of one stage over all devices"
-    if not has_rules(problem.profile):
-        return Result(Status.UNKNOWN, None, space=space, reason=NO_RULES)
-    if len(problem.topology.devices) == 1:
-        return Result(Status.INFEASIBLE, None, space=space, reason=ONE_DEVICE)
+    if (unsplit := not_split(problem, space)) is not None:
+        return unsplit
     with interruptible(SearchWatch(LOGGER, 1.0)) as watch:
         search = _Search(problem, time_limit_s, watch, known)
         search.run()
@@ -201,6 +200,7 @@ class _Search:
             space += ", as far as the time limit has work for them"
         if not found.fitting:
             behind = NOTHING_TO_SPLIT if found.known_s == math.inf else NOTHING_FASTER
+            behind = NOT_YET if self._ended and not cut else behind
             return Result(
                 Status.INFEASIBLE if bound_s == math.inf else Status.UNKNOWN, None, space=space,
                 reason=found.reason or behind, reproducible=self._in_time and not cut,
@@ -215,8 +215,11 @@ class _Search:
     @property
     def _ended(self) -> bool:
         """Whether the user has had enough, or the limit of work is spent."""
-        is_planned = self._found.best_s < math.inf  # a known plan counts
-        limit_s = self._limit_s if is_planned else max(PATIENCE * self._limit_s, FIRST_S)
+        limit_s = self._limit_s
+        if any(one.due is not None for one in self._views):
+            limit_s = PATIENCE * limit_s
+        if self._found.best_s == math.inf:  # known plans count
+            limit_s = max(PATIENCE * self._limit_s, FIRST_S)
         return self._watch.interrupted or self._found.work_s >= limit_s
 
     def run(self) -> None:
@@ -258,29 +261,28 @@ class _Search:
         elif one.due is not None:
             self._plans_again(one, one.due)
         else:
-            self._plans(one, one.bound.made)
+            self._plans(one, one.bound)
 
     def _limit_bytes(self, view: View) -> int:
         return min(limit_bytes(self._problem, view.devices, d) for d in view.devices)
 
-    def _plans(self, one: _Looked, made: Built) -> None:
+    def _plans(self, one: _Looked, bound: Bound) -> None:
         """Makes plans on a view, for one of the weights.
 
         Args:
-            made: its program, without blocks that run again.
+            bound: of the view, with its program without blocks that run again.
         """
-        weights, limit = self._weights[one.tried], self._limit_bytes(one.view)
-        if not one.tried and one.bound is not None and one.bound.parts is not None:
-            weights = _of_plans(one.bound.parts)
+        made, weights = bound.made, self._weights[one.tried]
+        if not one.tried and bound.parts is not None:
+            weights = _of_plans(bound.parts)
         one.tried += 1
+        limit = self._limit_bytes(one.view)
         least = self._weighted(made.program(weights, limit, kept=False), weights)
         if least.picks is None or self._ended:
             one.tried = len(self._weights)
             return
-        forced = self._runs_again and bool(self._blocks)
-        if forced and one.again is None:
-            one.again = self._built(one.view, self._blocks[0])
-        if forced and one.again is not None:
+        if self._runs_again and self._blocks:
+            one.again = one.again or self._built(one.view, self._blocks[0])
             found = self._tried(one, one.again, weights)
         else:
             found = self._tried(one, made, weights, least.picks)

@@ -12,19 +12,17 @@ from collections.abc import Callable
 
 from planner.artefacts.graph import Graph
 from planner.artefacts.problem import Problem, Result, Status
-from planner.artefacts.profile import has_rules
 from planner.artefacts.sharding import AxisRule
 from planner.solvers.intra.lines import Axis, lines_of
 from planner.solvers.intra.policy import Policy
 from planner.solvers.sharded.best import best_of
 from planner.solvers.sharded.complete import shardings
 from planner.solvers.sharded.layout import (
-    NO_RULES,
     NOTHING_TO_SPLIT,
-    ONE_DEVICE,
     Layout,
     groups_of,
     host_by_host,
+    not_split,
     smallest_host,
     stage_cuts,
 )
@@ -84,13 +82,11 @@ def _on_one_mesh(
     Args:
         allowed: which rules are; None for all, with inputs and parameters cut.
     """
-    if not has_rules(problem.profile):
-        return Result(Status.UNKNOWN, None, space=space, reason=NO_RULES)
+    if (unsplit := not_split(problem, space)) is not None:
+        return unsplit
     graph, devices = problem.profile.graph, host_by_host(problem)
     everything = (tuple(range(len(graph.operators))),)
     size, lies = len(devices), dict[str, str]()
-    if size == 1:
-        return Result(Status.INFEASIBLE, None, space=space, reason=ONE_DEVICE)
     if allowed is None:
         lies = _longest(graph, size)
         policy = Policy(lies=lies, further=False)

@@ -12,7 +12,8 @@ from math import isqrt
 import numpy as np
 
 from planner.artefacts.graph import consumers, producers, tensors_by_name
-from planner.artefacts.problem import Problem
+from planner.artefacts.problem import Problem, Result, Status
+from planner.artefacts.profile import has_rules
 from planner.artefacts.sharding import Sharding
 from planner.clusters.routes import host_order
 from planner.costs.operators import operator_times
@@ -26,6 +27,19 @@ NOTHING_FASTER = "no split was found that is faster than the plans that are know
 ONE_DEVICE = "there is one device, and operators are split over several"
 WHOLE = (1, 0)
 """`Stage.over` and `Stage.zero` of replicas that share nothing."""
+
+
+def not_split(problem: Problem, space: str) -> Result | None:
+    """Why no operator of a problem can be split; None if one may be.
+
+    Args:
+        space: what was to be looked at, for the result.
+    """
+    if not has_rules(problem.profile):
+        return Result(Status.UNKNOWN, None, space=space, reason=NO_RULES)
+    if len(problem.topology.devices) == 1:
+        return Result(Status.INFEASIBLE, None, space=space, reason=ONE_DEVICE)
+    return None
 
 
 def host_by_host(problem: Problem, size: int = 1) -> tuple[int, ...]:

@@ -262,3 +262,36 @@ def test_parameters_are_gathered_after_a_step_beside_the_forward_that_waits_for_
         (expected,) = to_torch(model, values=held)(inputs["x"])
         torch.testing.assert_close(after, expected)
         assert not torch.allclose(before, after)
+
+
+@pytest.mark.parametrize(("ahead", "posted"), [(None, 2), (0, 0)])
+def test_parameters_are_gathered_after_a_step_in_the_order_of_need(tmp_path, ahead, posted):
+    """All at once, or each when its first reader is reached; `settle` starts what is left."""
+    model = loaded(MODELS["mlp"](tmp_path / "mlp.onnx"))
+    plain = replace(random_sharding(model, (2,), random.Random(1)), rules={}, inputs={}, outputs={})
+    specs = {"w1": ("S0",), "w2": ("S1",)}
+    names = [one.name for one in model.graph.parameters]
+    lies = replace(plain, parameters=dict.fromkeys(names, ("R",)), states=specs)
+    stage = replace(stage_of(model, lies), prefetch=0, gathered_ahead=ahead)
+    ((inputs, _),) = data(model, 1)
+
+    def on_one(mesh):
+        beside = queued(mesh, ThreadQueue())
+        place = StagePlace(stage, 0, beside, stage, beside)
+        values = local_parameters(model, names, place, "cpu")
+        module = split_module(model, stage, beside, values, "cpu")
+        shards = OptimizerShards(stage, beside, values, model.graph)
+        shards.connect(module)
+        seen, start = [], shards._start
+        shards._start = lambda i: (seen.append(i) if i in shards._to_start else None, start(i))
+        shards.gather()
+        first = len(seen)
+        module(*[inputs[name] for name in module.input_names])
+        passed = [*seen]
+        shards.gather()
+        shards.settle()
+        return first, passed, seen[2:]
+
+    found, counts = on_all((2,), on_one)
+    assert found == [(posted, [0, 1], [0, 1])] * 2
+    assert counts == [{"all-gather": 4}]
