@@ -35,7 +35,7 @@ from planner.artefacts.graph import (
 )
 from planner.artefacts.operator_types import PRODUCTS
 from planner.artefacts.profile import LossCost, OperatorCost, Profile, view_bases, with_times
-from planner.artefacts.sharding import Rule, blocks_of, local_shape, rule_by
+from planner.artefacts.sharding import Rule, Sharding, blocks_of, local_shape, rule_by
 from planner.artefacts.strategy import Stage, indices_of, operator_indices
 from planner.costs.casts import cast_weights, short_copies
 from planner.costs.mesh_memory import bucket_scatters, conversion_bytes
@@ -115,11 +115,25 @@ def local_stage(profile: Profile, stage: Stage) -> LocalStage:
     Raises:
         ValueError: if a spec does not divide what it cuts.
     """
-    return _local_stage(profile, over_replicas(stage, profile.graph))
+    whole = over_replicas(stage, profile.graph)
+    return _local_stage(profile, whole.sharding, _Pass(*(getattr(whole, f) for f in _Pass._fields)))
+
+
+class _Pass(NamedTuple):
+    """What a local stage follows from, beside its sharding: searches ask for many stages that
+    differ in nothing of it.
+    """
+
+    operators: tuple[str, ...]
+    groups: tuple[tuple[int, ...], ...]
+    recompute: bool
+    prefetch: int | None
+    recomputed: tuple[tuple[str, ...], ...]
 
 
 @remembered(kept=256)
-def _local_stage(profile: Profile, stage: Stage) -> LocalStage:
+def _local_stage(profile: Profile, sharding: Sharding | None, one: _Pass) -> LocalStage:
+    stage = Stage(warmup=1, sharding=sharding, **one._asdict())
     return _Builder(profile, stage).built()
 
 

@@ -13,7 +13,7 @@ from planner.artefacts.strategy import Stage, Strategy, in_parts, used_devices
 from planner.costs.evaluate import Evaluation, evaluate
 from planner.costs.local_stage import local_stage
 from planner.costs.stage_memory import limit_bytes
-from planner.costs.stage_pass import gather_beside_s, pass_with, sums_overlap_compute
+from planner.costs.stage_pass import gather_delays_s, pass_with, sums_overlap_compute
 from planner.resharding.over_replicas import over_replicas
 from planner.resharding.overlap import PassOrder, held_ahead_bytes, pass_orders, sends
 from planner.resharding.reshardings import reshardings
@@ -59,7 +59,7 @@ def _budget(problem: Problem, stage: Stage, whole: Stage) -> int | None:
     largest, every = held_ahead_bytes(stage, graph)
     most = every if training.prefetch is None else training.prefetch
     # Copies of all layers to the host's memory may hide all else. Fewer may fit, too.
-    whole = replace(whole, offloaded=())
+    whole = replace(whole, offloaded=()) if whole.offloaded else whole
     budgets = sorted({0, *(min((largest << k) // SMALLEST, most) for k in range(MOST_BUDGETS))})
     if training.prefetch is not None:
         budgets = [most]
@@ -90,11 +90,10 @@ def _in_order_of_need(problem: Problem, stage: Stage) -> Stage:
     every = sum(gathered_bytes(stage, graph))
     group = whole.groups[0]
 
-    def delay_s(budget: int | None) -> float:
-        return gather_beside_s(problem, replace(stage, gathered_ahead=budget), group, group[0])
-
     budgets = [None, *(every >> k for k in range(1, MOST_BUDGETS)), 0]
-    return replace(stage, gathered_ahead=min(budgets, key=delay_s))
+    delays_s = gather_delays_s(problem, stage, (group, group[0]), budgets)
+    best, _ = min(delays_s, key=lambda one: one[1])
+    return replace(stage, gathered_ahead=best)
 
 
 def _waits(problem: Problem, whole: Stage) -> bool:

@@ -24,7 +24,7 @@ sums behind its backwards, too.
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 
@@ -62,7 +62,7 @@ from planner.costs.transfers import conversion_s
 from planner.resharding.conversion import LOCAL, Step
 from planner.resharding.over_replicas import over_replicas
 from planner.resharding.overlap import PassOrder
-from planner.resharding.sums import gather_starts, gathered_together, state_steps
+from planner.resharding.sums import gathered_bytes, gathered_together, starts_within, state_steps
 from planner.support.arrays import Floats, Ints
 from planner.support.memo import remembered
 
@@ -414,32 +414,48 @@ def gather_beside_s(problem: Problem, stage: Stage, group: tuple[int, ...], devi
     """By how much a forward takes longer, in s, that the same gathers run beside, which were
     started when it began.
     """
+    ((_, delay_s),) = gather_delays_s(problem, stage, (group, device), [stage.gathered_ahead])
+    return delay_s
+
+
+def gather_delays_s(
+    problem: Problem,
+    stage: Stage,
+    place: tuple[tuple[int, ...], int],
+    budgets: Iterable[int | None],
+) -> list[tuple[int | None, float]]:
+    """The same with some values of `Stage.gathered_ahead`, each with its time.
+
+    Args:
+        place: the devices of a mesh, and one of them.
+    """
+    (group, device), graph = place, problem.profile.graph
     gathers = step_gathers(problem, stage, group)
-    if not gathers:
-        return 0.0
-    stage = over_replicas(stage, problem.profile.graph)
+    if not gathers or not _runs_beside(problem, group):
+        return [(budget, sum(time_s for _, time_s in gathers)) for budget in budgets]
+    whole = over_replicas(stage, graph)
     local, (durations, _) = (
-        local_stage(problem.profile, stage), _durations(problem, stage, group, device)
+        local_stage(problem.profile, whole), _durations(problem, whole, group, device)
     )  # fmt: skip
-    place = {name: i for i, name in enumerate(stage.operators)}
-    users, operators = holders(problem.profile.graph), problem.profile.graph.operators
+    row, users = {name: i for i, name in enumerate(whole.operators)}, holders(graph)
     readers = [
-        min(place[operators[v].name] for name in names for v in users[name]
-            if operators[v].name in place) for names, _ in gathers
+        min(row[graph.operators[v].name] for name in names for v in users[name]
+            if graph.operators[v].name in row) for names, _ in gathers
     ]  # fmt: skip
-    timed = [
-        TimedGather(0 if at < 0 else readers[at], reader, time_s)
-        for at, reader, (_, time_s) in zip(
-            gather_starts(stage, problem.profile.graph), readers, gathers, strict=True
-        )
-    ]
-    beside = _runs_beside(problem, group)
-    run = partial(
-        forward_times, local, local.order, durations, beside=beside,
-        copies=host_copies(problem, stage, device),
-    )  # fmt: skip
-    delay_s = run(gathers=timed).total - run().total
-    return delay_s if beside else sum(time_s for _, time_s in gathers)
+    copies = host_copies(problem, whole, device)
+    run = partial(forward_times, local, local.order, durations, beside=True, copies=copies)
+    alone_s = run().total
+
+    @cache
+    def delay_s(starts: tuple[int, ...]) -> float:
+        timed = [
+            TimedGather(0 if at < 0 else readers[at], reader, time_s)
+            for at, reader, (_, time_s) in zip(starts, readers, gathers, strict=True)
+        ]
+        return run(gathers=timed).total - alone_s
+
+    sizes = gathered_bytes(stage, graph)
+    return [(budget, delay_s(starts_within(sizes, budget))) for budget in budgets]
 
 
 def step_gathers(

@@ -18,6 +18,7 @@ So one machine converts, prices and runs both: where this stage has the parts, `
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 from planner.artefacts.graph import Graph, Operator, Parameter, holders, parameters_by_name
 from planner.artefacts.sharding import (
@@ -61,7 +62,8 @@ def over_replicas(stage: Stage, graph: Graph) -> Stage:
               for k in range(stage.over))
         for first in range(0, stage.num_replicas, stage.over)
     )  # fmt: skip
-    sharding = _sharding(stage, graph)
+    levels = _Levels(stage.operators, stage.over, stage.zero, tuple(stage.zero_of.items()))
+    sharding = _sharding(graph, stage.sharding, levels)
     return replace(stage, groups=groups, sharding=sharding, over=1, zero=0, zero_of={})
 
 
@@ -71,8 +73,21 @@ def with_axes(strategy: Strategy, graph: Graph) -> Strategy:
     return strategy if stages == strategy.stages else replace(strategy, stages=stages)
 
 
-def _sharding(stage: Stage, graph: Graph) -> Sharding:
-    own, whole = stage.sharding, ("R",) * len(stage.mesh)
+class _Levels(NamedTuple):
+    """What lies over replicas, of which operators; `zero_of` by name."""
+
+    operators: tuple[str, ...]
+    over: int
+    zero: int
+    zero_of: tuple[tuple[str, int], ...]
+
+
+@remembered
+def _sharding(graph: Graph, own: Sharding | None, levels: _Levels) -> Sharding:
+    """Of all stages that differ in nothing else the same, as `local_stage` needs it."""
+    names, over, zero, zero_of = levels
+    stage = Stage(names, (), 1, False, own, over, zero, dict(zero_of))
+    whole = ("R",) * len(stage.mesh)
     operators = [graph.operators[v] for v in indices_of(stage, graph)]
     made = {name for one in operators for name in one.outputs}
     read = {name for one in operators for name in one.inputs} - made

@@ -332,13 +332,16 @@ def gathered_bytes(stage: Stage, graph: Graph) -> list[int]:
     return [round(sum(map(whole_bytes, names))) for names in gathered_together(stage, graph)]
 
 
-@remembered
 def gather_starts(stage: Stage, graph: Graph) -> tuple[int, ...]:
     """Where those of `gathered_together` are started: per bucket, the one in front of whose first
     reader that is, or -1 with the step. That is the first from which on all that are started and
     not read yet have no more bytes than `Stage.gathered_ahead`.
     """
-    sizes, most = gathered_bytes(stage, graph), stage.gathered_ahead
+    return starts_within(gathered_bytes(stage, graph), stage.gathered_ahead)
+
+
+def starts_within(sizes: Sequence[int], most: int | None) -> tuple[int, ...]:
+    """The same of buckets of some bytes with at most so many ahead; None for any number."""
     if most is None:
         return (-1,) * len(sizes)
     starts, ahead, first = list[int](), 0, 0

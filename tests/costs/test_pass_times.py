@@ -79,7 +79,7 @@ def test_on_a_host_without_a_core_to_spare_all_times_add_up():
 
 def test_a_stage_with_room_keeps_what_it_holds_ahead_where_another_one_has_none():
     problem = problem_of([40, 40, 40, 4000], 4, times=[0.05] * 4)
-    names = [one.name for one in problem.profile.graph.operators]
+    names = tuple(one.name for one in problem.profile.graph.operators)
     cut, whole = Stage.whole(names[:3], (0, 1), 2, False), Stage.whole(names[3:], (2, 3), 1, False)
     cut = replace(cut, over=2, zero=3, prefetch=40 * MB)
     strategy = Strategy((cut, whole), ScheduleName.ONE_F_ONE_B, 4)
