@@ -10,11 +10,12 @@ Bandwidth is therefore measured for each direction; latency is half of a round t
 measured several times, after one untimed transfer, and the median is taken. No size is faster than
 one byte, so T(1) is the smallest of all medians. Pairs are measured one after the other, on an
 otherwise idle network; those whose times do not fit any latency and bandwidth are measured again.
-Collectives come after a little work, as in a run: then threads and caches are cold, and the ranks
-do not arrive at the same moment. What a rank waits for the others is part of its time, because an
-iteration consists of what its operators take and of this. Times are means over ranks and
-repetitions, without the tenth of these at either end. All-reduces work in place, as on gradients;
-the others are those of split operators (`mesh/lines.py`), new buffers included.
+Collectives of all groups of a size run at once (`clusters/probing/collectives.py`), and after a
+little work, as in a run: then threads and caches are cold, and the ranks do not arrive at the same
+moment. What a rank waits for the others is part of its time, because an iteration consists of what
+its operators take and of this. Times are means over ranks and repetitions, without the tenth of
+these at either end. All-reduces work in place, as on gradients; the others are those of split
+operators (`mesh/lines.py`), new buffers included.
 
 Transfers use gloo between CPUs and nccl between GPUs.
 """
@@ -33,11 +34,12 @@ import torch
 import torch.distributed as dist
 
 from planner.artefacts.topology import CollectiveKind, DeviceType
+from planner.clusters.probing.collectives import CollectiveTimes, Groups, groups_at_once
 from planner.clusters.probing.infer import (
-    CollectiveTimes,
     Inferred,
     RankDevice,
     SimultaneousTransfers,
+    devices_of,
     experiments,
     infer,
 )
@@ -332,9 +334,10 @@ class _Ranks:
         Args:
             size_bytes: of the largest buffer, a multiple of 4 for each member.
         """
-        count = dist.get_world_size(group)
+        members = dist.get_process_group_ranks(group)
+        count = len(members)
         buffer = self._buffer[:size_bytes].view(torch.float32)
-        line = ProcessGroupAxis(group, range(count), self.process.rank, nullcontext)
+        line = ProcessGroupAxis(group, members, self.process.rank, nullcontext)
         run: Callable[[], object] = {
             CollectiveKind.ALL_REDUCE: lambda: dist.all_reduce(buffer, group=group),
             CollectiveKind.ALL_GATHER: lambda: line.all_gather(buffer[: len(buffer) // count]),
@@ -353,9 +356,11 @@ class _Ranks:
         if self._device != "cpu":
             torch.cuda.synchronize()
 
-    def group(self, count: int) -> dist.ProcessGroup:
-        """The process group of the first ranks; every rank has to call this, in it or not."""
-        return collective_group(range(count), self.backend)
+    def group(self, groups: Groups) -> dist.ProcessGroup | None:
+        """The one of some groups that this rank is in, if any; every rank has to call this."""
+        made = [collective_group(some, self.backend) for some in groups]
+        mine = (one for one, some in zip(made, groups, strict=True) if self.process.rank in some)
+        return next(mine, None)
 
 
 def _transfer_sizes(largest_bytes: int) -> Iterator[int]:
@@ -420,9 +425,9 @@ def _measure(
     message. What depends on results (which pairs are measured again, sizes of simultaneous
     transfers) is decided by rank 0 and sent to all.
     """
-    rank, count = ranks.process.rank, ranks.process.world_size
+    rank = ranks.process.rank
     crowds = experiments([one.host for one in devices])
-    groups = _group_sizes(count)
+    groups = groups_at_once(devices_of(devices))
     step = _Steps(rank, progress, len(crowds) + len(groups) * len(CollectiveKind))
     names = [f"rank {r} on {one.host}" for r, one in enumerate(devices)]
     times = _time_all_pairs(ranks, names, step)
@@ -434,10 +439,10 @@ def _measure(
         together.append(_time_together(ranks, crowd, _from_first(_size_together(fits, crowd))))
         step()
     collectives = []
-    for size in groups:
-        group = ranks.group(size)
+    for some in groups:
+        own = ranks.group(some)
         for kind in CollectiveKind:
-            collectives.append(_time_collectives(ranks, kind, group, size))
+            collectives.append(_time_collectives(ranks, kind, some, own))
             step()
     if rank > 0:
         return None
@@ -487,16 +492,6 @@ def _time_all_pairs(ranks: _Ranks, names: Sequence[str], step: _Steps) -> dict[P
         if not todo:
             break
     return times
-
-
-def _group_sizes(count: int) -> tuple[int, ...]:
-    """Sizes of the groups of ranks whose collectives are measured: powers of two, and all ranks.
-
-    >>> _group_sizes(6), _group_sizes(1)
-    ((2, 4, 6), ())
-    """
-    powers = [2**k for k in range(1, count.bit_length()) if 2**k < count]
-    return (*powers, count) if count > 1 else ()
 
 
 def _time_pairs(ranks: _Ranks, pairs: Sequence[Pair], step: Callable[[], None]) -> list[PairTimes]:
@@ -565,17 +560,24 @@ def _time_together(ranks: _Ranks, crowd: Sequence[Pair], size_bytes: int) -> Sim
 
 
 def _time_collectives(
-    ranks: _Ranks, kind: CollectiveKind, group: dist.ProcessGroup, count: int
+    ranks: _Ranks, kind: CollectiveKind, groups: Groups, own: dist.ProcessGroup | None
 ) -> CollectiveTimes:
-    """Times of collectives of a kind over the first ranks."""
-    is_in = ranks.process.rank < count
+    """Times of collectives of a kind that some groups run at once.
+
+    Args:
+        own: the group that this rank is in, if it is in one.
+    """
+    count = len(groups[0])
 
     def mean_s(size_bytes: int, repeats: int) -> float:
-        run = partial(ranks.collective, kind, group, size_bytes)
-        own_s = _middle_mean(repeat(run, least=repeats, warm_ups=1)) if is_in else 0.0
-        return sum(gathered(own_s)) / count
+        dist.barrier()
+        own_s = 0.0
+        if own is not None:
+            run = partial(ranks.collective, kind, own, size_bytes)
+            own_s = _middle_mean(repeat(run, least=repeats, warm_ups=1))
+        return sum(gathered(own_s)) / (count * len(groups))
 
     # Each member has as many floats as the others.
     sizes = filter(None, dict.fromkeys(size - size % (4 * count) for size in ranks.sizes))
     times_s = _in_growing_sizes(sizes, MAX_COLLECTIVES, mean_s)
-    return CollectiveTimes(count, (*times_s,), (*times_s.values(),), kind)
+    return CollectiveTimes(groups, (*times_s,), (*times_s.values(),), kind)

@@ -14,7 +14,7 @@ import numpy as np
 from planner.artefacts.topology import CollectiveKind, DeviceType, Topology, device_type, table_of
 from planner.clusters.presets import Preset, presets
 from planner.clusters.routes import bandwidth_bytes_per_s, chain, pair_widths, routes
-from planner.costs.transfers import allreduce_s, collective_s, host_rows
+from planner.costs.transfers import allreduce_s, collective_s, crowding, host_rows
 from planner.reports.tables import (
     Column,
     Table,
@@ -30,7 +30,7 @@ from planner.support.arrays import Floats
 from planner.support.units import format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:
-    from planner.clusters.probing.infer import CollectiveTimes
+    from planner.clusters.probing.collectives import CollectiveTimes
     from planner.clusters.probing.link_fit import LinkClass, Pair
     from planner.launcher.probe import Probed
 
@@ -339,12 +339,14 @@ def measured_table(probed: "Probed") -> Table:
 
     def over_links_s(row: "tuple[CollectiveTimes, int, float]") -> float:
         one, size_bytes, _ = row
-        return collective_s(links, tuple(range(one.num_ranks)), one.kind, size_bytes)
+        crowd = crowding(links, one.groups)
+        return max(collective_s(links, some, one.kind, size_bytes, crowd) for some in one.groups)
 
-    title, shown = first_rows("Collectives over the first ranks, largest sizes", rows, "rows")
+    title, shown = first_rows("Collectives of groups at once, largest sizes", rows, "rows")
     columns: list[Column[tuple[CollectiveTimes, int, float]]] = [
         Column("", lambda row: row[0].kind.value, "collective", left=True),
         Column("", lambda row: row[0].num_ranks, "ranks"),
+        Column("", lambda row: len(row[0].groups), "groups"),
         Column("", lambda row: row[1], "size", format_bytes),
         Column("", lambda row: row[2], "measured", format_seconds),
         Column("", over_links_s, "over the links", format_seconds),
@@ -431,6 +433,7 @@ def probe_json(probed: "Probed", written: str) -> dict[str, Any]:
 def _times_json(one: "CollectiveTimes") -> dict[str, Any]:
     return {
         "num_ranks": one.num_ranks,
+        "groups": [list(some) for some in one.groups],
         "sizes_bytes": list(one.sizes_bytes),
         "times_s": list(one.times_s),
     }

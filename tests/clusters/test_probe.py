@@ -3,7 +3,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
-from itertools import pairwise, permutations
+from itertools import combinations, pairwise, permutations
 from pathlib import Path
 
 import numpy as np
@@ -24,11 +24,13 @@ from planner.artefacts.topology import (
     Sharing,
     Topology,
     problems,
+    table_of,
 )
+from planner.clusters.probing.collectives import CollectiveTimes, groups_at_once
 from planner.clusters.probing.infer import (
-    CollectiveTimes,
     RankDevice,
     SimultaneousTransfers,
+    devices_of,
     experiments,
     infer,
 )
@@ -320,12 +322,48 @@ def test_any_bandwidths_at_all_are_reproduced(count, data):
     assert found.off <= 0.16
 
 
+PAIRS = ((0, 1), (2, 3))
+
+
 def test_measured_collectives_become_tables():
-    sums = [CollectiveTimes(2, (1024, 4096), (1.2345e-4, 2e-4), kind) for kind in CollectiveKind]
-    found = infer("x", found_on("a", "a", "a"), fits_of(table(3, lambda p, q: 1e9)), (), sums)
+    times_s = 1.2345e-4, 2e-4
+    sums = [CollectiveTimes(PAIRS, (1024, 4096), times_s, kind) for kind in CollectiveKind]
+    found = infer("x", found_on(*"aaaa"), fits_of(table(4, lambda p, q: 1e9)), (), sums)
     times = ((1024, parse_seconds("123 us")), (4096, parse_seconds("200 us")))
-    tables = tuple(CollectiveTable(("gpu0", "gpu1"), 2, times, kind) for kind in CollectiveKind)
-    assert found.topology.tables == tables
+    assert found.topology.tables == tuple(
+        CollectiveTable(names, 2, times, kind)
+        for kind in CollectiveKind
+        for names in (("gpu0", "gpu1"), ("gpu2", "gpu3"))
+    )
+
+
+@pytest.mark.parametrize(
+    ("hosts", "type_", "known"),
+    [
+        ("aaaa", CPU, {(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)}),
+        ("aabb", CPU, {(0, 1), (2, 3)}),
+        ("aaaa", GPU, {(0, 1), (2, 3)}),
+    ],
+)
+def test_processes_that_share_a_host_are_alike_and_gpus_need_not_be(hosts, type_, known):
+    sums = [CollectiveTimes(PAIRS, (1024,), (1e-4,))]
+    fits = fits_of(table(4, lambda p, q: 1e9))
+    found = infer("x", found_on(*hosts, type_=type_), fits, (), sums).topology
+    assert {some for some in combinations(range(4), 2) if table_of(found, some)} == known
+
+
+@pytest.mark.parametrize(
+    ("hosts", "groups"),
+    [
+        ("a", ()),
+        ("aaa", (((0, 1),), ((0, 1, 2),))),
+        ("abcd", (PAIRS, ((0, 2), (1, 3)), ((0, 1, 2, 3),))),
+        ("aaabbb", (((0, 1), (2, 3), (4, 5)), ((0, 3), (1, 4), (2, 5)),
+                    ((0, 1, 2, 3),), ((0, 1, 2, 3, 4, 5),))),
+    ],
+)  # fmt: skip
+def test_lines_along_both_axes_of_a_mesh_are_measured_at_once(hosts, groups):
+    assert groups_at_once(devices_of(found_on(*hosts))) == groups
 
 
 def test_one_device_needs_no_links(tmp_path):
@@ -395,7 +433,7 @@ def test_what_is_written_is_read_back(folder, topology):
 
 def test_the_file_is_short_and_has_units(golden):
     fits = fits_of(table(4, lambda p, q: 10e9 if p // 2 == q // 2 else 1e9))
-    sums = [CollectiveTimes(2, (1024, 1048576), (1e-4, 2.5e-3))]
+    sums = [CollectiveTimes(((0, 1), (2, 3)), (1024, 1048576), (1e-4, 2.5e-3))]
     found = infer("two-hosts", found_on("a", "a", "b", "b"), fits, (), sums)
     golden("probed.yaml", topology_yaml(found.topology, ["Made up."]))
 

@@ -3,7 +3,8 @@
 import pytest
 
 from planner.artefacts.topology import CollectiveKind
-from planner.clusters.probing.infer import CollectiveTimes, Inferred
+from planner.clusters.probing.collectives import CollectiveTimes
+from planner.clusters.probing.infer import Inferred
 from planner.clusters.probing.link_fit import LinkClass, PairFit, PairTimes
 from planner.launcher.probe import Probed
 from planner.reports.topology import (
@@ -29,7 +30,7 @@ def probed():
         tuple(PairTimes(*pair, sizes, times_s, (0.0,) * 3) for pair in PAIRS),
         tuple(PairFit(*pair, 1e-5, 1e9, 0.011, 0.022) for pair in PAIRS),
         tuple(
-            CollectiveTimes(2, sizes, times_s, kind)
+            CollectiveTimes(((0, 1),), sizes, times_s, kind)
             for kind in (CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER)
         ),
         "gloo",
@@ -55,14 +56,15 @@ def test_classes_of_pairs_are_shown_and_written(probed):
 
 def test_the_largest_collectives_stand_beside_what_the_links_give(probed):
     shown = measured_table(probed)
-    assert [row[:4] for row in shown.rows] == [
-        ("all-reduce", "2", "2 KiB", "20 us"),
-        ("all-reduce", "2", "4 KiB", "40 us"),
-        ("all-gather", "2", "2 KiB", "20 us"),
-        ("all-gather", "2", "4 KiB", "40 us"),
+    assert [row[:5] for row in shown.rows] == [
+        ("all-reduce", "2", "1", "2 KiB", "20 us"),
+        ("all-reduce", "2", "1", "4 KiB", "40 us"),
+        ("all-gather", "2", "1", "2 KiB", "20 us"),
+        ("all-gather", "2", "1", "4 KiB", "40 us"),
     ]
-    assert all(row[4] for row in shown.rows)
+    assert all(row[5] for row in shown.rows)
     plain = probe_json(probed, "x.yaml")
+    assert [one["groups"] for one in plain["allreduces"]] == [[[0, 1]]]
     assert [one["times_s"] for one in plain["allreduces"]] == [[1e-5, 2e-5, 4e-5]]
     assert [one["kind"] for one in plain["collectives"]] == ["all-gather"]
 

@@ -21,8 +21,6 @@ from math import inf
 import numpy as np
 
 from planner.artefacts.topology import (
-    CollectiveKind,
-    CollectiveTable,
     Device,
     DeviceType,
     Host,
@@ -31,6 +29,7 @@ from planner.artefacts.topology import (
     problems,
 )
 from planner.clusters.links import components
+from planner.clusters.probing.collectives import CPU, CollectiveTimes, tables_of, written_s
 from planner.clusters.probing.link_fit import (
     LARGE_SPREAD,
     TOLERANCE,
@@ -44,7 +43,7 @@ from planner.clusters.probing.link_fit import (
 from planner.clusters.routes import routes
 from planner.support.arrays import Floats
 from planner.support.errors import TopologyError
-from planner.support.units import format_rate, format_seconds, parse_rate, parse_seconds
+from planner.support.units import format_rate, parse_rate
 
 # Devices share a network card if their transfers at once get less than this share of the bandwidth
 # that they get one by one.
@@ -80,23 +79,6 @@ class SimultaneousTransfers:
 
     pairs: tuple[Pair, ...]
     bytes_per_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class CollectiveTimes:
-    """Collectives of one kind over the first ranks.
-
-    Attributes:
-        num_ranks: of the group.
-        sizes_bytes: of the largest buffer on each rank, ascending.
-        times_s: of each size, a mean over ranks and repetitions.
-        kind: of the collective.
-    """
-
-    num_ranks: int
-    sizes_bytes: tuple[int, ...]
-    times_s: tuple[float, ...]
-    kind: CollectiveKind = CollectiveKind.ALL_REDUCE
 
 
 # -------------------------------------------------------------------------------- the graph
@@ -164,7 +146,7 @@ class _Builder:
             source,
             target,
             parse_rate(format_rate(bandwidth)),
-            _written_s(latency),
+            written_s(latency),
         )
 
     def join(self, parts: list[Subtree], pairs: set[Pair], center: str, prefix: str) -> None:
@@ -380,10 +362,7 @@ def _without_links(
     name: str, ranks: Sequence[RankDevice], collectives: Sequence[CollectiveTimes]
 ) -> Topology:
     """The devices, their hosts and types, and the measured collectives."""
-    devices = tuple(
-        Device(f"{'cpu' if one.type.name == 'cpu' else 'gpu'}{rank}", one.type.name, one.host)
-        for rank, one in enumerate(ranks)
-    )
+    devices = devices_of(ranks)
     hosts = {one.host: Host(one.host, one.host_cores, one.host_memory_bytes) for one in ranks}
     # Ranks may have measured one type each, a little differently: the first one's figures count.
     types = {one.type.name: one.type for one in reversed(ranks)}
@@ -392,8 +371,16 @@ def _without_links(
         tuple(types[known] for known in sorted(types)),
         tuple(hosts.values()),
         devices, (), (),
-        tables=tuple(_table(one, devices) for one in collectives),
+        tables=tuple(table for one in collectives for table in tables_of(one, devices)),
     )  # fmt: skip
+
+
+def devices_of(ranks: Sequence[RankDevice]) -> tuple[Device, ...]:
+    """The devices of all ranks, as the topology names them."""
+    return tuple(
+        Device(f"{CPU if one.type.name == CPU else 'gpu'}{rank}", one.type.name, one.host)
+        for rank, one in enumerate(ranks)
+    )
 
 
 def _quality(fits: Mapping[Pair, PairFit]) -> str:
@@ -405,17 +392,6 @@ def _quality(fits: Mapping[Pair, PairFit]) -> str:
         f"measured by planner topology probe: fitted within {worst:.0%}, repetitions within"
         f" {spread:.0%}{disturbed}"
     )
-
-
-def _table(one: CollectiveTimes, devices: Sequence[Device]) -> CollectiveTable:
-    times = zip(one.sizes_bytes, (_written_s(time_s) for time_s in one.times_s), strict=True)
-    names = tuple(d.name for d in devices[: one.num_ranks])
-    return CollectiveTable(names, one.num_ranks, tuple(times), one.kind)
-
-
-def _written_s(time_s: float) -> float:
-    """A time of three digits, as it is written."""
-    return parse_seconds(format_seconds(max(0.0, time_s)))
 
 
 def _matrices(count: int, fits: Mapping[Pair, PairFit]) -> tuple[Floats, Floats]:

@@ -8,6 +8,7 @@ import io
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ def topology_yaml(topology: Topology, comments: Sequence[str] = ()) -> str:
         "devices": list(map(_device, topology.devices)),
         "switches": list(topology.switches),
         "links": list(_links(topology.links)),
-        "tables": list(map(_table, topology.tables)),
+        "tables": [_table(list(alike)) for _, alike in groupby(topology.tables, _measured)],
         "device_types": _types(topology.device_types),
     }
     file = CommentedMap(format=TOPOLOGY_FORMAT, name=topology.name)
@@ -144,13 +145,19 @@ def _links(links: Sequence[Link]) -> Iterator[CommentedMap]:
         i += 2 if both else 1
 
 
-def _table(table: CollectiveTable) -> CommentedMap:
+def _measured(table: CollectiveTable) -> tuple[object, ...]:
+    """What tables of several groups on one line have in common."""
+    return table.kind, table.num_devices, table.times
+
+
+def _table(alike: Sequence[CollectiveTable]) -> CommentedMap:
+    table = alike[0]
     times = dict(table.times)
     start_s = times.pop(0, None)
     named = table.kind is not CollectiveKind.ALL_REDUCE
     return _line(
         collective=table.kind.value if named else None,
-        groups=_list([_list(table.devices)]),
+        groups=_list([_list(one.devices) for one in alike]),
         num_devices=table.num_devices,
         latency=None if start_s is None else _time(start_s),
         times=_line(**{_size(size): _time(time_s) for size, time_s in times.items()}),
