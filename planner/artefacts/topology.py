@@ -21,6 +21,9 @@ pairs of devices grow with the square of the devices, and paths with the product
 links: the largest take about 1.2 GiB and half a minute (`tests/clusters/test_sizes.py`)."""
 
 
+CPU = "cpu"
+"""The device type of a process on cores of its host, which it shares with others."""
+
 _PATTERN = frozenset("*?[")
 
 T = TypeVar("T", bound=Hashable)
@@ -202,7 +205,8 @@ class CollectiveTable:
     """Measured times of a collective over any `num_devices` of some devices.
 
     Attributes:
-        devices: their names; where they are more than `num_devices`, all pairs of them are alike.
+        devices: their names; where they are more than `num_devices`, all pairs of them are alike,
+            or they are processes on the cores of one host.
         num_devices: n, the size of a group, at least 2.
         times: (bytes, time in s), ascending by bytes; 0 bytes may be among them. The bytes are
             those of the largest buffer on each device: what it has after an all-gather, before any

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.artefacts.topology import CollectiveTable, Link, Topology
+from planner.artefacts.topology import CPU, CollectiveTable, Link, Topology
 from planner.support.arrays import Floats, Ints
 from planner.support.errors import TopologyError
 from planner.support.memo import remembered
@@ -294,7 +294,9 @@ def latency_s(topology: Topology, p: int, q: int) -> float:
 
 def unlike_pairs(topology: Topology, table: CollectiveTable) -> str | None:
     """Why a table cannot hold for every group of its devices, if the topology is connected: two
-    pairs of them differ in latency or bandwidth, or two of them in type. None where it can.
+    pairs of them differ in latency or bandwidth, or two of them in type. None where it can, and
+    for processes on the cores of one host: they meet in its memory, and measured links differ by
+    what else ran.
 
     Computes routes only where it must: devices with equal links to the same vertices are alike.
     """
@@ -302,9 +304,11 @@ def unlike_pairs(topology: Topology, table: CollectiveTable) -> str | None:
         return None
     position, ends = _devices_and_ends(topology)
     among = [position[name] for name in table.devices]
-    if len({topology.devices[d].type for d in among}) > 1:
+    types = {topology.devices[d].type for d in among}
+    if len(types) > 1:
         return "they are of several types"
-    if len({ends[name] for name in table.devices}) == 1:
+    of_one_host = len({topology.devices[d].host for d in among}) == 1
+    if (types == {CPU} and of_one_host) or len({ends[name] for name in table.devices}) == 1:
         return None
     apart = ~np.eye(len(among), dtype=np.bool_)
     for known, what in zip(pair_widths(topology), ("latency", "bandwidth"), strict=True):

@@ -345,10 +345,12 @@ def test_measured_collectives_become_tables():
         ("aaaa", GPU, {(0, 1), (2, 3)}),
     ],
 )
-def test_processes_that_share_a_host_are_alike_and_gpus_need_not_be(hosts, type_, known):
+def test_processes_that_share_a_host_are_alike_and_gpus_need_not_be(hosts, type_, known, tmp_path):
     sums = [CollectiveTimes(PAIRS, (1024,), (1e-4,))]
-    fits = fits_of(table(4, lambda p, q: 1e9))
+    fits = fits_of(table(4, lambda p, q: 1e9 * (1 + p)))
     found = infer("x", found_on(*hosts, type_=type_), fits, (), sums).topology
+    write_topology(found, tmp_path / "x.yaml")
+    assert read_topology(tmp_path / "x.yaml") == found
     assert {some for some in combinations(range(4), 2) if table_of(found, some)} == known
 
 

@@ -8,11 +8,10 @@ they share, such as the cores of a host or its network card, is in their times.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from planner.artefacts.topology import CollectiveKind, CollectiveTable, Device
+from planner.artefacts.topology import CPU, CollectiveKind, CollectiveTable, Device
 from planner.support.units import format_seconds, parse_seconds
 
 Groups = tuple[tuple[int, ...], ...]
-CPU = "cpu"
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from math import inf
 import numpy as np
 
 from planner.artefacts.topology import (
+    CPU,
     Device,
     DeviceType,
     Host,
@@ -29,7 +30,7 @@ from planner.artefacts.topology import (
     problems,
 )
 from planner.clusters.links import components
-from planner.clusters.probing.collectives import CPU, CollectiveTimes, tables_of, written_s
+from planner.clusters.probing.collectives import CollectiveTimes, tables_of, written_s
 from planner.clusters.probing.link_fit import (
     LARGE_SPREAD,
     TOLERANCE,

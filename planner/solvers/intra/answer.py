@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from planner.artefacts.graph import producers
 from planner.artefacts.problem import Problem
 from planner.artefacts.sharding import Sharding, Spec
-from planner.solvers.intra.build import leaving_spec
 from planner.solvers.intra.built import Built
+from planner.solvers.intra.prices import leaving_spec
 
 
 def sharding_of(

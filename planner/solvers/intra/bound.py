@@ -12,7 +12,7 @@ all passes alike; G is gathered behind the step, S are sums of gradients:
     (1 - 1/m) I + G + S         in front of the last backward, beside it, and behind the step
 
 Where collectives wait, C and I are in one queue, and G too; where they are work for the cores that
-compute, everything is.
+compute, everything is, and takes as much longer as processes share cores.
 
 For weights w >= 0 of the queues Q with sum 1, an iteration takes at least sum_q w_q Q_q. The least
 of that over all assignments is a choice program, and its bound is one of the view, if only that
@@ -26,18 +26,19 @@ where that is hardly more than the bound.
 """
 
 import math
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from planner.artefacts.problem import Problem
+from planner.costs.operators import slowdown
 from planner.costs.stage_pass import sums_overlap_compute
 from planner.solvers.intra.built import Built, Parts
 from planner.solvers.intra.space import View
 from planner.solvers.program.problem import Choice, ChoiceProgram
 from planner.support.arrays import Floats
 
-ALL = Parts(1, 1, 1, 1)
 LEAST_WEIGHT = 1e-6
 """Of a queue: what is forbidden stays so, and of equal assignments one that sends less counts."""
 CLOSE = 5e-3
@@ -48,9 +49,8 @@ FLOATS = 1 - 1e-9
 
 def queues(problem: Problem, view: View) -> tuple[Parts, ...]:
     """Weights of the parts of an iteration, by each of which it is at least as long."""
-    devices = range(len(problem.topology.devices))
-    if not sums_overlap_compute(problem, devices, view.group):
-        return (ALL,)
+    if (everything := on_shared_cores(problem, view.devices)) is not None:
+        return (everything,)
     before_last = 1 - view.replicas / problem.num_microbatches
     if not problem.training.overlap:
         return Parts(1, 1, gathers=1), Parts(1, before_last, 1, 1, backward=-1)
@@ -62,6 +62,22 @@ def queues(problem: Problem, view: View) -> tuple[Parts, ...]:
         Parts(1, sums=1, gathers=1, forward=-1, backward=-1),
         Parts(inside=before_last, gathers=1, sums=1),
     )
+
+
+def on_shared_cores(problem: Problem, devices: Sequence[int]) -> Parts | None:
+    """The weights where everything waits for everything, as collectives are work for the cores that
+    compute; None where they run beside computations. Processes that share cores are slower than one
+    alone, with the collectives in their passes, too (`costs/actions.py`).
+    """
+    topology = problem.topology
+    if sums_overlap_compute(problem, range(len(topology.devices)), devices):
+        return None
+    hosts = Counter(topology.devices[d].host for d in devices)
+    slow = min(
+        count / max(n / slowdown(problem, host, n, count) for n in range(1, count + 1))
+        for host, count in hosts.items()
+    )
+    return Parts(slow, slow, 1, 1)
 
 
 class Bound:

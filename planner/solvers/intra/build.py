@@ -20,7 +20,6 @@ import numpy as np
 
 from planner.artefacts.graph import (
     ITEM_BYTES,
-    Graph,
     Parameter,
     Tensor,
     consumers,
@@ -29,16 +28,15 @@ from planner.artefacts.graph import (
     producers,
     tensors_by_name,
 )
-from planner.artefacts.losses import losses
 from planner.artefacts.problem import Problem
 from planner.artefacts.profile import Profile
-from planner.artefacts.sharding import OWN, Rule, Spec, dim_of, reads
+from planner.artefacts.sharding import OWN, Rule, Spec, reads
 from planner.resharding.gradients import gradient_spec
 from planner.solvers.intra.blocks import Block, Blocks, Mode
 from planner.solvers.intra.built import Built, Parts
 from planner.solvers.intra.parameters import ParameterTables
 from planner.solvers.intra.policy import anything
-from planner.solvers.intra.prices import Prices
+from planner.solvers.intra.prices import Prices, leaving_spec
 from planner.solvers.intra.reads import Asked, Ends, Read, Reader, copies_of, needs_of, shared_wants
 from planner.solvers.intra.space import (
     Mask,
@@ -53,7 +51,6 @@ from planner.solvers.intra.space import (
     with_replicas,
 )
 from planner.solvers.intra.stash import Span, Stash, Waiting
-from planner.solvers.sharded.complete import may_leave
 from planner.support.arrays import Floats, Ints
 
 
@@ -397,16 +394,3 @@ def _strategies(profile: Profile, view: View) -> tuple[list[int], list[tuple[Rul
         same.append(at)
         rules.append(strategies(profile, v, view, axes) if at == v else rules[at])
     return same, rules
-
-
-def leaving_spec(graph: Graph, name: str, spec: Spec) -> Spec:
-    """How an output of the model leaves: as it is made where its losses can be computed from such
-    parts, with classes cut along one axis at most.
-    """
-    classes = {one.class_dim for one in losses(graph) if one.output.name == name} - {None}
-    leaves: list[str] = []
-    for part in spec:
-        cut = part.startswith("S") and may_leave(graph, name, part)
-        again = dim_of(part) in classes and any(dim_of(one) in classes for one in leaves)
-        leaves.append(part if part == OWN or (cut and not again) else "R")
-    return tuple(leaves)

@@ -33,7 +33,7 @@ from planner.costs.stage_pass import stage_pass
 from planner.schedules.orders import default_warmups
 from planner.solvers.engines.watch import INTERRUPTED, SearchWatch, interruptible
 from planner.solvers.intra.built import Parts
-from planner.solvers.intra.solve import BEHIND, BESIDE, IN_LINE, SHORT, views
+from planner.solvers.intra.solve import BEHIND, SHORT, views, weights_of
 from planner.solvers.intra.space import View
 from planner.solvers.intra.stage_programs import Split, Stage, StagePrograms
 from planner.solvers.intra.stages import Part, part_of
@@ -136,7 +136,7 @@ class _Search:
         self._problem, training = problem, problem.training
         self._found, self._programs = LayoutSearch(problem, known), StagePrograms(problem)
         # Collectives of a short stage find little beside which they can run.
-        self._weights = BESIDE[::-1] if training.overlap else IN_LINE
+        self._weights = weights_of(problem)[::-1]
         keeps = training.recompute is Recompute.NONE and training.offload is Offload.NO
         self._may_run_again = not keeps and not training.recompute.is_everywhere
         self._parts: dict[tuple[int, ...], Part | None] = {}

@@ -19,9 +19,10 @@ from planner.artefacts.graph import (
     parameters_by_name,
     producers,
 )
+from planner.artefacts.losses import losses
 from planner.artefacts.operator_types import PRODUCTS
 from planner.artefacts.problem import Problem
-from planner.artefacts.sharding import OWN, Rule, Sharding, Spec, local_shape, reads
+from planner.artefacts.sharding import OWN, Rule, Sharding, Spec, dim_of, local_shape, reads
 from planner.artefacts.strategy import BUCKET_BYTES, MAX_BUCKETS, Stage
 from planner.artefacts.topology import device_type
 from planner.costs.casts import cast_weights
@@ -31,6 +32,7 @@ from planner.resharding.conversion import LOCAL, Step, conversion
 from planner.resharding.cut_losses import vocabulary_parallel_steps
 from planner.resharding.statistics import statistics_steps
 from planner.solvers.intra.space import View
+from planner.solvers.sharded.complete import may_leave
 from planner.solvers.sharded.rules import named
 from planner.support.arrays import Floats
 from planner.support.memo import remembered
@@ -166,4 +168,23 @@ def _as_read(graph: Graph, mesh: tuple[int, ...], rules: Mapping[int, Rule]) -> 
                 at_rest.setdefault(name, spec)
     parameters = {name: at_rest.pop(name) for name in parameters_by_name(graph) if name in at_rest}
     own = {graph.operators[v].name: rule for v, rule in rules.items()}
-    return Sharding(mesh, own, parameters, at_rest, {})
+    leaving = {
+        name: leaving_spec(graph, name, spec)
+        for v, rule in rules.items()
+        for name, spec in zip(graph.operators[v].outputs, rule.outputs, strict=True)
+        if name in graph.outputs
+    }
+    return Sharding(mesh, own, parameters, at_rest, leaving)
+
+
+def leaving_spec(graph: Graph, name: str, spec: Spec) -> Spec:
+    """How an output of the model leaves: as it is made where its losses can be computed from such
+    parts, with classes cut along one axis at most.
+    """
+    classes = {one.class_dim for one in losses(graph) if one.output.name == name} - {None}
+    leaves: list[str] = []
+    for part in spec:
+        cut = part.startswith("S") and may_leave(graph, name, part)
+        again = dim_of(part) in classes and any(dim_of(one) in classes for one in leaves)
+        leaves.append(part if part == OWN or (cut and not again) else "R")
+    return tuple(leaves)

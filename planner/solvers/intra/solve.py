@@ -12,7 +12,8 @@ that also chooses which blocks run again (`blocks.py`).
 (`costs/bounds.py`). The view with the least one is looked at next: its program is built, its bound
 raised as far as that goes, and then plans are made on it. A view whose bound is above the best plan
 is left. So the least bound of all views is one of the space, wherever the search ends. Meshes of
-one axis come first: they take a small part of the work, and their plans rule most others out.
+one axis come first: they take a small part of the work, and their plans rule most others out. What
+is left of the limit goes to programs whose answers are far above their bounds.
 """
 
 import logging
@@ -30,7 +31,7 @@ from planner.costs.stage_memory import limit_bytes
 from planner.solvers.engines.watch import INTERRUPTED, SearchWatch, interruptible
 from planner.solvers.intra.answer import segments_of, sharding_of
 from planner.solvers.intra.blocks import Block, blocks_of
-from planner.solvers.intra.bound import Bound
+from planner.solvers.intra.bound import Bound, on_shared_cores
 from planner.solvers.intra.build import built
 from planner.solvers.intra.built import Built, Parts
 from planner.solvers.intra.space import View
@@ -69,6 +70,9 @@ SHORT = 1.02
 """Where the stash makes an answer so many times dearer, one is tried whose blocks may run again."""
 MARGIN = 1.02
 """By how much more than what a plan takes beyond the limit."""
+OPEN, DEEPER = 1.02, 4
+"""An answer that costs so many times its bound had too little work; it gets so many times as much
+if there is some left in the end."""
 BEHIND = 1.03
 """Of a view whose first plan takes so many times as long as the best one, no others are made."""
 WORK_SHARE = 0.005
@@ -127,6 +131,14 @@ def views(problem: Problem, some: Sequence[int] | None = None) -> Iterator[View]
                 yield View((left // inner, inner), replicas, devices)
 
 
+def weights_of(problem: Problem) -> tuple[Parts, ...]:
+    """Weights of the parts of an iteration, each for plans."""
+    everything = on_shared_cores(problem, range(len(problem.topology.devices)))
+    if everything is not None:
+        return (everything._replace(unsure=everything.inside),)
+    return BESIDE if problem.training.overlap else IN_LINE
+
+
 @dataclass
 class _Looked:
     """What is known of a view.
@@ -138,6 +150,7 @@ class _Looked:
         more: bytes that plans on it take beyond those that a program counts.
         tried: number of weights for which plans were made on it, or need not be.
         due: the last ones, if blocks may run again for them; None if that was tried or need not be.
+        is_open: whether a program had too little work since it was looked at again.
     """
 
     view: View
@@ -147,6 +160,7 @@ class _Looked:
     more: int = 0
     tried: int = 0
     due: Parts | None = None
+    is_open: bool = False
 
     @property
     def bound_s(self) -> float:
@@ -188,7 +202,9 @@ class _Search:
         self._bounded = training.objective is Objective.ITERATION
         least_s = lower_bound_s(problem) if self._bounded else 0.0
         self._views = [_Looked(view, least_s) for view in views(problem)]
-        self._weights = BESIDE if training.overlap else IN_LINE
+        self._weights = weights_of(problem)
+        self._one_queue = len(self._weights) == 1
+        self._is_open = False
 
     def result(self, space: str) -> Result:
         """The answer."""
@@ -230,9 +246,19 @@ class _Search:
                 for one in self._views
                 if (one.due or one.tried < len(self._weights)) and one.bound_s < self._most_s
             ]
-            if not left:
+            if left:
+                self._look(min(left, key=self._turn))
+            elif not self._deepened():
                 break
-            self._look(min(left, key=self._turn))
+
+    def _deepened(self) -> bool:
+        """Whether views are looked at again, with more work for programs that had not enough."""
+        again = [one for one in self._views if one.is_open and one.bound_s < self._most_s]
+        for one in again:
+            assert one.bound is not None
+            one.bound.done, one.is_open, one.tried = False, False, 0
+        self._work_s *= DEEPER
+        return bool(again)
 
     def _turn(self, one: _Looked) -> tuple[bool, int, bool, bool, float]:
         """Smaller is looked at earlier."""
@@ -248,6 +274,11 @@ class _Search:
 
     def _look(self, one: _Looked) -> None:
         """Goes on with a view."""
+        self._is_open = False
+        self._look_at(one)
+        one.is_open = one.is_open or self._is_open
+
+    def _look_at(self, one: _Looked) -> None:
         if one.bound is None:
             made, limit = self._built(one.view), self._limit_bytes(one.view)
             alike = (other.bound for other in self._views
@@ -273,7 +304,7 @@ class _Search:
             bound: of the view, with its program without blocks that run again.
         """
         made, weights = bound.made, self._weights[one.tried]
-        if not one.tried and bound.parts is not None:
+        if not one.tried and bound.parts is not None and not self._one_queue:
             weights = _of_plans(bound.parts)
         one.tried += 1
         limit = self._limit_bytes(one.view)
@@ -310,6 +341,8 @@ class _Search:
         """What the weights of an iteration's parts come to, as far as they have queues of their
         own.
         """
+        if self._one_queue:
+            return 1.0
         inside = max(weights.inside + weights.waits, weights.gathers)
         if self._problem.training.overlap:
             return float(weights.compute + inside + weights.sums)
@@ -375,6 +408,7 @@ class _Search:
             )
         self._found.work_s += PROGRAM_S + answer.work / ENTRIES_PER_S
         self._in_time = self._in_time and answer.reproducible
+        self._is_open = self._is_open or min(answer.cost, most) > OPEN * answer.bound
         return answer
 
 
