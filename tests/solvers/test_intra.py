@@ -9,7 +9,7 @@ import pytest
 
 from planner.artefacts.formats.any import read_any_profiles
 from planner.artefacts.options import Recompute
-from planner.artefacts.profile import SplitRule
+from planner.artefacts.profile import LossCost, SplitRule
 from planner.artefacts.sharding import reads
 from planner.artefacts.strategy import ScheduleName, Stage, Strategy
 from planner.costs.bounds import lower_bound_s
@@ -80,7 +80,9 @@ def stage_of(given, made, picks):
 @pytest.mark.parametrize("name", ["mlp", "gpt", "cnn"])
 def test_random_answers_cost_in_the_program_what_their_passes_take(models, name, mesh, replicas):
     """Computations, and collectives inside passes, of one microbatch."""
-    given = problem(profiled(models[name]), 4, 2, recompute=Recompute.NONE)
+    profile = profiled(models[name])
+    losses = tuple(LossCost(name, 0.5, 0.25) for name in profile.graph.outputs)
+    given = problem(replace(profile, loss_costs=losses), 4, 2, recompute=Recompute.NONE)
     view = View(mesh, replicas, tuple(range(int(np.prod(mesh)) * replicas)))
     made, chance, compared = built(given, view), random.Random(3), 0
     for _ in range(40):
