@@ -10,6 +10,7 @@ import pytest
 
 from planner.artefacts.graph import Graph, Operator, Parameter, Tensor
 from planner.artefacts.options import Optimizer
+from planner.artefacts.problem import Status
 from planner.artefacts.profile import Contention, LossCost, OperatorCost, SplitRule
 from planner.artefacts.strategy import ScheduleName, Strategy
 from planner.costs.bounds import lower_bound_s
@@ -19,6 +20,7 @@ from planner.simulator.estimate import estimate_s
 from planner.solvers.intra import solve as intra
 from planner.solvers.intra.bound import CLOSE, Bound, queues
 from planner.solvers.intra.build import built
+from planner.solvers.program.problem import Choice
 from planner.solvers.program.solve import solve
 from tests.solvers.test_intra import counted, drawn, stage_of
 from tests.support.small_splits import given, strategy_of
@@ -157,6 +159,22 @@ def test_a_search_that_ends_before_it_has_a_plan_says_so(profiles, monkeypatch):
     ended = intra.solve(one, 0.0)
     assert ended.strategy is None and ended.reason == intra.NOT_YET
     assert ended.bound_s is None and not ended.short_of_memory
+
+
+def test_programs_that_had_too_little_work_get_what_is_left(profiles, monkeypatch):
+    one, given_s = problem(profiles["mlp"], 4, 4), []
+    best = intra.solve(one, 20.0)
+
+    def answer(program, work_s, *others):
+        given_s.append(work_s)
+        if work_s < 2 * intra.LEAST_WORK_S:
+            return Choice(Status.UNKNOWN, None, np.inf, 0.0)
+        return solve(program, work_s, *others)
+
+    monkeypatch.setattr(intra, "solve_program", answer)
+    found = intra.solve(one, 20.0)
+    assert found.strategy == best.strategy
+    assert intra.DEEPER * intra.LEAST_WORK_S in given_s
 
 
 def test_the_answer_does_not_depend_on_the_clock(profiles, monkeypatch):
