@@ -402,14 +402,25 @@ class _Search:
 
     def _answer(self, program: ChoiceProgram, most: float, work_s: float) -> Choice:
         """The answer of a program, if it is less than something."""
-        with braked(work_s) as brake:
-            answer = solve_program(
-                program, work_s, brake.left_s, self._problem.search.seed, most, GAP
-            )
-        self._found.work_s += PROGRAM_S + answer.work / ENTRIES_PER_S
+        answer, taken_s = answered(self._problem, program, work_s, most)
+        self._found.work_s += taken_s
         self._in_time = self._in_time and answer.reproducible
         self._is_open = self._is_open or min(answer.cost, most) > OPEN * answer.bound
         return answer
+
+
+def answered(
+    problem: Problem, program: ChoiceProgram, work_s: float, most: float = math.inf
+) -> tuple[Choice, float]:
+    """The answer of a program, and the work that it took, in seconds of an ordinary core.
+
+    Args:
+        work_s: the limit of that.
+        most: only answers that cost less count.
+    """
+    with braked(work_s) as brake:
+        answer = solve_program(program, work_s, brake.left_s, problem.search.seed, most, GAP)
+    return answer, PROGRAM_S + answer.work / ENTRIES_PER_S
 
 
 def _of_plans(bound: Parts) -> Parts:

@@ -19,12 +19,10 @@ from planner.solvers.intra.blocks import blocks_of
 from planner.solvers.intra.build import built
 from planner.solvers.intra.built import Built, Parts
 from planner.solvers.intra.policy import Policy
-from planner.solvers.intra.solve import GAP, LEAST_WORK_S, NODES_PER_S
+from planner.solvers.intra.solve import LEAST_WORK_S, NODES_PER_S, answered
 from planner.solvers.intra.space import View
 from planner.solvers.intra.stages import Part, as_in, renamed, unblocked
 from planner.solvers.program.problem import peak_bytes
-from planner.solvers.program.solve import solve as solve_program
-from planner.support.brake import braked
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,10 +183,8 @@ class StagePrograms:
         if which not in self._solved:
             flying, limit = memory or (0, None)
             program = made.program(weights, limit, flying=flying)
-            seed = self._problem.search.seed
-            with braked(LEAST_WORK_S) as brake:
-                answer = solve_program(program, LEAST_WORK_S, brake.left_s, seed, math.inf, GAP)
-            self.work_s += LEAST_WORK_S
+            answer, taken_s = answered(self._problem, program, LEAST_WORK_S)
+            self.work_s += taken_s
             self.in_time = self.in_time and answer.reproducible
             cost = math.inf if answer.picks is None else answer.cost
             self._solved[which] = _Solved(answer.picks, cost)
