@@ -489,14 +489,16 @@ class Search:
             if left_s <= 0 or not able or self._cut:
                 break
             some = _of_a_round(sorted(able, key=_promise))
-            found = dict(zip(some, self._round(some, left_s), strict=True))
-            answered = {one: answer for one, answer in found.items() if answer is not None}
+            answered = self._round(some, left_s)
             for one, answer in answered.items():
                 kept_s = self._kept_after(one, answer, kept_s)
             todo = [one for one in todo if one not in answered]
-            ended = any(INTERRUPTED in answer.result.space for answer in answered.values())
-            if ended or len(answered) < len(some):
+            if _was_interrupted(some, answered):
                 return
+        self._leave(todo)
+
+    def _leave(self, todo: Sequence[_Question]) -> None:
+        """Tells the cases which questions are left."""
         for case in self._cases:
             unasked = (name for one, name in todo if one is case and SOLVERS[name].improves)
             case.left = () if self._cut else tuple(unasked)
@@ -516,8 +518,8 @@ class Search:
         left_s = kept_s - (answer.work_s if name in case.waiting else 0.0)
         return left_s if left_s > self._kept_s / 2 else 0.0  # too little for another
 
-    def _round(self, some: Sequence[_Question], left_s: float) -> list[Answer | None]:
-        """The answers to some questions; None to one that Ctrl-C ended.
+    def _round(self, some: Sequence[_Question], left_s: float) -> dict[_Question, Answer]:
+        """The answers to some questions, but to one that Ctrl-C ended.
 
         Args:
             some: one whose solver has threads comes first.
@@ -528,7 +530,8 @@ class Search:
             share_s = SOLVERS[name].time_share * self._limit_s
             self._tell(name)
             asking.append(partial(_improved, case, name, min(share_s, left_s / len(some))))
-        return beside(asking, at_once)
+        found = zip(some, beside(asking, at_once), strict=True)
+        return {one: answer for one, answer in found if answer is not None}
 
     def _ruled_out(self, case: _Case, name: str) -> bool:
         """Whether a question cannot bring a plan that is better by more than `GOOD_ENOUGH`."""
@@ -537,6 +540,12 @@ class Search:
         if SOLVERS[name].unreplicated:
             least_s = max(least_s, unreplicated_s(case.problem))
         return best_s <= (1 + GOOD_ENOUGH) * least_s / case.size
+
+
+def _was_interrupted(some: Sequence[_Question], answered: Mapping[_Question, Answer]) -> bool:
+    """Whether Ctrl-C ended one of some questions."""
+    ended = any(INTERRUPTED in answer.result.space for answer in answered.values())
+    return ended or len(answered) < len(some)
 
 
 def _of_a_round(able: Sequence[_Question]) -> list[_Question]:
