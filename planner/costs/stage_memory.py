@@ -228,6 +228,10 @@ def _memory(
     """
     graph, inside = profile.graph, frozenset(operators)
     tensors = tensors_by_name(graph)
+
+    def sizes(names: Iterable[str]) -> int:
+        return sum(tensors[name].bytes for name in names)
+
     inputs, made = read_from_outside(graph, inside), used_outside(graph, inside)
     # Sets of storages, not of tensors: several views may be kept, for several reasons, of a storage
     # that is there once.
@@ -250,10 +254,10 @@ def _memory(
     kept -= leaving.storages.keys()
     return StageMemory(
         static=static,
-        kept_bytes=private + sum(tensors[n].bytes for n in kept - there if n in tensors) + loss,
-        boundary_bytes=sum(tensors[n].bytes for n in {*coming, *sent}),
-        output_bytes=sum(tensors[n].bytes for n in sent.difference(inputs)),
-        returned_bytes=sum(tensors[name].bytes for name in coming if tensors[name].gradient),
+        kept_bytes=private + sizes((kept - there) & tensors.keys()) + loss,
+        boundary_bytes=sizes({*coming, *sent}),
+        output_bytes=sizes(sent.difference(inputs)),
+        returned_bytes=sizes(name for name in coming if tensors[name].gradient),
         forward_workspace_bytes=forward_workspace_bytes(
             profile, inside, kept - there, loss, segments, leaving
         ),
@@ -261,7 +265,7 @@ def _memory(
             profile, inside, freed, (loss, target), segments,
             coming_back={one.last: one.back_bytes for one in offload.segments},
         ),
-        copied_bytes=sum(tensors[n].bytes for n in copied),
+        copied_bytes=sizes(copied),
         host_bytes=offload.host_bytes,
     )  # fmt: skip
 

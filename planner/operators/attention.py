@@ -34,12 +34,9 @@ def attention(
         if not q_num_heads or not kv_num_heads:
             raise OperatorError("q_num_heads, kv_num_heads: expected both for inputs of rank 3")
         q, k, v = in_heads(q, q_num_heads), in_heads(k, kv_num_heads), in_heads(v, kv_num_heads)
-    offset: int | Tensor = 0
+    offset = _offset(q, past_key, nonpad_kv_seqlen)
     if past_key is not None and past_value is not None:
-        offset = past_key.shape[2]
         k, v = torch.cat([past_key, k], 2), torch.cat([past_value, v], 2)
-    elif nonpad_kv_seqlen is not None:
-        offset = nonpad_kv_seqlen.reshape(-1, 1, 1, 1) - q.shape[2]
     windows = (left_window_size, 0 if is_causal else right_window_size)
     fused = num_outputs < 4 and not softcap and _precision(q, softmax_precision) == q.dtype
     # By its flag, torch's kernel skips the hidden half, which it computes where there is a mask.
@@ -59,6 +56,13 @@ def attention(
     y = y.transpose(1, 2).flatten(2) if flat else y
     outputs = (y, k, v) if scores is None else (y, k, v, scores)
     return outputs[:num_outputs] if num_outputs > 1 else y
+
+
+def _offset(q: Tensor, past_key: Tensor | None, lengths: Tensor | None) -> int | Tensor:
+    """The position of the first query among the keys; of each sample where these have lengths."""
+    if past_key is not None:
+        return past_key.shape[2]
+    return 0 if lengths is None else lengths.reshape(-1, 1, 1, 1) - q.shape[2]
 
 
 def in_heads(x: Tensor, heads: int) -> Tensor:
