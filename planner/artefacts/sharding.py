@@ -130,8 +130,9 @@ class Rule:
         axes: its rule on each axis.
 
     Raises:
-        ValueError: if there is no axis, the axes speak of different numbers of tensors, or two of
-            them cut a dimension of which one cuts blocks.
+        ValueError: if there is no axis, the axes speak of different numbers of tensors, they name
+            several functions, or two of them cut a dimension of which one cuts blocks or reads
+            beyond its part.
     """
 
     axes: tuple[AxisRule, ...]
@@ -141,6 +142,15 @@ class Rule:
             raise ValueError("expected a line for each axis, all with the same numbers of tensors")
         for spec in (*self.inputs, *self.outputs):
             check_spec(spec, len(self.axes))
+        if len(marks := {mark for axis in self.axes for mark in axis.marks}) > 1:
+            raise ValueError(f"expected one mark, got {', '.join(sorted(marks))}")
+        beyond = [k for k, axis in enumerate(self.axes) if HALO in axis.marks]
+        for spec in self.inputs:
+            dims = [dim_of(part) for part in spec]
+            if any(dims[k] is not None and dims.count(dims[k]) > 1 for k in beyond):
+                raise ValueError(
+                    f"{HALO}: expected a dimension to be cut along one axis, got {','.join(spec)}"
+                )
 
     @cached_property
     def inputs(self) -> tuple[Spec, ...]:

@@ -99,6 +99,9 @@ def test_a_rule_has_a_spec_for_each_tensor():
         (["A->R"], "expected R, P or S with a dimension, such as S0, got 'A'"),
         (["S0->S0", "S0,R->S0"], "all with the same numbers of tensors"),
         ([], "expected a line for each axis"),
+        (["S2->S2 @halo", "S2->S2 @halo"], "@halo: expected a dimension to be cut along one axis"),
+        (["S2->S2 @halo", "S2->S2"], "to be cut along one axis, got S2,S2"),
+        (["S0->S0 @moments", "S2->S2 @halo"], "expected one mark, got @halo, @moments"),
     ],
 )
 def test_a_text_that_is_no_rule_is_an_error(lines, wrong):

@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 from planner.artefacts.graph import Graph, Operator
 from planner.artefacts.sharding import Rule, dim_of, reads
 from planner.model.load import Model
-from planner.operators.parts import HALO, MARKED
+from planner.operators.parts import MARKED
 from planner.operators.parts.attributes import divided
 from planner.operators.parts.line import Cut, MeshAxisGroup
 from planner.support.errors import LaunchError
@@ -78,11 +78,6 @@ def parts_function(
                     f" {node.inputs[0]}, got {own.inputs[place]}"
                 )
             cuts.append(Cut(line(axis), dim))
-    if mark == HALO and len({cut.dim for cut in cuts}) < len(cuts):
-        raise LaunchError(
-            f"operator {operator.name} ({operator.type}): {mark}: expected a dimension to be cut"
-            f" along one axis, got {','.join(rule.inputs[place])}"
-        )
     return Parts(cast(Callable[..., Any], MARKED[mark, operator.type]), tuple(cuts))
 
 
@@ -92,10 +87,10 @@ def _mark(operator: Operator, rule: Rule) -> str | None:
     if not marks:
         return None
     known = sorted(mark for mark, kind in MARKED if kind == operator.type)
-    if len(marks) > 1 or not marks.issubset(known):
+    if not marks.issubset(known):
         raise LaunchError(
             f"operator {operator.name} ({operator.type}): expected one mark among"
-            f" {', '.join(known) or 'none'}, got {', '.join(sorted(marks))}"
+            f" {', '.join(known) or 'none'}, got {', '.join(marks)}"
         )
     return marks.pop()
 

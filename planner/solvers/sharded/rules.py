@@ -41,7 +41,7 @@ def weight_parts(graph: Graph, v: int, rule: AxisRule) -> list[str]:
 
 def rule_beside(axes: Sequence[AxisRule]) -> Rule | None:
     """The rule of an operator that runs by one rule along each axis; None where these do not go
-    together, because two of them cut a dimension of which one cuts blocks.
+    together (`Rule`).
     """
     try:
         return rule_of(map(str, axes))
