@@ -66,8 +66,9 @@ def queues(problem: Problem, view: View) -> tuple[Parts, ...]:
 
 def on_shared_cores(problem: Problem, devices: Sequence[int]) -> Parts | None:
     """The weights where everything waits for everything, as collectives are work for the cores that
-    compute; None where they run beside computations. Processes that share cores are slower than one
-    alone, with the collectives in their passes, too (`costs/actions.py`).
+    compute, or the host waits for each kernel; None where they run beside computations. Processes
+    that share cores are slower than one alone, with the collectives in their passes, too
+    (`costs/actions.py`).
     """
     topology = problem.topology
     if sums_overlap_compute(problem, range(len(topology.devices)), devices):
