@@ -116,12 +116,18 @@ def local_stage(profile: Profile, stage: Stage) -> LocalStage:
         ValueError: if a spec does not divide what it cuts.
     """
     whole = over_replicas(stage, profile.graph)
-    return _local_stage(profile, whole.sharding, _Pass(*(getattr(whole, f) for f in _Pass._fields)))
+    number = {device: i for i, device in enumerate(whole.devices)}
+    groups = tuple(tuple(number[device] for device in group) for group in whole.groups)
+    one = _Pass(whole.operators, groups, whole.recompute, whole.prefetch, whole.recomputed)
+    return _local_stage(profile, whole.sharding, one)
 
 
 class _Pass(NamedTuple):
     """What a local stage follows from, beside its sharding: searches ask for many stages that
     differ in nothing of it.
+
+    Attributes:
+        groups: its devices are numbers, because it does not matter which they are.
     """
 
     operators: tuple[str, ...]

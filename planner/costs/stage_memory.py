@@ -20,7 +20,7 @@ from planner.artefacts.problem import Problem
 from planner.artefacts.profile import Profile, storage_owner
 from planner.artefacts.segments import segments_of
 from planner.artefacts.sharding import dim_of, local_shape
-from planner.artefacts.strategy import Stage, indices_of
+from planner.artefacts.strategy import Stage, in_parts, indices_of
 from planner.artefacts.topology import device_type, hosts_by_name
 from planner.costs.casts import held_private_bytes, kept_casts
 from planner.costs.local_stage import local_stage
@@ -45,6 +45,7 @@ from planner.costs.passes import (
 from planner.costs.update import stepped_bytes, update_copies
 from planner.resharding.over_replicas import over_replicas
 from planner.resharding.sums import ParameterSpecs, parameter_specs
+from planner.support.memo import remembered
 
 
 class StaticBytes(NamedTuple):
@@ -120,13 +121,31 @@ def stage_memory(profile: Profile, stage: Stage, before: Iterable[Stage] = ()) -
             read or make, are there already.
     """
     shared = _touched(profile.graph, (v for one in before for v in indices_of(one, profile.graph)))
+    if not in_parts(stage):
+        own = stage.operators, stage.recompute, stage.recomputed, stage.offloaded
+        return _whole_memory(profile, own, frozenset(shared))
     static, offload = _stage_static_bytes(stage, profile, shared), stage_offload(profile, stage)
-    if over_replicas(stage, profile.graph).sharding is None:
-        indices = indices_of(stage, profile.graph)
-        segments = rerun_operators(segments_of(stage, profile.graph), indices)
-        return _memory(profile, indices, shared, static, segments, offload)
     local = local_stage(profile, stage)
     return _memory(local.profile, local.inside, shared, static, local.segments, offload)
+
+
+@remembered(kept=1024)
+def _whole_memory(
+    profile: Profile,
+    own: tuple[tuple[str, ...], bool, tuple[tuple[str, ...], ...], tuple[tuple[str, ...], ...]],
+    shared: frozenset[str],
+) -> StageMemory:
+    """Of a stage without parts, in which it does not matter where and when it runs.
+
+    Args:
+        own: its operators, and what it runs again and keeps in the host's memory.
+    """
+    operators, recompute, recomputed, offloaded = own
+    stage = Stage(operators, ((0,),), 1, recompute, recomputed=recomputed, offloaded=offloaded)
+    graph, indices = profile.graph, indices_of(stage, profile.graph)
+    segments = rerun_operators(segments_of(stage, graph), indices)
+    static, offload = _stage_static_bytes(stage, profile, shared), stage_offload(profile, stage)
+    return _memory(profile, indices, shared, static, segments, offload)
 
 
 def memory_of(
