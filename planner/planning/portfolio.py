@@ -412,6 +412,12 @@ class Search:
         """What has been answered, by problem, in the order of the asking."""
         return [case.in_order(cut=self._cut) for case in self._cases]
 
+    @property
+    def interrupted(self) -> bool:
+        """Whether the user has ended a search."""
+        every = (answer for case in self._cases for answer in case.answers.values())
+        return any(INTERRUPTED in answer.result.space for answer in every)
+
     def ask(self, problems: Sequence[Problem], names: Sequence[str] | None) -> None:
         """Asks for first answers to problems, of those that were asked before from more solvers.
 

@@ -192,12 +192,15 @@ class _Rounds:
         self._ask(self._between(), self._soon if self._sizes.any else self._names)
         self._ask(self._wide(), self._splitting)
         self._ask(self._promising(given), self._names)
-        self._search.improve()
+        if not self._search.interrupted:
+            self._search.improve()
 
     def _ask(self, sizes: Sequence[int], names: Sequence[str] | None) -> None:
         """Asks solvers about more sizes, but those that have no profile, and those whose lower
-        bound is not below the best plan: they cannot win.
+        bound is not below the best plan: they cannot win. Nothing once the user has had enough.
         """
+        if self._search.interrupted:
+            return
         best, problems = self._best(), list[Problem]()
         for size in sorted(sizes):
             try:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from types import FrameType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from planner.support.brake import Brake
 from planner.support.units import format_seconds
@@ -23,6 +23,11 @@ AGAIN_S = 0.1
 
 also_interrupt: list[Callable[[], object]] = []
 """Called when Ctrl-C ends a watched search: other processes that search at the same time."""
+
+_watches: list["SearchWatch"] = []
+"""Of the searches that run inside each other, the outermost first."""
+_usual: list[Any] = []
+"""What handled Ctrl-C before each of them."""
 
 T = TypeVar("T")
 
@@ -139,8 +144,8 @@ class SearchWatch:
 
 @contextmanager
 def interruptible(watch: SearchWatch) -> Iterator[SearchWatch]:
-    """The first Ctrl-C ends the watched search; the second has its usual effect. Signals reach only
-    the main thread, so in other threads nothing changes.
+    """The first Ctrl-C ends the watched search and those that it is a part of; the second has its
+    usual effect. Signals reach only the main thread, so in other threads nothing changes.
     """
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or before is None:
@@ -148,15 +153,21 @@ def interruptible(watch: SearchWatch) -> Iterator[SearchWatch]:
         return
 
     def heard(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGINT, before)
-        watch.interrupted = True
-        watch.stop()
+        signal.signal(signal.SIGINT, _usual[0])
+        for one in _watches:
+            one.interrupted = True
+            one.stop()
         for interrupt in list(also_interrupt):
             interrupt()
 
     watch.listen = lambda: signal.signal(signal.SIGINT, heard)
     watch.listen()
+    _watches.append(watch)
+    _usual.append(before)
     try:
         yield watch
     finally:
-        signal.signal(signal.SIGINT, before)
+        _watches.remove(watch)
+        _usual.pop()
+        if not (watch.interrupted and _watches):  # what is around it has heard, too
+            signal.signal(signal.SIGINT, before)
