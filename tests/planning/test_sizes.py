@@ -2,6 +2,7 @@
 devices, and any size where the profile is good for that.
 """
 
+import signal
 from dataclasses import replace
 
 import pytest
@@ -16,6 +17,7 @@ from planner.planning.portfolio import compare, portfolio
 from planner.planning.sizes import MAX_WHOLE, _sizes_between, best_over_sizes
 from planner.profilers.interpolate import interpolated
 from planner.reports.plans import comparison_table
+from planner.solvers.intra import solve as intra
 from planner.solvers.registry import SOLVERS
 from planner.solvers.sharded.layout import NOTHING_TO_SPLIT, divisors
 from tests.costs.test_split_bounds import with_rules
@@ -225,6 +227,21 @@ def test_a_size_that_is_pinned_is_the_only_one():
     own = planned(profile, 32, ("zero",), microbatch_size=1)
     assert set(sizes_of(own)) == {1}
     assert "microbatch" in [column.head for column in comparison_table(own.comparison).columns]
+
+
+def test_ctrl_c_ends_the_search_for_other_sizes(monkeypatch):
+    profile, real = growing(), intra.LayoutSearch.make_fit
+    assert len(sizes_of(planned(profile, 64, ("intra-op",)))) > 1
+
+    def interrupted(search, layout):
+        made = real(search, layout)
+        signal.raise_signal(signal.SIGINT)
+        return made
+
+    monkeypatch.setattr(intra.LayoutSearch, "make_fit", interrupted)
+    plans = planned(profile, 64, ("intra-op",))
+    assert len(sizes_of(plans)) == 1
+    assert plans.comparison.best is not None
 
 
 def test_latencies_are_those_of_one_microbatch_so_its_size_stays():
