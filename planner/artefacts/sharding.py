@@ -145,7 +145,7 @@ class Rule:
         if len(marks := {mark for axis in self.axes for mark in axis.marks}) > 1:
             raise ValueError(f"expected one mark, got {', '.join(sorted(marks))}")
         beyond = [k for k, axis in enumerate(self.axes) if HALO in axis.marks]
-        for spec in self.inputs:
+        for spec in self.inputs if beyond else ():
             dims = [dim_of(part) for part in spec]
             if any(dims[k] is not None and dims.count(dims[k]) > 1 for k in beyond):
                 raise ValueError(

@@ -59,7 +59,7 @@ def _budget(problem: Problem, stage: Stage, whole: Stage) -> int | None:
     largest, every = held_ahead_bytes(stage, graph)
     most = every if training.prefetch is None else training.prefetch
     # Copies of all layers to the host's memory may hide all else. Fewer may fit, too.
-    whole = replace(whole, offloaded=()) if whole.offloaded else whole
+    whole = replace(whole, offloaded=())
     budgets = sorted({0, *(min((largest << k) // SMALLEST, most) for k in range(MOST_BUDGETS))})
     if training.prefetch is not None:
         budgets = [most]
@@ -89,7 +89,6 @@ def _in_order_of_need(problem: Problem, stage: Stage) -> Stage:
         return stage
     every = sum(gathered_bytes(stage, graph))
     group = whole.groups[0]
-
     budgets = [None, *(every >> k for k in range(1, MOST_BUDGETS)), 0]
     delays_s = gather_delays_s(problem, stage, (group, group[0]), budgets)
     best, _ = min(delays_s, key=lambda one: one[1])

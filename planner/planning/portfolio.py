@@ -483,8 +483,10 @@ class Search:
 
     def improve(self) -> None:
         """Asks again, as long as work is left; solvers that waited, as long as most of theirs is,
-        whatever the first answers took.
+        whatever the first answers took. Not once the user has had enough.
         """
+        if self.interrupted:
+            return
         todo = [
             (case, name) for case in self._cases for name in case.names if case.may_improve(name)
         ]
@@ -499,7 +501,7 @@ class Search:
             for one, answer in answered.items():
                 kept_s = self._kept_after(one, answer, kept_s)
             todo = [one for one in todo if one not in answered]
-            if _was_interrupted(some, answered):
+            if self.interrupted or len(answered) < len(some):
                 return
         self._leave(todo)
 
@@ -546,12 +548,6 @@ class Search:
         if SOLVERS[name].unreplicated:
             least_s = max(least_s, unreplicated_s(case.problem))
         return best_s <= (1 + GOOD_ENOUGH) * least_s / case.size
-
-
-def _was_interrupted(some: Sequence[_Question], answered: Mapping[_Question, Answer]) -> bool:
-    """Whether Ctrl-C ended one of some questions."""
-    ended = any(INTERRUPTED in answer.result.space for answer in answered.values())
-    return ended or len(answered) < len(some)
 
 
 def _of_a_round(able: Sequence[_Question]) -> list[_Question]:

@@ -192,8 +192,7 @@ class _Rounds:
         self._ask(self._between(), self._soon if self._sizes.any else self._names)
         self._ask(self._wide(), self._splitting)
         self._ask(self._promising(given), self._names)
-        if not self._search.interrupted:
-            self._search.improve()
+        self._search.improve()
 
     def _ask(self, sizes: Sequence[int], names: Sequence[str] | None) -> None:
         """Asks solvers about more sizes, but those that have no profile, and those whose lower

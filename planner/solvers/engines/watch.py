@@ -24,10 +24,9 @@ AGAIN_S = 0.1
 also_interrupt: list[Callable[[], object]] = []
 """Called when Ctrl-C ends a watched search: other processes that search at the same time."""
 
-_watches: list["SearchWatch"] = []
-"""Of the searches that run inside each other, the outermost first."""
-_usual: list[Any] = []
-"""What handled Ctrl-C before each of them."""
+_watches: list[tuple["SearchWatch", Any]] = []
+"""Of the searches that run inside each other, the outermost first, each with what handled Ctrl-C
+before it."""
 
 T = TypeVar("T")
 
@@ -153,21 +152,19 @@ def interruptible(watch: SearchWatch) -> Iterator[SearchWatch]:
         return
 
     def heard(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGINT, _usual[0])
-        for one in _watches:
+        signal.signal(signal.SIGINT, _watches[0][1])
+        for one, _ in _watches:
             one.interrupted = True
             one.stop()
         for interrupt in list(also_interrupt):
             interrupt()
 
     watch.listen = lambda: signal.signal(signal.SIGINT, heard)
+    _watches.append((watch, before))
     watch.listen()
-    _watches.append(watch)
-    _usual.append(before)
     try:
         yield watch
     finally:
-        _watches.remove(watch)
-        _usual.pop()
-        if not (watch.interrupted and _watches):  # what is around it has heard, too
+        if not watch.interrupted or len(_watches) == 1:  # else what is around it has heard, too
             signal.signal(signal.SIGINT, before)
+        _watches.pop()
