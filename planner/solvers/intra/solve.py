@@ -204,7 +204,6 @@ class _Search:
         self._views = [_Looked(view, least_s) for view in views(problem)]
         self._weights = weights_of(problem)
         self._one_queue = len(self._weights) == 1
-        self._is_open = False
 
     def result(self, space: str) -> Result:
         """The answer."""
@@ -274,11 +273,6 @@ class _Search:
 
     def _look(self, one: _Looked) -> None:
         """Goes on with a view."""
-        self._is_open = False
-        self._look_at(one)
-        one.is_open = one.is_open or self._is_open
-
-    def _look_at(self, one: _Looked) -> None:
         if one.bound is None:
             made, limit = self._built(one.view), self._limit_bytes(one.view)
             alike = (other.bound for other in self._views
@@ -287,7 +281,7 @@ class _Search:
             one.bound = Bound(self._problem, made, limit, first)
         elif self._bounded and not one.bound.done:
             work_s = BOUND_SHARE * self._work_s
-            one.bound.raised(lambda program: self._answer(program, self._most_s, work_s))
+            one.bound.raised(lambda program: self._answer(one, program, self._most_s, work_s))
             LOGGER.info("%s x %d: at least %.6g s", one.view.mesh, one.view.replicas, one.bound_s)
         elif one.due is not None:
             self._plans_again(one, one.due)
@@ -308,7 +302,7 @@ class _Search:
             weights = _of_plans(bound.parts)
         one.tried += 1
         limit = self._limit_bytes(one.view)
-        least = self._weighted(made.program(weights, limit, kept=False), weights)
+        least = self._weighted(one, made.program(weights, limit, kept=False), weights)
         if least.picks is None or self._ended:
             one.tried = len(self._weights)
             return
@@ -366,7 +360,7 @@ class _Search:
         cost, found, before = math.inf, None, 0
         for _ in range(1 + LOWERED):
             program = made.program(weights, limit - one.more)
-            answer = _known(program, known) or self._weighted(program, weights)
+            answer = _known(program, known) or self._weighted(one, program, weights)
             if answer.status is Status.INFEASIBLE and one.more > before:
                 one.more = (one.more + before) // 2
                 continue
@@ -396,16 +390,16 @@ class _Search:
         over = (memory[d].total_bytes - limit_bytes(self._problem, used, d) for d in used)
         return round(MARGIN * max(0, *over))
 
-    def _weighted(self, program: ChoiceProgram, weights: Parts) -> Choice:
+    def _weighted(self, one: _Looked, program: ChoiceProgram, weights: Parts) -> Choice:
         """The answer of a program, if a plan may be faster by it than the best one."""
-        return self._answer(program, self._most_s * self._total(weights), self._work_s)
+        return self._answer(one, program, self._most_s * self._total(weights), self._work_s)
 
-    def _answer(self, program: ChoiceProgram, most: float, work_s: float) -> Choice:
+    def _answer(self, one: _Looked, program: ChoiceProgram, most: float, work_s: float) -> Choice:
         """The answer of a program, if it is less than something."""
         answer, taken_s = answered(self._problem, program, work_s, most)
         self._found.work_s += taken_s
         self._in_time = self._in_time and answer.reproducible
-        self._is_open = self._is_open or min(answer.cost, most) > OPEN * answer.bound
+        one.is_open = one.is_open or min(answer.cost, most) > OPEN * answer.bound
         return answer
 
 
