@@ -260,12 +260,13 @@ def _calibrate_by_table(
     """
     from planner.artefacts.measured import read_measured
     from planner.planning.measured import Place, timed_runs
-    from planner.simulator.factors import MIN_RUNS, fit_factors
+    from planner.simulator.factors import FACTORS, MIN_RUNS, fit_factors
 
     rows = read_measured(path)
     if len(rows) < MIN_RUNS:
         raise FileError(
-            f"{path}: expected at least {MIN_RUNS} runs, for 3 factors, got {len(rows)}"
+            f"{path}: expected at least {MIN_RUNS} runs, for {len(FACTORS)} factors,"
+            f" got {len(rows)}"
         )
     if len(topologies) != 1:
         raise OptionError(

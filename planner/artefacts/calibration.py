@@ -7,10 +7,11 @@ alone in f s forward and b s backward with the losses of its outputs, a run is b
     backward: w b (backward + deviation_t) + n loss_backward_s_per_byte
 
 where w is how much faster the whole step was than its operators one by one, because these find
-their inputs and weights in no cache. Each computation takes `launch_s` more. Posting a transfer
-keeps the device for `post_s` and `copy_s_per_byte` per byte, in which its processor copies. The
-route then takes its latency and the time of a share `wire` of the bytes. Factors correct the times
-of sums of gradients and of steps. Each collective inside a stage takes `collectives` times as long
+their inputs and weights in no cache. The times in which the host starts kernels have the factor
+`host`, too. Each computation takes `launch_s` more. Posting a transfer keeps the device for
+`post_s` and `copy_s_per_byte` per byte, in which its processor copies. The route then takes its
+latency and the time of a share `wire` of the bytes. Factors correct the times of sums of gradients
+and of steps. Each collective inside a stage takes `collectives` times as long
 as the topology says, and `collective_s` more, in which devices wait for each other. None of it
 belongs to one stage or one model, so that it holds for models that were not run.
 """
@@ -47,6 +48,7 @@ class Calibration:
         deviations: by type, ascending.
         loss_forward_s_per_byte, loss_backward_s_per_byte: what a loss takes more, per byte of the
             output that it is computed from.
+        host: factor of the times in which the host starts kernels, beside those of all operators.
         launch_s: of each computation.
         post_s: of each send or receive.
         copy_s_per_byte: of each send or receive, per byte.
@@ -68,6 +70,7 @@ class Calibration:
     deviations: tuple[Deviation, ...] = ()
     loss_forward_s_per_byte: float = 0.0
     loss_backward_s_per_byte: float = 0.0
+    host: float = field(default=1.0, metadata=LEFT_OUT_AS_DEFAULT)
     launch_s: float = 0.0
     post_s: float = 0.0
     copy_s_per_byte: float = 0.0
@@ -78,7 +81,7 @@ class Calibration:
     collective_s: float = field(default=0.0, metadata=LEFT_OUT_AS_DEFAULT)
 
     def __post_init__(self) -> None:
-        factors = ("forward", "backward", "sums", "steps", "collectives")
+        factors = ("forward", "backward", "host", "sums", "steps", "collectives")
         others = ("loss_forward_s_per_byte", "loss_backward_s_per_byte", "launch_s", "post_s",
                   "copy_s_per_byte", "wire", "collective_s")  # fmt: skip
         wrong = [

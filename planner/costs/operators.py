@@ -86,7 +86,7 @@ def _calibrated_times(
     return replace(
         alone,
         device_s=scale * alone.device_s * factors + np.outer(per_byte, lost),
-        host_s=scale * alone.host_s * factors,
+        host_s=calibration.host * scale * alone.host_s * factors,
     )
 
 

@@ -130,6 +130,7 @@ def _with_faster_devices(problem: Problem, kind: DeviceType) -> Problem:
             device_type=kind.name,
             forward=known.forward / FASTER,
             backward=known.backward / FASTER,
+            host=known.host * FASTER,  # which is as fast as before
             deviations=tuple(
                 replace(one, forward=one.forward / FASTER, backward=one.backward / FASTER)
                 for one in known.deviations

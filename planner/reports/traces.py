@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 # Corrections of single types of operators that are shown.
 SHOWN_DEVIATION = 0.05
+SAME = 1e-3
+"""A factor is 1, up to this: no run depends on it."""
 
 # ------------------------------------------------------------------ planner compare-trace
 
@@ -140,18 +142,18 @@ def factor_lines(result: "CheckedCalibration") -> tuple[str, ...]:
     from planner.simulator.factors import at_their_least, factors_of
 
     factors, unsure = factors_of(result.calibration), at_their_least(result.calibration)
-    lines = (
+    lines = [
         _errors_line(result),
         f"efficiency: computations have {1 / factors['slowness']:.2f} of the profile's speed",
         f"launch: each computation, sum and step takes {format_seconds(factors['launch'])} more",
         f"network: communication takes {factors['network']:.2f} of its predicted time",
-    )
-    if not unsure:
-        return lines
-    return (
-        *lines,
-        f"at the least that is searched: {', '.join(unsure)}; these runs do not tell it",
-    )
+    ]
+    if abs(factors["host"] - 1) > SAME:
+        lines.append(f"host: it starts kernels in {factors['host']:.2f} of the profile's times")
+    if unsure:
+        those = ", ".join(unsure)
+        lines.append(f"at the least that is searched: {those}; these runs do not tell it")
+    return tuple(lines)
 
 
 def calibrate_json(result: "CheckedCalibration", written: list[str]) -> dict[str, Any]:

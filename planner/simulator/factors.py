@@ -5,9 +5,10 @@ are the same for all runs:
 
     slowness   of computations: 1 over their efficiency, `Calibration.forward` and `backward`
     launch     time of each forward, backward, sum and step more, `launch_s`
+    host       factor of the times in which the host starts kernels, `host` times `forward`
     network    factor of the times of all communication: `collectives`, `sums` and `wire`
 
-The simulated time f of a run is nearly a piecewise linear function of the three factors x, because
+The simulated time f of a run is nearly a piecewise linear function of these factors x, because
 it is a longest path. Around some factors it is
 
     f(x + dx) = f(x) + J dx,    J by differences of simulations
@@ -32,10 +33,10 @@ from planner.simulator.events import run as simulated
 from planner.simulator.traces.calibrate import CheckedCalibration, CheckedRun, regression
 from planner.support.arrays import Floats
 
-FACTORS = ("slowness", "launch", "network")
-MEANS, WIDTHS = np.array([1.0, 0.0, 1.0]), np.array([0.5, 3e-3, 0.5])
-"""Of the factors' priors: a factor, s, and a factor."""
-LEAST, STEPS = np.array([0.1, 0.0, 0.1]), np.array([0.02, 2e-5, 0.02])
+FACTORS = ("slowness", "launch", "host", "network")
+MEANS, WIDTHS = np.array([1.0, 0.0, 1.0, 1.0]), np.array([0.5, 3e-3, 1.0, 0.5])
+"""Of the factors' priors: a factor, s, and two factors."""
+LEAST, STEPS = np.array([0.1, 0.0, 0.1, 0.1]), np.array([0.02, 2e-5, 0.02, 0.02])
 """The least of each factor, and differences by which simulations are repeated."""
 LEAST_ERROR, USUAL_ERROR, MOST_ERROR = 0.002, 0.03, 0.1
 """Relative widths of the error of a run: that of these runs is what a first fit leaves."""
@@ -96,7 +97,8 @@ def fit_factors(runs: Sequence[TimedRun]) -> CheckedCalibration:
 
 def factors_of(calibration: Calibration) -> Mapping[str, float]:
     """The factors of a calibration that was fitted to a table."""
-    found = calibration.forward, calibration.launch_s, calibration.sums
+    host = calibration.host * calibration.forward
+    found = calibration.forward, calibration.launch_s, host, calibration.sums
     return dict(zip(FACTORS, found, strict=True))
 
 
@@ -108,11 +110,12 @@ def at_their_least(calibration: Calibration) -> tuple[str, ...]:
 
 
 def _calibration(factors: Floats, device_type: str) -> Calibration:
-    slowness, launch_s, network = factors.tolist()
+    slowness, launch_s, host, network = factors.tolist()
     return Calibration(
         device_type=device_type,
         forward=slowness,
         backward=slowness,
+        host=host / slowness,
         launch_s=launch_s,
         collectives=network,
         sums=network,
@@ -146,14 +149,14 @@ class _Lines:
         return self._known[key]
 
     def around(self, some: Sequence[int], factors: Floats) -> tuple[Floats, Floats]:
-        """(n,) times of n runs with some factors, and (n, 3) what each factor adds to them."""
+        """(n,) times of n runs with some factors, and (n, f) what each factor adds to them."""
         times_s = np.array([self.simulated_s(i, factors) for i in some])
         longer_s = [[self.simulated_s(i, factors + step) for step in np.diag(STEPS)] for i in some]
         return times_s, (np.array(longer_s) - times_s[:, None]) / STEPS
 
 
 def _fit(lines: _Lines, some: Sequence[int], start: Floats, error: float) -> Floats:
-    """(3,) the factors that fit some runs best.
+    """(f,) the factors that fit some runs best.
 
     Args:
         start: factors to begin with.
@@ -166,7 +169,7 @@ def _fit(lines: _Lines, some: Sequence[int], start: Floats, error: float) -> Flo
         times_s, slopes = lines.around(some, factors)
         off = np.concatenate([(times_s / measured_s - 1) / error, (factors - MEANS) / WIDTHS])
         answers.append((float(off @ off), tuple(factors.tolist())))
-        # What no factor changes, such as the step, is a fourth one that is 1.
+        # What no factor changes, such as the step, is one more that is 1.
         rest_s = times_s - slopes @ factors
         *found, _ = regression(
             np.column_stack([slopes, rest_s]), measured_s, np.full(len(some), error),

@@ -136,8 +136,8 @@ def test_calibrate_finds_the_factors_of_a_table_and_solve_uses_them(folder):
     [
         ("t,d,p,microbatch,batch\n", "runs.csv: expected one of the columns time"),
         ("t,d,p,microbatch,batch,time\n1,1,1,8,8,0 s\n", "runs.csv: line 2: time: expected a time"),
-        ("t,d,p,microbatch,batch,time\n" + 3 * "1,1,1,8,8,1 s\n", "expected at least 4 runs"),
-        ("t,d,p,microbatch,batch,time\n" + 4 * "64,1,1,8,8,1 s\n", "runs.csv: line 2: t 64, d 1"),
+        ("t,d,p,microbatch,batch,time\n" + 4 * "1,1,1,8,8,1 s\n", "expected at least 5 runs"),
+        ("t,d,p,microbatch,batch,time\n" + 5 * "64,1,1,8,8,1 s\n", "runs.csv: line 2: t 64, d 1"),
     ],
 )
 def test_a_wrong_table_changes_no_calibration(folder, text, said):

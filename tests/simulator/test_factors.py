@@ -26,12 +26,22 @@ TRUE = Calibration(
 )  # fmt: skip
 
 
-def timed(seed, cut, num_microbatches=4, known=TRUE):
-    """A run on a machine that is as the calibration says."""
+def timed(seed, cut, num_microbatches=4, known=TRUE, host_s=0.0):
+    """A run on a machine that is as the calibration says.
+
+    Args:
+        host_s: in which the host starts the kernels of an operator, in each direction.
+    """
     slow = cluster([unit_type(bandwidth=1e10)] * 2, bandwidth=2e7, latency=1e-4)
     problem = problem_with(seed, num_microbatches=num_microbatches)
     quick = tuple(
-        replace(one, forward_s=one.forward_s / 10, backward_s=one.backward_s / 10)
+        replace(
+            one,
+            forward_s=one.forward_s / 10,
+            backward_s=one.backward_s / 10,
+            host_forward_s=host_s,
+            host_backward_s=host_s,
+        )
         for one in problem.profile.operators
     )
     profile = replace(problem.profile, operators=quick)
@@ -42,14 +52,16 @@ def timed(seed, cut, num_microbatches=4, known=TRUE):
     return TimedRun(f"{seed} {cut}", f"{seed}", problem, strategy, measured_s)
 
 
-def table(*seeds, known=TRUE):
-    return [timed(seed, cut, count, known)
+def table(*seeds, known=TRUE, host_s=0.0):
+    return [timed(seed, cut, count, known, host_s)
             for seed in seeds for cut in (0, 3, 5) for count in (2, 6)]  # fmt: skip
 
 
 def test_the_factors_are_found_that_the_times_were_made_with():
     found = fit_factors(table(0, 1))
-    assert list(factors_of(found.calibration).values()) == pytest.approx([1.4, 5e-3, 1.8], rel=0.03)
+    assert list(factors_of(found.calibration).values()) == pytest.approx(
+        [1.4, 5e-3, 1.0, 1.8], rel=0.03
+    )
     assert (found.calibration.backward, found.calibration.wire) == (
         found.calibration.forward,
         found.calibration.sums,
@@ -62,8 +74,20 @@ def test_the_factors_are_found_that_the_times_were_made_with():
 
 def test_times_of_the_uncorrected_simulator_need_no_factors():
     found = fit_factors(table(0, 1, known=Calibration()))
-    assert list(factors_of(found.calibration).values()) == pytest.approx([1, 0, 1], abs=1e-3)
+    assert list(factors_of(found.calibration).values()) == pytest.approx([1, 0, 1, 1], abs=1e-3)
     assert found.error_before == 0.0
+
+
+def test_a_slow_host_is_told_from_slow_kernels():
+    """Of some runs the host bounds the passes, of others the device."""
+    known = replace(TRUE, forward=0.8, backward=0.8, host=2.5 / 0.8, launch_s=0.0)
+    runs = [*table(0, known=known, host_s=0.02), *table(1, known=known, host_s=1e-4)]
+    found = fit_factors(runs)
+    assert factors_of(found.calibration) == pytest.approx(
+        {"slowness": 0.8, "launch": 0.0, "host": 2.5, "network": 1.8}, rel=0.03, abs=2e-4
+    )
+    assert found.calibration.host == pytest.approx(2.5 / 0.8, rel=0.05)
+    assert found.error_before > 0.2
 
 
 def test_a_run_is_predicted_by_others():

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import planner
+from planner.artefacts.calibration import Calibration
 from planner.artefacts.plan import Plan
 from planner.artefacts.problem import Problem
 from planner.artefacts.strategy import Strategy
@@ -58,6 +59,18 @@ class Predicted:
 
 
 @dataclass(frozen=True)
+class Planned:
+    """What ran, and what it is predicted to take.
+
+    Attributes:
+        problem: that it is an answer to.
+    """
+
+    problem: Problem
+    plan: Plan
+
+
+@dataclass(frozen=True)
 class LeftOut:
     """A row without a prediction.
 
@@ -84,9 +97,11 @@ def predict(row: Row, folder: Path = FOLDER) -> Predicted | LeftOut:
     if row.network is None:
         return LeftOut(row, "adapters of a rank that is not published", least)
     try:
-        plan, capacities = planned(row, folder)
+        ran = planned(row, folder)
     except PlannerError as error:
         return LeftOut(row, str(error), least)
+    plan, topology = ran.plan, ran.problem.topology
+    capacities = [device_type(topology, d).memory_bytes for d in range(row.num_devices)]
     memories = [one.memory for one in plan.prediction.devices]
     fullest = max(memories, key=lambda memory: memory.total_bytes)
     return Predicted(
@@ -100,13 +115,17 @@ def predict(row: Row, folder: Path = FOLDER) -> Predicted | LeftOut:
     )
 
 
-def planned(row: Row, folder: Path = FOLDER) -> tuple[Plan, list[int]]:
-    """The row's plan, and the memory of each device in bytes.
+def planned(row: Row, folder: Path = FOLDER, calibration: Calibration | None = None) -> Planned:
+    """The row's plan.
+
+    Args:
+        calibration: None for what is assumed.
 
     Raises:
         PlannerError: if the planner has no such plan.
     """
     topology, own = cluster(row), profile(row, folder)
+    known = assumptions.calibration(row) if calibration is None else calibration
     tensor, pipeline, data = row.degrees
     degrees = Megatron(
         tensor_degree=tensor,
@@ -131,26 +150,26 @@ def planned(row: Row, folder: Path = FOLDER) -> tuple[Plan, list[int]]:
             training=training,
             search=planner.Search(switches=(degrees,)),
             solvers=("megatron",),
-            calibration=False,
+            calibration=known,
             time_limit_s=limit_s,
         )
         if plans.plan is not None:
             break
-    capacities = [device_type(topology, d).memory_bytes for d in range(row.num_devices)]
     if plans.plan is None:
         raise PlannerError(plans.comparison.rows[0].reason or "there is no plan")
-    strategy = _as_it_ran(row, plans.problems[-1], plans.plan.strategy)
+    problem = plans.problems[-1]
+    strategy = _as_it_ran(row, problem, plans.plan.strategy)
     if strategy == plans.plan.strategy:
-        return plans.plan, capacities
+        return Planned(problem, plans.plan)
     simulated = planner.simulate(
         replace(plans.plan, strategy=strategy),
         profile=own,
         topology=topology,
         device_memory=UNLIMITED,
-        calibration=False,
+        calibration=known,
     )
     assert simulated.plan is not None
-    return simulated.plan, capacities
+    return Planned(problem, simulated.plan)
 
 
 def _as_it_ran(row: Row, problem: Problem, strategy: Strategy) -> Strategy:
