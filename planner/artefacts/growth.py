@@ -39,6 +39,8 @@ class Work(StrEnum):
     """Kinds of kernels, by what bounds them and how well they are tuned."""
 
     PRODUCT = "product"
+    BATCHED_PRODUCT = "batched product"
+    UNALIGNED_PRODUCT = "batched product of sizes that are no multiples of 8"
     CONVOLUTION = "convolution"
     SMALL_WINDOW = "convolution with a window of 3 or 5 and stride 1"
     FEW_CHANNELS = "convolution with less than 32 channels per group"

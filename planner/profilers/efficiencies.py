@@ -77,6 +77,8 @@ _STREAMING: Mapping[Work, Efficiency] = {
     Work.GATHER: Efficiency(0.05, 0.5, "from memory: rows of a table, in any order"),
 }  # fmt: skip
 
+_AS_PRODUCT = "taken as product"
+
 SINGLE = DeviceFamily(
     launch_s=2e-6,
     launch_source=_LAUNCH,
@@ -87,6 +89,8 @@ SINGLE = DeviceFamily(
         **_STREAMING,
         Work.PRODUCT: Efficiency(0.68, 0.8, "compute: measured, " + _PIPEDREAM + "largest Linear of"
             " VGG-16 at batch 128: 10.6 of 15.7 TFLOP/s; memory: as elementwise"),
+        Work.BATCHED_PRODUCT: Efficiency(0.68, 0.8, _AS_PRODUCT),
+        Work.UNALIGNED_PRODUCT: Efficiency(0.68, 0.8, _AS_PRODUCT),
         Work.CONVOLUTION: Efficiency(0.67, 0.8, "compute: measured, " + _PIPEDREAM + "windows of 1"
             " in ResNeXt-50: 10.5 of 15.7 TFLOP/s both ways; memory: as elementwise"),
         Work.SMALL_WINDOW: Efficiency(1.3, 0.8, "compute: measured, " + _PIPEDREAM + "windows of 3"
@@ -105,6 +109,27 @@ SINGLE = DeviceFamily(
 _SIMUMAX = "measured by SimuMax (github.com/MooreThreads/SimuMax, configs/system/"
 _SIMUMAX_A100 = f"{_SIMUMAX}a100_pcie.json) on an A100-PCIe, "
 _SIMUMAX_B200 = f"{_SIMUMAX}b200_bf16_ceperm.json) on a B200, "
+_COOKBOOK = "measured by EleutherAI (github.com/EleutherAI/cookbook, sizing/results/"
+_SCORES = (
+    f"memory: {_COOKBOOK}transformer_data/h_sweep.out) on an A100, 1.56 TB/s as of AWS p4d (from"
+    " memory): 64 products of 2,048 tokens, one of three into scores, with heads of {}; compute: "
+)
+
+
+def _products(compute: float, source: str) -> Mapping[Work, Efficiency]:
+    """Shares of products of matrices, by that of large ones, and its source."""
+    whole, cut = "128: 0.75 into scores and 0.51 ms from them", "130 to 142: 1.0 and 0.82 ms"
+    return {
+        Work.PRODUCT: Efficiency(compute, 0.9, f"compute: {source}; memory: as copy"),
+        Work.BATCHED_PRODUCT: Efficiency(
+            compute, 0.66, f"{_SCORES.format(whole)}as product; heads of 496 are within 9 % of that"
+        ),
+        Work.UNALIGNED_PRODUCT: Efficiency(
+            0.6 * compute, 0.44, f"{_SCORES.format(cut)}0.6 of products, heads of 490 to 510 there"
+        ),
+    }
+
+
 _SKIPPED = "compute, of all products, of which a causal kernel skips half: "
 
 HALF = DeviceFamily(
@@ -115,8 +140,8 @@ HALF = DeviceFamily(
     host_source=_HOST,
     efficiencies={
         **_STREAMING,
-        Work.PRODUCT: Efficiency(0.79, 0.9, "compute: measured on an H200, an 8192-cubed bfloat16"
-            " product: 770 to 798 of 989 TFLOP/s; memory: as copy"),
+        **_products(0.79, "measured on an H200, an 8192-cubed bfloat16 product: 770 to 798 of 989"
+            " TFLOP/s"),
         Work.CONVOLUTION: Efficiency(0.5, 0.8, "from memory"),
         Work.SMALL_WINDOW: Efficiency(0.5, 0.8, "from memory: tensor cores multiply directly"),
         Work.FEW_CHANNELS: Efficiency(0.02, 0.8, "from memory: too few channels per group"
@@ -130,14 +155,13 @@ HALF = DeviceFamily(
 )  # fmt: skip
 """GPUs in half precision, on tensor cores."""
 
+_TABLE = "ml-engineering's table of Maximum Achievable Matmul FLOPS"
 _BEST = (
-    "compute: the best product in bfloat16 of many shapes ({}; table of Maximum Achievable Matmul"
-    " FLOPS, github.com/stas00/ml-engineering, compute/accelerator) times 0.875, the mean over the"
-    " best shape on an A100-PCIe: 0.71 (SimuMax, a100_pcie.json) of 0.811 (that table); memory: as"
-    " copy"
+    "the best product of many shapes ({}) times 0.875, the mean over the best shape on an"
+    f" A100-PCIe: 0.71 (SimuMax, a100_pcie.json) of 0.811 ({_TABLE})"
 )
 _H100: Mapping[Work, Efficiency] = {
-    Work.PRODUCT: Efficiency(0.7, 0.9, _BEST.format("H100-SXM: 794 of 989 TFLOP/s")),
+    **_products(0.7, _BEST.format(f"bfloat16, H100-SXM: 794 of 989 TFLOP/s, {_TABLE}")),
     Work.CAUSAL_ATTENTION: Efficiency(0.62, 0.8, _SKIPPED + "FlashAttention-3's paper, figure 5,"
         " H100-SXM5: FlashAttention-2, which torch runs, 298 to 319 of 989 TFLOP/s without what is"
         " skipped, at 2,048 and 4,096 tokens and a head of 128; memory: from memory"),
@@ -146,12 +170,13 @@ _H100: Mapping[Work, Efficiency] = {
 }  # fmt: skip
 
 OWN_SHARES: Mapping[str, Mapping[Work, Efficiency]] = {
-    "A100": {Work.PRODUCT: Efficiency(0.76, 0.9, _BEST.format("A100-SXM: 271 of 312 TFLOP/s"))},
+    "V100": _products(0.63, _COOKBOOK + "gemm_data/mm/ksweep_high/v100.out): mean of 73 shapes in"
+        " float16, 79.2 of 125 TFLOP/s"),
+    "A100": _products(0.76, _BEST.format(f"bfloat16, A100-SXM: 271 of 312 TFLOP/s, {_TABLE}")),
     "H100": _H100,
     "H200": _H100,
     "B200": {
-        Work.PRODUCT: Efficiency(0.49, 0.9, "compute: " + _SIMUMAX_B200
-            + "mean of all shapes; memory: as copy"),
+        **_products(0.49, _SIMUMAX_B200 + "mean of all shapes"),
         Work.CAUSAL_ATTENTION: Efficiency(0.71, 0.8, _SKIPPED + _SIMUMAX_B200
             + "mean of all shapes, 0.17 to 1.20; memory: from memory"),
         Work.CAUSAL_ATTENTION_BACKWARD: Efficiency(0.69, 0.8, _SKIPPED + _SIMUMAX_B200
@@ -172,6 +197,8 @@ CPU = DeviceFamily(
     launch_source="measured there: median of 897 views forward, which compute nothing, 4.7 us",
     efficiencies={
         Work.PRODUCT: Efficiency(1.3, 0.66, _FITTED),
+        Work.BATCHED_PRODUCT: Efficiency(1.3, 0.66, _FITTED),
+        Work.UNALIGNED_PRODUCT: Efficiency(1.3, 0.66, _FITTED),
         Work.CONVOLUTION: Efficiency(1.05, 0.2, _FITTED),
         Work.SMALL_WINDOW: Efficiency(1.25, 0.05, _FITTED),
         Work.FEW_CHANNELS: Efficiency(0.92, 0.19, _FITTED),

@@ -18,9 +18,9 @@ from planner.artefacts.growth import Kernel, Work
 
 KINDS: Mapping[Work, frozenset[str]] = {
     Work.PRODUCT: frozenset({
-        "mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "addbmm", "mkldnn_rnn_layer",
-        "mkldnn_rnn_layer_backward",
+        "mm", "addmm", "mv", "addmv", "dot", "mkldnn_rnn_layer", "mkldnn_rnn_layer_backward",
     }),
+    Work.BATCHED_PRODUCT: frozenset({"bmm", "baddbmm", "addbmm"}),
     Work.TRANSCENDENTAL: frozenset({
         "acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "erf", "exp", "expm1",
         "gelu", "gelu_backward", "log", "log1p", "mish", "mish_backward", "pow", "sigmoid", "silu",
@@ -70,6 +70,8 @@ _ALLOCATING = frozenset({
     "empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided",
 })  # fmt: skip
 _ENOUGH_CHANNELS = 32
+_ALIGNED = 8
+"""Elements of 16 bits that a tensor core's kernel loads at once."""
 _MATRIX_TIMES_VECTOR = {"mv": 0, "addmv": 1, "dot": 0}
 """Position of the matrix (or the first vector) in products that torch's table of FLOPs lacks."""
 
@@ -133,7 +135,11 @@ def _work(func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     if "convolution" in name:
         return _convolution(*args[1:] if "backward" in name else args)
     other = Work.UPDATE if func._schema.is_mutable else Work.ELEMENTWISE
-    return _WORK.get(name, other)
+    work = _WORK.get(name, other)
+    if work is Work.BATCHED_PRODUCT:
+        sizes = {size for one in _tensors(args) for size in one.shape[-2:]}
+        return Work.UNALIGNED_PRODUCT if any(size % _ALIGNED for size in sizes) else work
+    return work
 
 
 def _attention(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Work:

@@ -179,7 +179,7 @@ def _stage_columns(plan: Plan) -> tuple[Column[int], ...]:
         Column("", lambda s: s, "stage"),
         Column("devices", lambda s: list(stages[s].devices), "devices", device_runs, left=True),
         Column("", lambda s: _mesh_text(stages[s]), "mesh", left=True, sparse=True),
-        Column("", lambda s: _sharing_text(stages[s]), "in parts", left=True, sparse=True),
+        Column("", lambda s: sharing_text(stages[s]), "in parts", left=True, sparse=True),
         Column("prefetch_bytes", lambda s: stages[s].prefetch, "held ahead", format_bytes,
                sparse=True, gives_way=3),
         Column("num_operators", lambda s: len(stages[s].operators), "operators", gives_way=4),
@@ -238,7 +238,7 @@ def _mesh_text(stage: Stage) -> str:
     return mesh if stage.num_replicas == 1 else f"{mesh}, {stage.num_replicas} replicas"
 
 
-def _sharing_text(stage: Stage) -> str:
+def sharing_text(stage: Stage) -> str:
     """What replicas of a stage keep in parts, such as "ZeRO-3 over 8"; "" where they keep all."""
     if not shared_level(stage):
         return ""

@@ -134,7 +134,8 @@ def counted(kind, *inputs, **how):
     model = model_of(kind, *inputs, **how)
     shapes = {t.name: t.shape for t in (*model.graph.tensors, *model.graph.parameters)}
     i = next(i for i, node in enumerate(model.nodes) if node.name == "it")
-    products = (Work.PRODUCT, Work.CONVOLUTION, Work.SMALL_WINDOW, Work.FEW_CHANNELS)
+    products = (Work.PRODUCT, Work.BATCHED_PRODUCT, Work.UNALIGNED_PRODUCT, Work.CONVOLUTION,
+                Work.SMALL_WINDOW, Work.FEW_CHANNELS)  # fmt: skip
     kernels = (*products, Work.ATTENTION)
     run = sum(one.flops for one in facts(model)[i].kernels if one.work in kernels)
     return flops_of(model.nodes[i], shapes), run

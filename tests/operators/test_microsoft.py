@@ -298,8 +298,8 @@ def test_group_norm_is_that_of_torch_with_channels_last():
 # ---- the products that inspect counts
 
 PRODUCTS = {
-    Work.PRODUCT, Work.CONVOLUTION, Work.SMALL_WINDOW, Work.FEW_CHANNELS, Work.ATTENTION,
-    Work.CAUSAL_ATTENTION,
+    Work.PRODUCT, Work.BATCHED_PRODUCT, Work.UNALIGNED_PRODUCT, Work.CONVOLUTION,
+    Work.SMALL_WINDOW, Work.FEW_CHANNELS, Work.ATTENTION, Work.CAUSAL_ATTENTION,
 }  # fmt: skip
 MULTIPLYING = {
     "Attention", "FusedConv", "FusedGemm", "FusedMatMul", "GroupQueryAttention",

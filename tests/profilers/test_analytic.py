@@ -5,6 +5,7 @@ from math import prod
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,8 +15,9 @@ from planner.artefacts.roofline import rescaled_times
 from planner.artefacts.topology import DeviceType
 from planner.clusters.yaml.read import device_table, shipped_device_type
 from planner.profilers.analytic import analytic, fit_constants, rank_correlation, rescale
-from planner.profilers.efficiencies import CPU, HALF, SINGLE, device_family
+from planner.profilers.efficiencies import CPU, HALF, SINGLE, device_family, rates_of
 from planner.profilers.facts import Facts, facts
+from planner.profilers.kernels import listed
 from planner.profilers.runnable import Stash
 from planner.reports.profile import profile_lines
 from planner.solvers import SOLVERS
@@ -98,8 +100,33 @@ def test_types_of_devices_have_shares_of_their_own(tmp_path):
         for name in ("A100-SXM4-40GB", "A100-SXM4-80GB", "H100-SXM", "B200", "L4")
     }
     assert [one.compute for one in shares.values()] == [0.76, 0.76, 0.7, 0.49, 0.79]
+    on_v100 = device_family(shipped_device_type("V100-SXM2-16GB"), "float16")
+    assert on_v100.efficiencies[Work.PRODUCT].compute == 0.63
     on_a100 = device_family(shipped_device_type("A100-SXM4-80GB"), "float32")
     assert on_a100 is SINGLE  # without tensor cores
+
+
+# Of 64 products of 2,048 tokens into scores, and from them, by the width of a head: TFLOP/s on an
+# A100 (github.com/EleutherAI/cookbook, sizing/results/transformer_data/h_sweep.out).
+SCORES = {
+    128: (91.6, 134.8), 144: (93.3, 127.1), 496: (198.1, 226.4), 504: (191.1, 225.8),
+    134: (70.6, 88.6), 142: (73.7, 89.7), 490: (121.2, 142.9), 510: (129.8, 155.8),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("width", SCORES)
+def test_products_of_attention_take_about_what_was_measured(width):
+    """One of three makes scores; all are priced alike."""
+    options = {"dtype": torch.float16, "device": "meta"}
+    queries, keys = torch.empty(64, 2048, width, **options), torch.empty(64, width, 2048, **options)
+    (kernel,) = listed(lambda: torch.bmm(queries, keys))
+    rates = rates_of(shipped_device_type("A100-SXM4-40GB"), "float16")
+    took_s = max(
+        kernel.flops / rates.flops_per_s[kernel.work], kernel.bytes / rates.bytes_per_s[kernel.work]
+    )
+    into_s, from_s = (kernel.flops / (1e12 * rate) for rate in SCORES[width])
+    assert took_s == pytest.approx((into_s + 2 * from_s) / 3, rel=0.15)
+    assert (kernel.work is Work.UNALIGNED_PRODUCT) == (width % 8 > 0)
 
 
 def test_what_is_bound_by_memory_takes_its_bytes(tmp_path):

@@ -23,10 +23,11 @@ from planner.solvers.intra.build import built
 from planner.solvers.program.problem import Choice
 from planner.solvers.program.solve import solve
 from tests.solvers.test_intra import counted, drawn, stage_of
+from tests.support.builders import islands
 from tests.support.small_splits import given, strategy_of
 from tests.support.split import mlp
 from tests.support.split_models import MODELS, loaded
-from tests.support.split_profiles import problem, profiled
+from tests.support.split_profiles import FAST, problem, profiled
 
 PLANS = 17
 """Random plans on a view; 1,000 in all cases together."""
@@ -83,6 +84,29 @@ def test_no_plan_of_the_space_is_faster_than_the_bound(profiles, name):
             assert longest_s <= 1.000001 * simulated_s
     assert compared > 1000 / 3
     assert min(tightest.values()) > 0.999
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("name", ["mlp", "gpt", "cnn"])
+def test_no_plan_is_faster_whose_parts_lie_over_replicas_of_a_host(profiles, name, overlap):
+    """Their sums are exact in the program: those that are scattered in a host and added up over
+    hosts are the longest queue of some plans.
+    """
+    chance, compared, tightest = random.Random(6), 0, 0.0
+    for num_microbatches, bandwidth in ((4, 1e4), (8, 1e6)):
+        one = problem(profiles[name], 4, num_microbatches, overlap=overlap)
+        topology = islands((2, 2), 10 * bandwidth, bandwidth, kind=FAST, latency=1e-6)
+        one = replace(one, topology=topology)
+        bound_s = intra.solve(one, 2.0).bound_s
+        for made, seconds, simulated_s in random_plans(one, chance):
+            longest_s = max(float(seconds.weighted(queue)) for queue in queues(one, made.view))
+            assert 0 < bound_s <= simulated_s
+            assert longest_s <= 1.000001 * simulated_s
+            if made.view.over:
+                compared += 1
+                tightest = max(tightest, longest_s / simulated_s)
+    assert compared > 10
+    assert tightest > 0.98
 
 
 def with_a_constant():

@@ -24,9 +24,11 @@ import numpy as np
 from planner.artefacts.growth import Kernel, Rates, Work
 from planner.support.arrays import Floats
 
-_CONVOLUTION, _ATTENTION = (2.1, 2.7), (3.0, 4.0)
+_PRODUCT, _CONVOLUTION, _ATTENTION = (2.4, 1.8), (2.1, 2.7), (3.0, 4.0)
 STARTS: Mapping[Work, tuple[float, float]] = {
-    Work.PRODUCT: (2.4, 1.8),
+    Work.PRODUCT: _PRODUCT,
+    Work.BATCHED_PRODUCT: _PRODUCT,
+    Work.UNALIGNED_PRODUCT: _PRODUCT,
     Work.CONVOLUTION: _CONVOLUTION,
     Work.SMALL_WINDOW: _CONVOLUTION,
     Work.FEW_CHANNELS: _CONVOLUTION,

@@ -17,7 +17,7 @@ def sharding_of(
     rules = {operator.name: made.rules[v][picks[v]] for v, operator in enumerate(graph.operators)}
     lies = {name: some[picks[node]] for name, (node, some) in made.lies.items()}
     parameters, gradients, states = (
-        {name: one.at(least, replicated=False) for name, one in lies.items()} for least in (3, 2, 1)
+        {name: one.at(least) for name, one in lies.items()} for least in (3, 2, 1)
     )
     made_by = producers(graph)
     outputs = {}

@@ -74,7 +74,7 @@ class _Builder:
         self.graph, self.blocks = problem.profile.graph, Blocks(problem.profile.graph, blocks)
         self.prices = Prices(problem, view, rounds)
         self.parameters = ParameterTables(self.prices)
-        self.replicated = view.replicas > 1
+        self.replica_axes = len(view.replica_axes)
         self.with_backward = differentiated(self.graph)
         self.priced_as, self.mesh_rules = _strategies(problem.profile, view)
         count = range(len(self.graph.operators))
@@ -94,8 +94,7 @@ class _Builder:
 
     def _with_replicas(self, v: int) -> list[Rule]:
         operator = self.graph.operators[v]
-        return [with_replicas(one, operator, replicated=self.replicated)
-                for one in self.mesh_rules[v]]  # fmt: skip
+        return [with_replicas(one, operator, self.replica_axes) for one in self.mesh_rules[v]]
 
     def _table(self, key: object, make: Callable[[], Any]) -> Any:
         """A table that was made before for the same key."""
@@ -347,8 +346,7 @@ class _Builder:
         n = len(self.view.mesh)
         wanted = [want.spec[:n] for one in asked for want in self._wants(one)]
         specs = comes(name, wanted, self.view)
-        if self.replicated:
-            specs = tuple((*one, OWN) for one in specs)
+        specs = tuple((*one, *[OWN] * self.replica_axes) for one in specs)
         node = self._free_node(len(specs))
         self.made.inputs[name] = node, specs
         return node, tuple(Ends(one, one) for one in specs), specs

@@ -44,7 +44,7 @@ class ParameterTables:
     def __init__(self, prices: Prices) -> None:
         self.prices, self.view = prices, prices.view
         self.graph = prices.problem.profile.graph
-        self.replicated = self.view.replicas > 1
+        self.replica_axes = len(self.view.replica_axes)
 
     def of(
         self, one: Parameter, asked: Asked, wants: Sequence[Sequence[Ends]]
@@ -109,7 +109,7 @@ class ParameterTables:
         n, rows = len(self.view.mesh), []
         for home in homes:
             lies, gradient, stepped = (
-                home.lies.at(least, replicated=self.replicated) for least in (3, 2, 1)
+                home.lies.at(least, self.replica_axes) for least in (3, 2, 1)
             )
             size = parameter_bytes(one, ParameterSpecs(lies, gradient, stepped), self.view.sizes)
             rows.append((
@@ -124,17 +124,17 @@ class ParameterTables:
 
     def _gradient(self, lies: Lies, summed: Sequence[bool]) -> Spec:
         """How the gradient of a parameter lies."""
-        spec = lies.at(2, replicated=self.replicated)
+        spec = lies.at(2, self.replica_axes)
         return tuple("P" if part == "R" and summand else part
                      for part, summand in zip(spec, summed, strict=True))  # fmt: skip
 
     def _sums_s(self, one: Parameter, lies: Lies, summed: Sequence[bool]) -> float:
-        gradient, state = self._gradient(lies, summed), lies.at(1, replicated=self.replicated)
+        gradient, state = self._gradient(lies, summed), lies.at(1, self.replica_axes)
         return self.prices.once_s(one.shape, one.gradient_item_bytes, gradient, state)
 
     def _first_s(self, one: Parameter, home: Home, want: Ends) -> float:
         """To gather a parameter for forwards, and to bring its gradient home."""
-        lies = home.lies.at(3, replicated=self.replicated)
+        lies = home.lies.at(3, self.replica_axes)
         there = self.prices.converted_s(one.shape, ITEM_BYTES[one.dtype], lies, want.spec)
         back = 0.0
         if want.gradient is not None:
@@ -160,7 +160,7 @@ class ParameterTables:
             here and not there for here, there in zip(made, home.summed, strict=True)
         ):
             return Parts(inf)
-        lies = home.lies.at(3, replicated=self.replicated)
+        lies = home.lies.at(3, self.replica_axes)
         normalizes = self.graph.operators[reader.operator].type == "BatchNormalization"
         if lies != want.spec and not one.trainable and (one.state or normalizes):
             return Parts(inf)  # what an operator gives another value lies as it is read

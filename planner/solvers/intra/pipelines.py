@@ -213,12 +213,12 @@ class _Search:
         self, point: Point, cuts: Cuts, splits: Sequence[Split]
     ) -> Priced | None:  # fmt: skip
         """Looks at the plan of stages that are split so."""
-        replicas = point.view.replicas
+        sharing = point.view.sharing
         layout = Layout(
             operators=cuts,
             groups=_groups(self._problem, point),
             shardings=[one.sharding for one in splits],
-            sharing=(replicas, 0) if replicas > 1 else WHOLE,
+            sharing=(sharing, 0) if sharing > 1 else WHOLE,
             levels={name: level for one in splits for name, level in one.levels.items()},
         )
         found = self._found.see(layout)

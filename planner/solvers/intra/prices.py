@@ -90,7 +90,7 @@ class Prices:
         """Of a conversion of a tensor. Nothing changes along replicas that have their own."""
         if old == new:
             return 0.0
-        if old[-1] == new[-1] == OWN:
+        while old[-1] == new[-1] == OWN:
             old, new = old[:-1], new[:-1]
         steps = conversion(shape, item, self.view.sizes[: len(old)], old, new)
         return stage_collectives_s(self.problem, self.view.group, self.view.sizes, steps)
@@ -99,18 +99,21 @@ class Prices:
         """Of a conversion of a parameter or its gradient in a bucket, which is full."""
         if old == new:
             return 0.0
-        steps = conversion(shape, item, self.view.sizes, old, new)
+        sizes = self.view.sizes
+        if len(self.view.replica_axes) == 2 and old[-2:] == ("P", "P") and new[-2:] == ("R", "R"):
+            # What no replica keeps a part of is one sum over all of them.
+            sizes, old, new = (*self.view.mesh, self.view.replicas), old[:-1], new[:-1]
         total = 0.0
-        for step in steps:
+        for step in conversion(shape, item, sizes, old, new):
             if step.kind in LOCAL or not step.bytes:
                 continue
             size = max(step.bytes, self._bucket_bytes)
-            whole = self._collective_s(replace(step, bytes=size))
+            whole = self._collective_s(replace(step, bytes=size), sizes)
             total += whole * step.bytes / size
         return total
 
-    def _collective_s(self, step: Step) -> float:
-        return stage_collectives_s(self.problem, self.view.group, self.view.sizes, [step])
+    def _collective_s(self, step: Step, sizes: tuple[int, ...]) -> float:
+        return stage_collectives_s(self.problem, self.view.group, sizes, [step])
 
     def cast_s(self, one: Parameter, v: int, spec: Spec) -> float:
         """Of a copy in the type of autocast of a weight that is gathered for an operator."""

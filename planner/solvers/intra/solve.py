@@ -86,10 +86,10 @@ NODES_PER_S, PROGRAM_S, ENTRIES_PER_S = 6_000, 0.03, 3 * 10**8
 """Nodes of programs that are built, per second of an ordinary core, seconds for each program, and
 entries per second that its solver looks at, measured on Llama 7B."""
 NOT_YET = "the time limit ended the search before there was a plan"
-PATIENCE, FIRST_S = 2, 5.0
+PATIENCE, FIRST_S, PROMISING = 2, 5.0, 0.8
 """So many times the limit of work are spent as long as there is no plan, or memory is short and
-blocks may run again; without a plan at least so many seconds of an ordinary core, which the first
-one on 64 devices takes."""
+blocks may run again, or a view without a plan has a bound of this part of the best plan; without a
+plan at least so many seconds of an ordinary core, which the first one on 64 devices takes."""
 BUILT_SHARE = 0.5
 """Of the limit of work, behind which a plan is made before more programs are built."""
 
@@ -114,7 +114,8 @@ def solve(
 
 def views(problem: Problem, some: Sequence[int] | None = None) -> Iterator[View]:
     """Devices as replicas of equal meshes, those of more replicas first: meshes of one axis,
-    and of two, the second one inside hosts, where the mesh is or there is one replica.
+    and of two, the second one inside hosts, where the mesh is or there is one replica. Replicas
+    keep parts over all of them, and over those of a host.
 
     Args:
         some: the devices; None for all, host by host.
@@ -126,6 +127,9 @@ def views(problem: Problem, some: Sequence[int] | None = None) -> Iterator[View]
             continue
         left = len(devices) // replicas
         yield View((left,), replicas, devices)
+        within = host // left if host % left == 0 else 1
+        if 1 < within < replicas:
+            yield View((left,), replicas, devices, over=within)
         for inner in divisors(left):
             if 1 < inner < left and host % inner == 0 and (replicas == 1 or host % left == 0):
                 yield View((left // inner, inner), replicas, devices)
@@ -231,11 +235,19 @@ class _Search:
     def _ended(self) -> bool:
         """Whether the user has had enough, or the limit of work is spent."""
         limit_s = self._limit_s
-        if any(one.due is not None for one in self._views):
+        if any(map(self._is_urgent, self._views)):
             limit_s = PATIENCE * limit_s
         if self._found.best_s == math.inf:  # known plans count
             limit_s = max(PATIENCE * self._limit_s, FIRST_S)
         return self._watch.interrupted or self._found.work_s >= limit_s
+
+    def _is_urgent(self, one: _Looked) -> bool:
+        """Whether blocks may run again on a view, or the first plan may be far faster than the best
+        one so far.
+        """
+        built, best_s = one.bound is not None, self._found.best_s
+        promises = built and not one.tried and one.bound_s < PROMISING * best_s < math.inf
+        return one.due is not None or promises
 
     def run(self) -> None:
         """Looks at the views, that with the least bound first."""
@@ -259,12 +271,13 @@ class _Search:
         self._work_s *= DEEPER
         return bool(again)
 
-    def _turn(self, one: _Looked) -> tuple[bool, int, bool, bool, float]:
+    def _turn(self, one: _Looked) -> tuple[bool, bool, int, bool, bool, float]:
         """Smaller is looked at earlier."""
+        over = self._found.work_s >= self._limit_s and not self._is_urgent(one)
         late = not self._found.fitting and self._found.work_s > BUILT_SHARE * self._limit_s
         due = one.due is not None
         later = one.tried > due  # than the first weights of all views of as many axes
-        return late and one.bound is None, len(one.view.mesh), later, due, one.bound_s
+        return over, late and one.bound is None, len(one.view.mesh), later, due, one.bound_s
 
     @property
     def _most_s(self) -> float:
@@ -445,7 +458,7 @@ def _layout(problem: Problem, made: Built, picks: Sequence[int]) -> Layout:
         operators=(tuple(range(len(problem.profile.graph.operators))),),
         groups=[view.groups],
         shardings=[sharding if math.prod(view.mesh) > 1 else None],
-        sharing=(view.replicas, 0) if view.replicas > 1 else WHOLE,
+        sharing=(view.sharing, 0) if view.sharing > 1 else WHOLE,
         levels=levels,
         recomputed=segments_of(made, picks) if made.blocks else None,
     )

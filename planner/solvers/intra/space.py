@@ -3,7 +3,9 @@ and tensors from outside, may lie.
 
 A *view* is a mesh of every replica and, where there are several replicas, one axis more: the
 replicas, each of which has microbatches of its own (`resharding/over_replicas.py`). So data
-parallelism, ZeRO and FSDP are points of the same space as tensor parallelism.
+parallelism, ZeRO and FSDP are points of the same space as tensor parallelism. Where parts are kept
+over some of the replicas, such as those of a host (HSDP), the others are another axis, along which
+nothing is in parts.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -43,12 +45,14 @@ class View:
         replicas: their number.
         devices: replica by replica, each row-major.
         masks: what is allowed along each axis of the mesh; anything where there are none.
+        over: the number of successive replicas that keep parts together; 0 for all.
     """
 
     mesh: tuple[int, ...]
     replicas: int
     devices: tuple[int, ...]
     masks: tuple[Policy, ...] = ()
+    over: int = 0
 
     @property
     def policies(self) -> tuple[Policy, ...]:
@@ -56,9 +60,20 @@ class View:
         return self.masks or (ANYTHING,) * len(self.mesh)
 
     @property
+    def sharing(self) -> int:
+        """The number of replicas that keep parts together."""
+        return self.over or self.replicas
+
+    @property
+    def replica_axes(self) -> tuple[int, ...]:
+        """The sizes of the axes of the replicas, the last one of those that keep parts together."""
+        axes = self.replicas // self.sharing, self.sharing
+        return tuple(size for size in axes if size > 1)
+
+    @property
     def sizes(self) -> tuple[int, ...]:
-        """Of all axes, the replicas the last one."""
-        return (*self.mesh, self.replicas) if self.replicas > 1 else self.mesh
+        """Of all axes, those of the replicas the last ones."""
+        return (*self.mesh, *self.replica_axes)
 
     @cached_property
     def group(self) -> tuple[int, ...]:
@@ -97,17 +112,20 @@ class Lies:
         """The level of whatever it is in parts over."""
         return max(self.level, self.mesh_level)
 
-    def at(self, least: int, *, replicated: bool) -> Spec:
+    def at(self, least: int, replica_axes: int = 0) -> Spec:
         """The spec, with the replicas, of what is in parts from a level on.
 
         Args:
             least: 3 of the parameter, 2 of its gradient, 1 of the state.
-            replicated: whether replicas are an axis.
+            replica_axes: the number of axes of the replicas.
         """
         spec = list(self.spec)
         if self.along is not None and self.mesh_level >= least:
             spec[self.along[0]] = self.along[1]
-        return (*spec, *([CHUNKS if self.level >= least else "R"] if replicated else []))
+        replicas = ["R"] * replica_axes
+        if replicas and self.level >= least:
+            replicas[-1] = CHUNKS
+        return (*spec, *replicas)
 
 
 @remembered(kept=64)
@@ -177,12 +195,10 @@ def _divides(
     return True
 
 
-def with_replicas(rule: Rule, operator: Operator, *, replicated: bool) -> Rule:
-    """The rule with the replicas as an axis."""
-    if not replicated:
-        return rule
+def with_replicas(rule: Rule, operator: Operator, axes: int) -> Rule:
+    """The rule with so many axes of replicas."""
     inputs = (*[OWN] * len(operator.inputs), *["R"] * len(operator.parameters))
-    return Rule((*rule.axes, AxisRule(inputs, (OWN,) * len(operator.outputs))))
+    return Rule((*rule.axes, *axes * [AxisRule(inputs, (OWN,) * len(operator.outputs))]))
 
 
 def lies_of(parameter: Parameter, wanted: Sequence[Spec], view: View) -> tuple[Lies, ...]:

@@ -48,7 +48,7 @@ class Stage:
         """Equal of stages on equal devices with the same program but for its memory."""
         types = self.part.problem.topology.devices
         kinds = tuple(types[d].type for d in self.view.devices)
-        return self.part.key, self.view.mesh, self.view.replicas, kinds, self.rounds
+        return self.part.key, self.view.mesh, self.view.replica_axes, kinds, self.rounds
 
 
 class Split(NamedTuple):
