@@ -215,7 +215,7 @@ OPERATOR_TYPES: dict[str, OperatorType] = {
     "GlobalLpPool": OperatorType("pooling.global_lp_pool"),
     "GlobalMaxPool": OperatorType("pooling.global_max_pool"),
     "Greater": OperatorType("torch.gt"),
-    "GreaterOrEqual": OperatorType("torch.ge"),
+    "GreaterOrEqual": OperatorType("torch.ge", onnx=("GreaterOrEqual", 16)),
     "GridSample": OperatorType("grids.grid_sample"),
     "GroupNormalization": OperatorType(
         "normalization.group_normalization",
@@ -241,7 +241,7 @@ OPERATOR_TYPES: dict[str, OperatorType] = {
     ),
     "LeakyRelu": OperatorType("torch.nn.functional.leaky_relu", names="x alpha"),
     "Less": OperatorType("torch.lt"),
-    "LessOrEqual": OperatorType("torch.le"),
+    "LessOrEqual": OperatorType("torch.le", onnx=("LessOrEqual", 16)),
     "LinearAttention": OperatorType(
         "attention.linear_attention", heads=("q_num_heads", "kv_num_heads")
     ),

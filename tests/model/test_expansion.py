@@ -157,6 +157,14 @@ STEPS = """(float[2, 3] x) => (float[2, 3] y, float[4, 2, 3] all) {{
             k = Tanh(b)  s = Mul(k, scale) }}> }}"""
 
 
+@pytest.mark.parametrize("opset", [12, 15, 16])
+@pytest.mark.parametrize("operator", ["LessOrEqual", "GreaterOrEqual"])
+def test_comparisons_have_shapes_in_all_opsets(loaded, operator, opset):
+    """Before opset 16 they are functions of other operators, without an inference of their own."""
+    body = "(float[2,1,3] x) => (float[2,4,3] y) { b = OPERATOR (x, w) y = Where (b, x, w) }"
+    loaded(body.replace("OPERATOR", operator), opset, w=floats(4, 3))
+
+
 @pytest.mark.parametrize("opset", [11, 13, 18])
 @pytest.mark.parametrize("condition", ["", "yes"])
 def test_a_loop_is_unrolled(loaded, condition, opset):
