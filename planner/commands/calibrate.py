@@ -51,7 +51,8 @@ def calibrate(traces: tuple[Path, ...], runs: Runs, as_json: bool) -> None:
 
     A table of --measured has a line for each run: its degrees (tensor t, data d, pipeline p), the
     samples of a microbatch and of the batch, and the time of an iteration, such as "372 ms". It
-    gives three factors: the efficiency of computations, the time of a launch, and the network's.
+    gives four factors: the efficiency of computations, the time of a launch, the host's, and the
+    network's.
     """
     from planner.reports.traces import calibrate_json, calibrate_table, calibration_lines
 

@@ -1,9 +1,10 @@
 """Plans of `intra-op` on 2 and 4 ranks, and of `inter-op` on 4, train as one process does: a GPT, a
 mixture of experts, and a residual network whose batch normalizations take the statistics of the
-whole microbatch.
+whole microbatch. So do replicas of which pairs keep parts of all levels.
 """
 
 import json
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -29,6 +30,7 @@ from tests.support.split_profiles import problem, profiled
 OPTIONS = {"steps": 3, "learning_rate": 0.05, "every": 3}
 # Microbatches by the number of ranks: one cannot go to replicas.
 MICROBATCHES = {2: 1, 4: 2}
+PAIRS = 4  # ranks, and microbatches, of replicas that keep parts in pairs
 BATCH, SEQUENCE, CLASSES = 8, 16, 12
 
 
@@ -94,6 +96,11 @@ def strategies(model):
             assert [len(stage.devices) for stage in found.stages] == [2, 2]
             assert any(stage.sharding or stage.zero_of for stage in found.stages)
             yield f"piped-{count}", found
+    alone = Stage(names, ((0,),), 1, False)
+    yield "alone-pairs", Strategy((alone,), ScheduleName.ONE_F_ONE_B, PAIRS)
+    levels = {one.name: i % 4 for i, one in enumerate(model.graph.parameters)}
+    pairs = replace(alone, groups=tuple((r,) for r in range(PAIRS)), over=2, zero_of=levels)
+    yield "pairs", Strategy((pairs,), ScheduleName.ONE_F_ONE_B, PAIRS)
 
 
 @pytest.fixture(scope="module")
@@ -124,8 +131,17 @@ def told(tmp_path_factory):
 @pytest.mark.parametrize(("kind", "count"), [*product(["split"], MICROBATCHES), ("piped", 4)])
 @pytest.mark.parametrize("network", NETWORKS)
 def test_losses_and_checkpoints_are_those_of_one_process(told, network, kind, count):
+    assert_same(told, f"{network}-alone-{count}", f"{network}-{kind}-{count}")
+
+
+@pytest.mark.parametrize("network", ["gpt", "mixture"])
+def test_pairs_of_replicas_that_keep_parts_train_as_one_process(told, network):
+    """HSDP, with a level of each parameter's own."""
+    assert_same(told, f"{network}-alone-pairs", f"{network}-pairs")
+
+
+def assert_same(told, alone, split):
     folder, losses = told
-    alone, split = f"{network}-alone-{count}", f"{network}-{kind}-{count}"
     assert losses[split] == pytest.approx(losses[alone], rel=1e-9)
     expected, after = tensors_of(folder / alone), tensors_of(folder / split)
     assert expected.keys() == after.keys()
