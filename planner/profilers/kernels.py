@@ -137,7 +137,7 @@ def _work(func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     other = Work.UPDATE if func._schema.is_mutable else Work.ELEMENTWISE
     work = _WORK.get(name, other)
     if work is Work.BATCHED_PRODUCT:
-        sizes = {size for one in _tensors(args) for size in one.shape[-2:]}
+        sizes = {size for one in _tensors(args) for size in one.shape[-2:]} - {1}  # vectors
         return Work.UNALIGNED_PRODUCT if any(size % _ALIGNED for size in sizes) else work
     return work
 
