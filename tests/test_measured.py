@@ -183,7 +183,7 @@ def test_selective_recomputation_is_of_the_scores(tmp_path):
     )
     assert none.total_bytes > selective.total_bytes > full.total_bytes
     assert none.iteration_s < selective.iteration_s < full.iteration_s
-    (stage, _) = planned(replace(row, recompute="selective"), tmp_path)[0].strategy.stages
+    (stage, _) = planned(replace(row, recompute="selective"), tmp_path).plan.strategy.stages
     assert len(stage.recomputed) == 4
     assert [name.split("_")[0] for name in stage.recomputed[0]] == [
         "h.0.MatMul", "h.0.Softmax", "h.0.LeakyRelu", "h.0.MatMul",
@@ -200,7 +200,7 @@ def test_selective_recomputation_per_operator_keeps_attention_and_the_gate(tmp_p
     llama = Network(Kind.LLAMA, 2, 256, 4, 2, 704, 1000, 64)
     row = replace(ROW, network=llama, degrees=(1, 1, 8), sharing="FSDP", dtype="bfloat16",
                   recompute="selective per operator")  # fmt: skip
-    (stage,) = planned(row, tmp_path)[0].strategy.stages
+    (stage,) = planned(row, tmp_path).plan.strategy.stages
     again = {name for some in stage.recomputed for name in some}
     kept = [name for name in stage.operators if name.startswith("layers.1.") and name not in again]
     assert [name.split("_")[0] for name in kept] == ["layers.1.Attention", "layers.1.MatMul"]
@@ -209,7 +209,7 @@ def test_selective_recomputation_per_operator_keeps_attention_and_the_gate(tmp_p
 
 def test_stages_have_the_same_number_of_layers_however_long_the_logits_take(tmp_path):
     row = replace(ROW, network=replace(GPT, layers=6, vocabulary=50_000), degrees=(2, 2, 2))
-    plan, _ = planned(row, tmp_path)
+    plan = planned(row, tmp_path).plan
     layers = [{name.split(".")[1] for name in stage.operators if name.startswith("h.")}
               for stage in plan.strategy.stages]  # fmt: skip
     assert layers == [{"0", "1", "2"}, {"3", "4", "5"}]
