@@ -77,7 +77,7 @@ _STREAMING: Mapping[Work, Efficiency] = {
     Work.GATHER: Efficiency(0.05, 0.5, "from memory: rows of a table, in any order"),
 }  # fmt: skip
 
-_AS_PRODUCT = "taken as product"
+_ALL_PRODUCTS = Work.PRODUCT, Work.BATCHED_PRODUCT, Work.UNALIGNED_PRODUCT
 
 SINGLE = DeviceFamily(
     launch_s=2e-6,
@@ -87,10 +87,9 @@ SINGLE = DeviceFamily(
     host_source=_HOST,
     efficiencies={
         **_STREAMING,
-        Work.PRODUCT: Efficiency(0.68, 0.8, "compute: measured, " + _PIPEDREAM + "largest Linear of"
-            " VGG-16 at batch 128: 10.6 of 15.7 TFLOP/s; memory: as elementwise"),
-        Work.BATCHED_PRODUCT: Efficiency(0.68, 0.8, _AS_PRODUCT),
-        Work.UNALIGNED_PRODUCT: Efficiency(0.68, 0.8, _AS_PRODUCT),
+        **dict.fromkeys(_ALL_PRODUCTS, Efficiency(0.68, 0.8, "compute: measured, " + _PIPEDREAM
+            + "largest Linear of VGG-16 at batch 128: 10.6 of 15.7 TFLOP/s; memory: as"
+            " elementwise")),
         Work.CONVOLUTION: Efficiency(0.67, 0.8, "compute: measured, " + _PIPEDREAM + "windows of 1"
             " in ResNeXt-50: 10.5 of 15.7 TFLOP/s both ways; memory: as elementwise"),
         Work.SMALL_WINDOW: Efficiency(1.3, 0.8, "compute: measured, " + _PIPEDREAM + "windows of 3"
@@ -155,7 +154,7 @@ HALF = DeviceFamily(
 )  # fmt: skip
 """GPUs in half precision, on tensor cores."""
 
-_TABLE = "ml-engineering's table of Maximum Achievable Matmul FLOPS"
+_TABLE = "table of Maximum Achievable Matmul FLOPS, github.com/stas00/ml-engineering"
 _BEST = (
     "the best product of many shapes ({}) times 0.875, the mean over the best shape on an"
     f" A100-PCIe: 0.71 (SimuMax, a100_pcie.json) of 0.811 ({_TABLE})"
@@ -196,9 +195,7 @@ CPU = DeviceFamily(
     launch_s=EMPTY_KERNEL_S,
     launch_source="measured there: median of 897 views forward, which compute nothing, 4.7 us",
     efficiencies={
-        Work.PRODUCT: Efficiency(1.3, 0.66, _FITTED),
-        Work.BATCHED_PRODUCT: Efficiency(1.3, 0.66, _FITTED),
-        Work.UNALIGNED_PRODUCT: Efficiency(1.3, 0.66, _FITTED),
+        **dict.fromkeys(_ALL_PRODUCTS, Efficiency(1.3, 0.66, _FITTED)),
         Work.CONVOLUTION: Efficiency(1.05, 0.2, _FITTED),
         Work.SMALL_WINDOW: Efficiency(1.25, 0.05, _FITTED),
         Work.FEW_CHANNELS: Efficiency(0.92, 0.19, _FITTED),

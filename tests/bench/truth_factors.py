@@ -1,7 +1,7 @@
 """Factors of vTrain's runs with one host that `truth.py` does not judge by (a few minutes).
 
     python -m tests.bench.truth_factors
-    python -m tests.bench.truth_factors --source vtrain-multi --each 3
+    python -m tests.bench.truth_factors --each 5
 
 They are those of `planner calibrate --measured`, with each model left out in turn, and say what
 Megatron-LM's host takes over that of computed profiles (`tests/support/measured/assumptions.py`).
@@ -13,7 +13,7 @@ from planner.artefacts.calibration import UNCALIBRATED
 from planner.reports.traces import factor_lines
 from planner.simulator.factors import TimedRun, fit_factors
 from tests.support.measured.predict import planned
-from tests.support.measured.rows import TABLES, Row, rows
+from tests.support.measured.rows import Row, rows
 from tests.support.measured.sample import sampled
 
 SOURCE = "vtrain-single"
@@ -30,10 +30,9 @@ def timed(row: Row) -> TimedRun:
 def main() -> None:
     """Prints the factors, and each run without and with them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--source", default=SOURCE, choices=TABLES)
     parser.add_argument("--each", type=int, default=EACH, metavar="N", help="of the rows left")
     options = parser.parse_args()
-    every = [row for row in rows() if row.source == options.source and not row.lacks]
+    every = [row for row in rows() if row.source == SOURCE and not row.lacks]
     judged = sampled(every)
     left = [row for row in every if row not in judged][:: options.each]
     found = fit_factors([timed(row) for row in left])
