@@ -376,5 +376,17 @@ def test_gains_of_a_split_plan_are_those_of_the_changed_cluster():
     assert -0.4 < device.change < -0.1
 
 
+def test_faster_devices_gain_nothing_where_their_host_is_late():
+    """It starts kernels as fast as before."""
+    base = profile_of(graph_of([[]]), [1.0])
+    late = tuple(
+        replace(one, host_forward_s=5.0, host_backward_s=9.0) for one in base.operators
+    )  # fmt: skip
+    topology = cluster([unit_type()] * 2, bandwidth=1e3)
+    problem = problem_of(replace(base, operators=late), topology, num_microbatches=2)
+    gains = {one.kind: one for one in sensitivity(problem, data_parallel(problem, 2))}
+    assert gains["device type"].change == pytest.approx(0.0, abs=1e-9)
+
+
 def test_hierarchies_of_the_builders_have_places_too():
     assert network_switch(hierarchy([2, 2], [1e9, 1e9])) is None
