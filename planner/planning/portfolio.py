@@ -16,6 +16,7 @@ from planner.artefacts.problem import Problem, Result, Status
 from planner.artefacts.profile import Source, has_rules
 from planner.artefacts.strategy import Strategy
 from planner.costs.bounds import lower_bound_s, memory_shortage, unreplicated_s
+from planner.costs.transfers import allreduce_s
 from planner.planning.beside import beside
 from planner.planning.joint import Joined, joined
 from planner.planning.judge import (
@@ -31,6 +32,7 @@ from planner.planning.judge import (
 from planner.planning.pins import violated_pin, with_pinned_types
 from planner.solvers.engines.watch import INTERRUPTED
 from planner.solvers.registry import SOLVERS, portfolio
+from planner.solvers.sharded.layout import host_by_host, smallest_host
 from planner.support.brake import TIMES, Brake, braked, stopwatch
 from planner.support.errors import OptionError
 from planner.support.units import format_seconds
@@ -47,6 +49,8 @@ PROCESSES = 2
 FIRST_JUDGED_S = 0.1
 # The share of the limit that first answers leave to solvers that wait for them, if any do.
 WAITING = 0.3
+# Sums over all devices that count as fast as those over a host, by their time over that, and size.
+FAST_NETWORK, SUM_BYTES = 2.0, 10**9
 # Questions that take less work, or about smaller graphs, are not worth a process.
 LEAST_BESIDE_S, FEW_OPERATORS = 0.5, 100
 
@@ -305,6 +309,8 @@ class _Case:
         answers: theirs, by name.
         results: of solvers, from which others start.
         left: solvers whose first answer no work was left to improve.
+        at_once: whether solvers that wait are asked at once, because all do that are asked about
+            any problem.
     """
 
     problem: Problem
@@ -315,6 +321,7 @@ class _Case:
     answers: dict[str, Answer] = field(default_factory=dict)
     results: dict[str, Result] = field(default_factory=dict)
     left: tuple[str, ...] = ()
+    at_once: bool = False
 
     @property
     def known(self) -> tuple[Strategy, ...]:
@@ -332,6 +339,11 @@ class _Case:
         """The samples that the objective's figure is for."""
         return samples_in(self.problem.training.objective, self.problem.profile.microbatch_size)
 
+    @property
+    def samples(self) -> int:
+        """In a microbatch."""
+        return self.problem.profile.microbatch_size
+
     def value_s(self, name: str) -> float:
         """The objective of a solver's plan, to compare it with other sizes; inf without one."""
         verdict = self.answers[name].fitting
@@ -347,8 +359,7 @@ class _Case:
     @property
     def waiting(self) -> tuple[str, ...]:
         """The solvers that are asked after others (`Solver.waits`)."""
-        some = tuple(name for name in self.names if SOLVERS[name].waits)
-        return some if len(some) < len(self.names) else ()
+        return () if self.at_once else tuple(name for name in self.names if SOLVERS[name].waits)
 
     def may_improve(self, name: str) -> bool:
         """Whether a solver may have a better answer than it has, if it is given work."""
@@ -445,11 +456,12 @@ class Search:
 
     def _case(self, problem: Problem, names: Sequence[str] | None) -> _Case:
         """The case of a problem, which may have been asked before, with solvers to ask."""
-        for case in self._cases:
-            if case.problem.profile is problem.profile:
-                case.names = tuple(dict.fromkeys((*_checked(problem, names), *case.names)))
-                return case
-        return _case(problem, names)
+        found = [one for one in self._cases if one.problem.profile is problem.profile]
+        case = found[0] if found else _case(problem, names)
+        case.names = tuple(dict.fromkeys((*_checked(problem, names), *case.names)))
+        every = {name for one in (*self._cases, case) for name in one.names}
+        case.at_once = all(SOLVERS[name].waits for name in every)
+        return case
 
     def _first_answers(
         self, case: _Case, left_s: float
@@ -496,7 +508,7 @@ class Search:
             left_s, able = max(self._left_s, kept_s), self._able(todo)
             if left_s <= 0 or not able or self._cut:
                 break
-            some = _of_a_round(sorted(able, key=_promise))
+            some = _of_a_round(sorted(able, key=self._promise))
             answered = self._round(some, left_s)
             for one, answer in answered.items():
                 kept_s = self._kept_after(one, answer, kept_s)
@@ -504,6 +516,21 @@ class Search:
             if self.interrupted or len(answered) < len(some):
                 return
         self._leave(todo)
+
+    def _promise(self, question: _Question) -> tuple[float, float, float]:
+        """Smaller is more promising: the plan of the first answer or, without one, what the solver
+        may find; then the size nearest to `wide_size` for a solver that has the plans of smaller
+        ones, too; then the bound.
+        """
+        case, name = question
+        solver, value_s, distance = SOLVERS[name], case.value_s(name), 0.0
+        if not math.isfinite(value_s):
+            best_s = case.best_s
+            if solver.wide:
+                best_s = min(one.best_s for one in self._cases if one.samples <= case.samples)
+                distance = abs(math.log(case.samples / wide_size(case.problem)))
+            value_s = solver.may_find_s(case.asked.problem, best_s * case.size) / case.size
+        return value_s, distance, case.lower_bound_s / case.size
 
     def _leave(self, todo: Sequence[_Question]) -> None:
         """Tells the cases which questions are left."""
@@ -550,6 +577,16 @@ class Search:
         return best_s <= (1 + GOOD_ENOUGH) * least_s / case.size
 
 
+def wide_size(problem: Problem) -> int:
+    """The number of devices between which samples of a microbatch are split best: those of a host,
+    or all where sums over them take less than `FAST_NETWORK` times as long.
+    """
+    topology, host = problem.topology, smallest_host(problem)
+    some, every = host_by_host(problem)[:host], range(len(topology.devices))
+    host_s, all_s = (allreduce_s(topology, tuple(one), SUM_BYTES) for one in (some, every))
+    return len(every) if all_s < FAST_NETWORK * host_s else host
+
+
 def _of_a_round(able: Sequence[_Question]) -> list[_Question]:
     """The questions of a round: the most promising, and the next one after it, if there is any of
     a solver that waited where the first one's did not, or the other way round. Threads come first.
@@ -563,17 +600,6 @@ def _of_a_round(able: Sequence[_Question]) -> list[_Question]:
     return sorted(
         [first, *others[: PROCESSES - 1]], key=lambda one: not SOLVERS[one[1]].has_threads
     )
-
-
-def _promise(question: _Question) -> tuple[float, float]:
-    """Smaller is more promising: the plan of the first answer or, without one, what the solver may
-    find; then the bound.
-    """
-    case, name = question
-    value_s = case.value_s(name)
-    if not math.isfinite(value_s):
-        value_s = SOLVERS[name].may_find_s(case.asked.problem, case.best_s * case.size) / case.size
-    return value_s, case.lower_bound_s / case.size
 
 
 def _asked(

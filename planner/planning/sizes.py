@@ -4,7 +4,9 @@ Pipelines like small microbatches, which keep all stages busy. What splits or re
 likes large ones: what moves per microbatch, such as the parameters that ZeRO gathers, then moves
 less often. The rounds of the search:
 
-    1  the sizes profiled, by all solvers
+    1  the sizes profiled, by all solvers; where the profile is good for any size, one with a sample
+       for each device of a host, or of all where they are linked as fast, by solvers whose plans
+       have replicas as meshes (`Solver.wide`), which begin there if no others are asked
     2  where the profile is good for any size: twice, four times .. the largest of them, and a half,
        a quarter .. of the smallest, by scouts, which are solvers that answer soon, and in the last
        round by those that wait for plans to beat
@@ -31,7 +33,7 @@ from planner.artefacts.profile import Profile, has_rules
 from planner.costs.bounds import lower_bound_s
 from planner.planning.judge import samples_in
 from planner.planning.plans import Plans
-from planner.planning.portfolio import Answers, Rank, Search, comparison
+from planner.planning.portfolio import Answers, Rank, Search, comparison, wide_size
 from planner.planning.problems import sizes_for
 from planner.planning.refine import Measure, refine
 from planner.profilers.interpolate import interpolated, span
@@ -167,6 +169,8 @@ class _Rounds:
         self._soon = [*dict.fromkeys((*self._scouts, *waiting))]
         self._all_are_scouts = len(self._scouts) == len(known)
         self._splitting = [name for name in known if SOLVERS[name].splits_samples]
+        self._wide_ones = [name for name in known if SOLVERS[name].wide and sizes.any]
+        self._all_are_wide = len(self._wide_ones) == len(known)
         self.notes: list[str] = []
 
     @property
@@ -185,7 +189,10 @@ class _Rounds:
         Args:
             given: the sizes of the first one.
         """
+        if self._all_are_wide:
+            self._ask(self._wide_size(), self._names)
         self._ask(given, self._names)
+        self._ask(self._wide_size(), self._wide_ones)
         if self._sizes.any:
             self._scout(max(given), growing=True)
             self._scout(min(given), growing=False)
@@ -241,6 +248,13 @@ class _Rounds:
             worse = worse + 1 if self._best_by_scout() == before else 0
             if growing and size in self._by_size and self._by_size[size].best_rank is None:
                 return
+
+    def _wide_size(self) -> list[int]:
+        """The size nearest to `wide_size`, if anyone is asked at it."""
+        if not self._wide_ones:
+            return []
+        wide = wide_size(self._sizes.first)
+        return [min(self._sizes.all, key=lambda n: (abs(math.log(n / wide)), n))]
 
     def _between(self) -> list[int]:
         """The sizes of the third round."""

@@ -74,6 +74,8 @@ class Solver:
             profile has rules for that, unless it is named.
         splits_samples: whether it splits the samples of a microbatch over devices, and is asked for
             microbatches with samples for all of them, too.
+        wide: whether replicas with smaller microbatches are plans of its own, too, as meshes that
+            split samples: it is asked first with a sample for each device of a host.
         is_scout: whether it is asked first at sizes of the microbatch that were not profiled: its
             answer takes little, and shows whether others are worth asking.
         synchronous: why it has no answer under an asynchronous schedule; "" if it may have one.
@@ -98,6 +100,7 @@ class Solver:
     without_memory: str | None = None
     needs_rules: bool = False
     splits_samples: bool = False
+    wide: bool = False
     is_scout: bool = False
     synchronous: str = ""
 
@@ -225,6 +228,7 @@ SOLVERS: Mapping[str, Solver] = {
         starts_from=(),
         needs_rules=True,
         splits_samples=True,
+        wide=True,
         synchronous=SPLITS_OPERATORS,
     ),
     "inter-op": Solver(
