@@ -66,8 +66,10 @@ BESIDE_TOO, WAITS = 0.1, 0.4
 weight of what an operator waits for right behind the one before: little runs beside that."""
 LOWERED = 4
 """Times that the limit of memory is lowered, at most."""
-SHORT = 1.02
-"""Where the stash makes an answer so many times dearer, one is tried whose blocks may run again."""
+SHORT, DEAR = 1.02, 1.2
+"""Where the stash makes an answer so many times dearer, one is tried whose blocks may run again;
+where it is the second, before other weights are.
+"""
 MARGIN = 1.02
 """By how much more than what a plan takes beyond the limit."""
 OPEN, DEEPER = 1.02, 4
@@ -154,6 +156,7 @@ class _Looked:
         more: bytes that plans on it take beyond those that a program counts.
         tried: number of weights for which plans were made on it, or need not be.
         due: the last ones, if blocks may run again for them; None if that was tried or need not be.
+        is_short: whether plans that fit are `DEAR` for these unless blocks do.
         is_open: whether a program had too little work since it was looked at again.
     """
 
@@ -164,6 +167,7 @@ class _Looked:
     more: int = 0
     tried: int = 0
     due: Parts | None = None
+    is_short: bool = False
     is_open: bool = False
 
     @property
@@ -247,7 +251,11 @@ class _Search:
         """
         built, best_s = one.bound is not None, self._found.best_s
         promises = built and not one.tried and one.bound_s < PROMISING * best_s < math.inf
-        return one.due is not None or promises
+        return self._is_due(one) or promises
+
+    def _is_due(self, one: _Looked) -> bool:
+        """Whether blocks may run again on a view next, and other weights come later."""
+        return one.due is not None and (one.is_short or one.tried == len(self._weights))
 
     def run(self) -> None:
         """Looks at the views, that with the least bound first."""
@@ -276,7 +284,8 @@ class _Search:
         over = self._found.work_s >= self._limit_s and not self._is_urgent(one)
         late = not self._found.fitting and self._found.work_s > BUILT_SHARE * self._limit_s
         due = one.due is not None
-        later = one.tried > due  # than the first weights of all views of as many axes
+        # Than the first weights of all views of as many axes.
+        later = one.tried > self._is_due(one)
         return over, late and one.bound is None, len(one.view.mesh), later, due, one.bound_s
 
     @property
@@ -296,7 +305,7 @@ class _Search:
             work_s = BOUND_SHARE * self._work_s
             one.bound.raised(lambda program: self._answer(one, program, self._most_s, work_s))
             LOGGER.info("%s x %d: at least %.6g s", one.view.mesh, one.view.replicas, one.bound_s)
-        elif one.due is not None:
+        elif one.due is not None and self._is_due(one):
             self._plans_again(one, one.due)
         else:
             self._plans(one, one.bound)
@@ -313,19 +322,19 @@ class _Search:
         made, weights = bound.made, self._weights[one.tried]
         if not one.tried and bound.parts is not None and not self._one_queue:
             weights = _of_plans(bound.parts)
-        one.tried += 1
         limit = self._limit_bytes(one.view)
         least = self._weighted(one, made.program(weights, limit, kept=False), weights)
         if least.picks is None or self._ended:
             one.tried = len(self._weights)
             return
+        one.tried += 1
         if self._runs_again and self._blocks:
             one.again = one.again or self._built(one.view, self._blocks[0])
             found = self._tried(one, one.again, weights)
         else:
             found = self._tried(one, made, weights, least.picks)
             if found.cost > SHORT * least.cost:
-                one.due = weights
+                one.due, one.is_short = weights, found.cost > DEAR * least.cost
                 if self._may_wait:
                     self._fitted(self._found.see(_layout(self._problem, made, least.picks)))
                 return
