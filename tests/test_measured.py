@@ -1,5 +1,6 @@
 """Published iterations as rows, the planner's predictions of them, and their marks."""
 
+import itertools
 from collections import Counter
 from dataclasses import replace
 from math import prod
@@ -267,9 +268,13 @@ def test_a_large_source_is_sampled_by_whole_questions():
     assert sampled([*rows, *small], most=20) == [*rows, *small]
 
 
-def predicted(measured_s, predicted_s, *, batch=16, memory=None, fits=True):
-    """A prediction of a made row."""
-    row = replace(ROW, iteration_s=measured_s, batch=batch, memory_bytes=memory)
+DEGREES = itertools.count(100)
+
+
+def predicted(measured_s, predicted_s, *, batch=16, memory=None, fits=True, degree=None):
+    """A prediction of a made row, of a plan of its own unless the tensor degree says which."""
+    degrees = (degree or next(DEGREES), *ROW.degrees[1:])
+    row = replace(ROW, iteration_s=measured_s, batch=batch, memory_bytes=memory, degrees=degrees)
     return Predicted(row, predicted_s, 0.9, 0.805, 10, 12, fits)
 
 
@@ -289,6 +294,14 @@ def test_scores_are_those_worked_out_by_hand():
     assert one.memory == pytest.approx((12 / 10 + 12 / 6) / 2)
 
 
+def test_a_plan_that_was_measured_twice_has_no_order_with_itself():
+    twice = [predicted(1.0, 1.1, degree=1), predicted(1.2, 1.1, degree=1)]
+    assert (score(twice).pairs, score(twice).regret) == (0, pytest.approx(0.0))
+    one = score([*twice, predicted(1.01, 1.2, degree=2)])
+    assert (one.pairs, one.in_order) == (1, 0)  # with the slow one
+    assert one.regret == pytest.approx(1.1 / 1.01 - 1)
+
+
 def test_memory_that_was_allocated_is_compared_without_the_reserve():
     one = predicted(1.0, 1.0, memory=5.0)
     assert one.memory_ratio == pytest.approx(12 / 5)
@@ -296,7 +309,7 @@ def test_memory_that_was_allocated_is_compared_without_the_reserve():
 
 
 def test_tables_have_a_line_for_each_source_and_for_each_row():
-    some = [predicted(1.0, 1.1, memory=10e9, fits=False), predicted(0.5, 0.5)]
+    some = [predicted(1.0, 1.1, memory=10e9, fits=False, degree=2), predicted(0.5, 0.5)]
     for i, changed in enumerate(({"source": "vtrain-multi"}, {"source": "other", "known": False})):
         some[i] = replace(some[i], row=replace(some[i].row, **changed))
     lines = [line.split(" | ") for line in page.sources(some).splitlines()[2:]]

@@ -5,7 +5,8 @@
   its loss of the next sentence is left out.
 - Attention is one kernel that makes no scores, but in the runs of `UNFUSED`, which are older than
   such kernels in their systems: there two products and a softmax read and write the scores of all
-  pairs of tokens, with scale and mask inside of other kernels.
+  pairs of tokens, with scale and mask inside of other kernels; but in those of `MASKED` kernels of
+  their own, in float32, where matrices of scores are no multiple of `TOGETHER`.
 - Elements of hidden states and of attention are dropped out in the runs of `DROPPED`. A LeakyRelu,
   which moves about as many bytes, stands for each Dropout, because that cannot be split.
 - GPT and Llama have parameters, activations and gradients in the row's type, and float32 copies of
@@ -61,6 +62,12 @@ GPTNeoParallelAttention of its Megatron-DeepSpeed).
 DROPPED = UNFUSED - {"gpt-neox", "sailor-gh200"}
 """Megatron-LM's default; GPT-NeoX's configuration has none (arXiv 2204.06745), and Sailor's models
 drop out no shares of attention.
+"""
+
+MASKED, TOGETHER = UNFUSED - {"sailor-gh200"}, 4
+"""Sources whose kernel for scale, mask and softmax takes so many matrices of scores at a time, and
+else leaves them to PyTorch's kernels, in float32 (Megatron-LM, `is_kernel_available` of
+megatron/model/fused_softmax.py, and `attention_softmax_in_fp32`, which is on by default there).
 """
 
 FLOAT32_GRADIENTS = frozenset({"mt-nlg", "nemo-launcher", "megatron-core-h100", "simumax-b200"})
@@ -195,11 +202,13 @@ def network(row: Row) -> Network:
     assert row.network is not None
     if row.network.kind not in (Kind.GPT, Kind.LLAMA) or row.source in AUTOCAST:
         return row.network
+    heads = row.network.heads // row.degrees[0]
     return replace(
         row.network,
         dtype=row.dtype,
         fused=row.source not in UNFUSED,
         dropped=row.source in DROPPED,
+        masked=row.source in MASKED and heads * row.microbatch % TOGETHER > 0,
     )
 
 

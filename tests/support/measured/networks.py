@@ -47,6 +47,7 @@ class Network:
         dtype: of its weights and activations.
         fused: whether attention is one kernel; otherwise a GPT makes, keeps and reads its scores.
         dropped: whether a GPT pays for dropout behind each branch, and in unfused attention.
+        masked: whether unfused attention scales and masks scores in float32, a kernel each.
     """
 
     kind: Kind
@@ -64,6 +65,7 @@ class Network:
     dtype: str = "float32"
     fused: bool = True
     dropped: bool = False
+    masked: bool = False
 
     @property
     def dims(self) -> dict[str, int]:
@@ -185,7 +187,8 @@ def _attention(flow: Flow, hidden: str, network: Network, is_causal: int = 1) ->
 
 def _unfused_attention(flow: Flow, hidden: str, network: Network) -> str:
     """Products and a softmax, as Megatron-LM runs them without flash attention: scale and mask are
-    part of other kernels (class ParallelAttention of its version 2.5).
+    part of other kernels (class ParallelAttention of its version 2.5), or kernels of their own, for
+    which a product and a LeakyRelu stand (class FusedScaleMaskSoftmax).
     """
     width, heads = network.width, network.heads
     apart = flow.constant("apart", np.array([0, 0, heads, width // heads]))
@@ -194,7 +197,14 @@ def _unfused_attention(flow: Flow, hidden: str, network: Network) -> str:
                  perm=perm)
         for name, perm in (("q", [0, 2, 1, 3]), ("k", [0, 2, 3, 1]), ("v", [0, 2, 1, 3]))
     )  # fmt: skip
-    shares = flow.add("Softmax", flow.add("MatMul", query, key), axis=-1)
+    scores = flow.add("MatMul", query, key)
+    if network.masked:
+        scores = flow.add("Cast", scores, to=TensorProto.FLOAT)
+        scale = flow.constant("scale", np.array(0.1, np.float32))
+        scores = flow.add("LeakyRelu", flow.add("Mul", scores, scale))
+    shares = flow.add("Softmax", scores, axis=-1)
+    if network.masked:
+        shares = flow.add("Cast", shares, to=network.onnx_type)
     mixed = flow.add("MatMul", _dropped(flow, shares, network), value)
     mixed = flow.add("Transpose", mixed, perm=[0, 2, 1, 3])
     joined = flow.constant("joined", np.array([0, 0, width]))

@@ -69,6 +69,18 @@ class Row:
         """
         return self.source, self.network, self.device, self.num_devices, self.batch
 
+    @property
+    def plan(self) -> tuple[object, ...]:
+        """Answers to a question with an equal one are the same plan, measured several times."""
+        return (
+            self.degrees,
+            self.microbatch,
+            self.sharing,
+            self.recompute,
+            self.dtype,
+            self.compiled,
+        )
+
 
 def rows(folder: Path = FOLDER) -> list[Row]:
     """All rows of the tables.
