@@ -8,8 +8,8 @@ from statistics import fmean, median
 from tests.support.measured.predict import LeftOut, Predicted
 
 CLEAR = 0.05
-"""Plans whose measured times differ by less than this share of the shorter one have no order; nor has
-a plan that was measured twice with itself.
+"""Plans whose measured times differ by less than this share of the shorter one have no order; nor
+has a plan that was measured twice with itself.
 """
 
 
