@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import pytest
 
+import planner
 from planner.artefacts.options import Objective, Optimizer
 from planner.artefacts.profile import BatchNorm, Source
 from planner.costs.bounds import lower_bound_s
 from planner.planning import beside as processes
 from planner.planning import portfolio as judging
 from planner.planning.judge import comparable_s, objective_s, samples_in
-from planner.planning.portfolio import compare, portfolio
+from planner.planning.portfolio import compare, portfolio, wide_size
 from planner.planning.sizes import MAX_WHOLE, _sizes_between, best_over_sizes
 from planner.profilers.interpolate import interpolated
 from planner.reports.plans import comparison_table
@@ -156,6 +157,33 @@ def test_solvers_that_wait_are_asked_at_the_best_size_though_only_scouts_were_as
     asked = {(row.solver, row.microbatch_size) for row in plans.comparison.rows
              if row.solver in WAITING and row.solve_s is not None}  # fmt: skip
     assert ("intra-op", best.microbatch_size) in asked
+
+
+@pytest.mark.parametrize(
+    ("preset", "count", "wide"),
+    [("p4d", 8, 8), ("p4d", 4, 4), ("p4d-x8", 16, 8), ("p5-x8", 16, 16)],
+)
+def test_samples_are_split_over_a_host_and_over_all_that_are_linked_as_fast(preset, count, wide):
+    """Eight p4d have 50 GB/s between them, and p5 400."""
+    assert wide_size(problem_of(profile_at(1), planner.read_topology(preset, count), 1)) == wide
+
+
+def test_intra_op_is_asked_first_with_a_sample_for_each_device(monkeypatch):
+    sizes, function = [], intra.solve
+
+    def watching(problem, *given):
+        sizes.append(problem.profile.microbatch_size)
+        return function(problem, *given)
+
+    monkeypatch.setattr(intra, "solve", watching)
+    monkeypatch.setattr(processes, "cores", lambda: 1)
+    planned(growing(), 32, ("intra-op",), 4)
+    assert (sizes[0], len(sizes) > 1) == (4, True)
+    sizes.clear()
+    planned(growing(), 30, ("intra-op",), 4)  # 3 and 5 divide the samples
+    assert sizes[0] == 5
+    beside = sizes_of(planned(growing(), 30, ("single", "intra-op"), 3))
+    assert beside[3] == {"intra-op"}  # others are asked at 1, 2, 5, 10 and 30
 
 
 def best_alone(profile, samples, **options):
