@@ -182,8 +182,19 @@ def test_intra_op_is_asked_first_with_a_sample_for_each_device(monkeypatch):
     sizes.clear()
     planned(growing(), 30, ("intra-op",), 4)  # 3 and 5 divide the samples
     assert sizes[0] == 5
-    beside = sizes_of(planned(growing(), 30, ("single", "intra-op"), 3))
-    assert beside[3] == {"intra-op"}  # others are asked at 1, 2, 5, 10 and 30
+
+
+def test_beside_others_intra_op_is_asked_with_a_sample_for_each_device_too(monkeypatch):
+    """The scouts' sizes are 1, 2, 5, 10 and 30."""
+    asked, function = [], judging.Search.ask
+
+    def watching(search, problems, names):
+        asked.extend((one.profile.microbatch_size, tuple(names)) for one in problems)
+        function(search, problems, names)
+
+    monkeypatch.setattr(judging.Search, "ask", watching)
+    planned(growing(), 30, ("single", "intra-op"), 3)
+    assert [names for size, names in asked if size == 3] == [("intra-op",)]
 
 
 def best_alone(profile, samples, **options):
