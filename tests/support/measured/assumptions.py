@@ -66,8 +66,8 @@ drop out no shares of attention.
 
 MASKED, TOGETHER = UNFUSED - {"sailor-gh200"}, 4
 """Sources whose kernel for scale, mask and softmax takes so many matrices of scores at a time, and
-else leaves them to PyTorch's kernels, in float32 (Megatron-LM, `is_kernel_available` of
-megatron/model/fused_softmax.py, and `attention_softmax_in_fp32`, which is on by default there).
+else leaves them to PyTorch's kernels, in float32 (Megatron-LM, class FusedScaleMaskSoftmax, and its
+argument `attention_softmax_in_fp32`, which is on by default).
 """
 
 FLOAT32_GRADIENTS = frozenset({"mt-nlg", "nemo-launcher", "megatron-core-h100", "simumax-b200"})
