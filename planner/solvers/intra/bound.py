@@ -41,8 +41,10 @@ from planner.support.arrays import Floats
 
 LEAST_WEIGHT = 1e-6
 """Of a queue: what is forbidden stays so, and of equal assignments one that sends less counts."""
-CLOSE = 5e-3
-"""Relative distance from the best bound that the cuts allow, at which it is the best."""
+CLOSE, IDLE = 5e-3, 2
+"""Relative distance from the best bound that the cuts allow, at which it is the best; and how many
+programs one after the other may raise it by less before others would hardly raise it.
+"""
 FLOATS = 1 - 1e-9
 """A bound over the sum that it is of, which is of floating point numbers."""
 
@@ -94,6 +96,7 @@ class Bound:
         value_s: no plan on the view takes less; inf where none fits.
         done: whether other weights would hardly raise it.
         weights: of the queues, for which it is the bound.
+        raises: number of programs that were asked.
     """
 
     def __init__(
@@ -102,6 +105,8 @@ class Bound:
         self.made, self.value_s, self.done, self.weights = made, 0.0, False, first
         self._limit_bytes, self._most_s = limit_bytes, math.inf
         self._queues = queues(problem, made.view)
+        self.raises = 0
+        self._idle = 0  # programs one after the other that raised it by less than `CLOSE`
         self._cuts: list[list[float]] = []  # what an assignment takes in each queue
 
     def raised(self, answer: Callable[[ChoiceProgram], Choice]) -> Choice:
@@ -111,6 +116,7 @@ class Bound:
             answer: to a program whose costs are seconds of an iteration.
         """
         before_s = self.value_s, self._most_s
+        self.raises += 1
         weights = self._master()[0] if self._cuts or self.weights is None else self.weights
         found = answer(self.made.program(self._parts(weights), self._limit_bytes, kept=False))
         if FLOATS * found.bound > self.value_s:
@@ -119,7 +125,8 @@ class Bound:
             seconds = self.made.seconds(found.picks)
             self._cuts.append([float(seconds.weighted(one)) for one in self._queues])
             self._most_s = self._master()[1]
-        gains = self.value_s > (1 + CLOSE) * before_s[0] or self._most_s < before_s[1]
+        self._idle = 0 if self.value_s > (1 + CLOSE) * before_s[0] else self._idle + 1
+        gains = not self._idle or (self._idle < IDLE and self._most_s < before_s[1])
         close = self._most_s <= (1 + CLOSE) * self.value_s
         self.done = found.picks is None or close or not gains
         return found

@@ -94,6 +94,8 @@ blocks may run again, or a view without a plan has a bound of this part of the b
 plan at least so many seconds of an ordinary core, which the first one on 64 devices takes."""
 BUILT_SHARE = 0.5
 """Of the limit of work, behind which a plan is made before more programs are built."""
+RAISES = 3
+"""So many programs raise the bound of a view before there are plans on it, and others behind."""
 
 
 def solve(
@@ -156,6 +158,7 @@ class _Looked:
         more: bytes that plans on it take beyond those that a program counts.
         tried: number of weights for which plans were made on it, or need not be.
         due: the last ones, if blocks may run again for them; None if that was tried or need not be.
+        first_s: about the time of the fastest plan for the first weights, without recomputation.
         is_short: whether plans that fit are `DEAR` for these unless blocks do.
         is_open: whether a program had too little work since it was looked at again.
     """
@@ -167,6 +170,7 @@ class _Looked:
     more: int = 0
     tried: int = 0
     due: Parts | None = None
+    first_s: float = math.inf
     is_short: bool = False
     is_open: bool = False
 
@@ -301,7 +305,7 @@ class _Search:
                      if other.view.replicas == one.view.replicas and other.bound)  # fmt: skip
             first = next((bound.weights for bound in alike), None)
             one.bound = Bound(self._problem, made, limit, first)
-        elif self._bounded and not one.bound.done:
+        elif self._bounded and not one.bound.done and (one.tried or one.bound.raises < RAISES):
             work_s = BOUND_SHARE * self._work_s
             one.bound.raised(lambda program: self._answer(one, program, self._most_s, work_s))
             LOGGER.info("%s x %d: at least %.6g s", one.view.mesh, one.view.replicas, one.bound_s)
@@ -335,10 +339,16 @@ class _Search:
             found = self._tried(one, made, weights, least.picks)
             if found.cost > SHORT * least.cost:
                 one.due, one.is_short = weights, found.cost > DEAR * least.cost
+                one.first_s = min(one.first_s, found.least_s)
                 if self._may_wait:
                     self._fitted(self._found.see(_layout(self._problem, made, least.picks)))
                 return
-        if one.tried == 1 and found.least_s > BEHIND * self._found.best_s:
+        self._leave_behind(one, found)
+
+    def _leave_behind(self, one: _Looked, found: _Tried) -> None:
+        """Makes no more plans on a view if all of its first weights are far behind the best one."""
+        one.first_s = min(one.first_s, found.least_s)
+        if one.tried == 1 and one.first_s > BEHIND * self._found.best_s:
             one.tried = len(self._weights)
 
     def _plans_again(self, one: _Looked, weights: Parts) -> None:
@@ -347,8 +357,7 @@ class _Search:
         for blocks in self._blocks:
             one.again = one.again or self._built(one.view, blocks)
             found = self._tried(one, one.again, weights)
-            if one.tried == 1 and found.least_s > BEHIND * self._found.best_s:
-                one.tried = len(self._weights)
+            self._leave_behind(one, found)
             if found.cost < math.inf:
                 break
             one.again = None
