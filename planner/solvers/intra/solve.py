@@ -305,12 +305,12 @@ class _Search:
                      if other.view.replicas == one.view.replicas and other.bound)  # fmt: skip
             first = next((bound.weights for bound in alike), None)
             one.bound = Bound(self._problem, made, limit, first)
+        elif one.due is not None and self._is_due(one):
+            self._plans_again(one, one.due)
         elif self._bounded and not one.bound.done and (one.tried or one.bound.raises < RAISES):
             work_s = BOUND_SHARE * self._work_s
             one.bound.raised(lambda program: self._answer(one, program, self._most_s, work_s))
             LOGGER.info("%s x %d: at least %.6g s", one.view.mesh, one.view.replicas, one.bound_s)
-        elif one.due is not None and self._is_due(one):
-            self._plans_again(one, one.due)
         else:
             self._plans(one, one.bound)
 
