@@ -13,7 +13,14 @@ from planner.costs.transfers import allreduce_s, transfer_s
 from planner.costs.update import state_copies
 from tests.bench import truth
 from tests.support.measured import page
-from tests.support.measured.assumptions import DROPPED, LEVELS, RECOMPUTE, UNFUSED, rate_bytes_per_s
+from tests.support.measured.assumptions import (
+    DROPPED,
+    LEVELS,
+    RECOMPUTE,
+    UNFUSED,
+    network,
+    rate_bytes_per_s,
+)
 from tests.support.measured.bounds import least_s
 from tests.support.measured.clusters import cluster
 from tests.support.measured.marks import mark, read_marks, worse, write_marks
@@ -255,6 +262,22 @@ def test_a_row_in_a_format_without_a_peak_has_no_bound_over_kernels(tmp_path):
     assert least_s(replace(ROW, lacks="float8, async TP"), tmp_path) is None
     assert least_s(replace(ROW, lacks="TF32"), tmp_path) is None
     assert least_s(replace(ROW, network=None), tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("source", "tensor", "microbatch", "masked"),
+    [("bloom", 2, 1, True), ("bloom", 2, 2, False), ("bloom", 1, 1, False), ("made", 2, 1, False)],
+)
+def test_scores_are_masked_by_themselves_where_matrices_are_no_multiple_of_four(
+    source, tensor, microbatch, masked
+):
+    """There are 4 heads."""
+    row = replace(ROW, source=source, degrees=(tensor, 1, 1), microbatch=microbatch)
+    ran = network(row)
+    assert ran.masked == masked
+    more = Counter(node.op_type for node in model(ran).graph.node)
+    more -= Counter(node.op_type for node in model(replace(ran, masked=False)).graph.node)
+    assert more == (Counter(Cast=4, Mul=2, LeakyRelu=2) if masked else Counter())
 
 
 def test_a_large_source_is_sampled_by_whole_questions():

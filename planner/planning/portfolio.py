@@ -340,8 +340,8 @@ class _Case:
         return samples_in(self.problem.training.objective, self.problem.profile.microbatch_size)
 
     @property
-    def samples(self) -> int:
-        """In a microbatch."""
+    def microbatch_size(self) -> int:
+        """Samples in a microbatch."""
         return self.problem.profile.microbatch_size
 
     def value_s(self, name: str) -> float:
@@ -527,8 +527,10 @@ class Search:
         if not math.isfinite(value_s):
             best_s = case.best_s
             if solver.wide:
-                best_s = min(one.best_s for one in self._cases if one.samples <= case.samples)
-                distance = abs(math.log(case.samples / wide_size(case.problem)))
+                best_s = min(
+                    one.best_s for one in self._cases if one.microbatch_size <= case.microbatch_size
+                )
+                distance = abs(math.log(case.microbatch_size / wide_size(case.problem)))
             value_s = solver.may_find_s(case.asked.problem, best_s * case.size) / case.size
         return value_s, distance, case.lower_bound_s / case.size
 
