@@ -20,11 +20,9 @@ from planner.artefacts.strategy import Stage, indices_of
 from planner.costs.mesh_memory import local_bytes
 from planner.resharding.over_replicas import over_replicas
 from planner.resharding.reshardings import reshardings
+from planner.resharding.sent_types import SHORT_FLOATS
 from planner.resharding.sums import parameter_specs
 from planner.support.memo import remembered
-
-_SHORT_FLOATS = ("float16", "bfloat16")
-
 
 @remembered
 def cast_weights(profile: Profile) -> frozenset[str]:
@@ -52,7 +50,7 @@ def short_copies(profile: Profile, v: int) -> Mapping[str, float]:
     long = [
         known[name]
         for name in (*operator.inputs, *operator.parameters)
-        if name not in others and known[name].dtype == "float32" and made in _SHORT_FLOATS
+        if name not in others and known[name].dtype == "float32" and made in SHORT_FLOATS
     ]
     item_bytes = ITEM_BYTES[made]
     size = sum(prod(one.shape) * item_bytes for one in long)

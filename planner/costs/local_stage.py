@@ -74,8 +74,9 @@ class LocalStage:
         copy_rows: the reshardings, as `order` numbers them, by their indices there.
         segments: the operators of each segment that is run again, by their indices there, with the
             reshardings that they read.
-        cast_bytes: per operator, what it reads and writes in a forward, and in a backward, to make
-            copies of gathered weights in the type of autocast.
+        cast_bytes: per operator, what is read and written in a forward, and in a backward, to make
+            copies of gathered weights in the type of autocast: in front of the first that reads
+            one, or of one that gathers it again.
     """
 
     profile: Profile
@@ -202,6 +203,7 @@ class _Builder:
         self.local: dict[str, Tensor | Parameter] = {}
         self.rows: list[_Row] = []
         self.conversions: dict[int, Resharding] = {}
+        self.copies: dict[str, Resharding] = {}  # by what they make
         self.bases: dict[str, str] = {}  # of views
         self.gradient_views: list[View] = []
         # By (tensor, reader), the copy that it reads; "" reads what leaves.
@@ -347,7 +349,7 @@ class _Builder:
         with_backward = {self.graph.operators[v].name for v in differentiated(self.graph)}
         flows = copy.leaves or not with_backward.isdisjoint(copy.readers)
         gradient = flows and has_gradient(copy.tensor, self.graph)
-        self.local[name] = Tensor(name, shape, one.dtype, gradient)
+        self.local[name] = Tensor(name, shape, copy.dtype, gradient)
         for reader in copy.readers or ("",):
             self.read_as[copy.tensor, reader] = name
         for reader in copy.again:
@@ -359,7 +361,7 @@ class _Builder:
             self.bases[name] = copy.tensor
             if inputs and not (copy.forward or copy.backward):
                 self.gradient_views.append(View(copy.tensor, name))
-        self.conversions[len(self.rows)] = copy
+        self.conversions[len(self.rows)] = self.copies[name] = copy
         operator = Operator(f"make {name}", "Reshard", inputs, (name,), held)
         cost = OperatorCost(
             operator.name, 0.0, 0.0, self._bytes([name]), self._bytes(held), 0, 0, (), 0,
@@ -372,7 +374,7 @@ class _Builder:
         the gradient of a parameter is among them, as it is in the workspace of other operators.
         """
         one, mesh = self.whole[copy.tensor], self.sharding.mesh
-        item_bytes = back_bytes = ITEM_BYTES[one.dtype]
+        item_bytes = back_bytes = ITEM_BYTES[copy.dtype]
         if isinstance(one, Parameter):
             back_bytes = one.gradient_item_bytes
         forward, backward = (
@@ -384,10 +386,12 @@ class _Builder:
         )
         if not isinstance(one, Parameter):
             return forward.most - forward.result, backward.most - backward.result
-        # Gradients that are added up in another type are converted to it first.
-        other = prod(local_shape(one.shape, copy.gradient_old, mesh)) * back_bytes
-        converted = round(other) if one.gradient_dtype is not None else 0
-        return forward.most - forward.result, backward.most + converted
+        # What is sent in another type is converted to it first, as gradients that are added up are.
+        sent = prod(local_shape(one.shape, copy.old, mesh)) * item_bytes
+        sent *= copy.dtype != one.dtype
+        added = prod(local_shape(one.shape, copy.gradient_old, mesh)) * back_bytes
+        added *= copy.dtype != (one.gradient_dtype or one.dtype)
+        return forward.most - forward.result + round(sent), backward.most + round(added)
 
     def _operator(self, v: int) -> None:
         """Adds an operator of the stage at its local shapes."""
@@ -439,7 +443,8 @@ class _Builder:
         """
         of_outputs, of_all, of_moved = self._byte_shares(operator, reads.names, cost.bytes_moved)
         stashed = self._saved_copies(operator, cost)
-        saved = {**stashed, **self._gathered_casts(operator, reads)}
+        saved = {n: size for n, size in {**stashed, **self._gathered_casts(operator, reads)}.items()
+                 if not self._comes_short(n, reads)}  # fmt: skip
         # A backward that gathers a parameter again makes its shorter copy again, too.
         remade = {n: size for n, size in saved.items()
                   if self._owner(reads.names[n]) in reads.copies
@@ -501,17 +506,26 @@ class _Builder:
         own = cast_weights(self.profile).intersection(operator.parameters).difference(reads.held)
         return dict.fromkeys(sorted(own), ITEM_BYTES[self.profile.dtype])
 
+    def _comes_short(self, name: str, reads: _LocalReads) -> bool:
+        """Whether a copy is gathered in the type of autocast."""
+        whole = self.whole[name]
+        return isinstance(whole, Parameter) and self.local[reads.names[name]].dtype != whole.dtype
+
     def _cast_bytes(self, operator: Operator, reads: _LocalReads) -> tuple[int, int]:
         """As `LocalStage.cast_bytes`; a backward that gathers again converts again, too."""
         if operator.type not in PRODUCTS:
             return 0, 0
         own = cast_weights(self.profile).intersection(operator.parameters).difference(reads.held)
         items = ITEM_BYTES["float32"] + ITEM_BYTES[self.profile.dtype]
-        every, again = (
-            round(self._copied(dict.fromkeys(some, items), reads))
-            for some in (own, [n for n in own if self._owner(reads.names[n]) in reads.copies])
-        )
-        return every, again
+        every = again = 0.0
+        for name in own:
+            copy = self.copies[reads.names[name]]
+            short = self._comes_short(name, reads)
+            spec = copy.old if short else copy.new
+            size = items * prod(local_shape(self.whole[name].shape, spec, self.sharding.mesh))
+            every += size * (not short or copy.readers[0] == operator.name)
+            again += size * (self._owner(reads.names[name]) in reads.copies)
+        return round(every), round(again)
 
     def _copied(self, copies: Mapping[str, float], reads: _LocalReads) -> float:
         """Bytes of local copies of what an operator reads, by bytes of an element."""

@@ -14,8 +14,9 @@ from planner.costs.evaluate import Evaluation, evaluate
 from planner.costs.local_stage import local_stage
 from planner.costs.stage_memory import limit_bytes
 from planner.costs.stage_pass import gather_delays_s, pass_with, sums_overlap_compute
+from planner.resharding.conversion import sends
 from planner.resharding.over_replicas import over_replicas
-from planner.resharding.overlap import PassOrder, held_ahead_bytes, pass_orders, sends
+from planner.resharding.overlap import PassOrder, held_ahead_bytes, pass_orders
 from planner.resharding.reshardings import reshardings
 from planner.resharding.sums import gathered_bytes, state_steps
 

@@ -286,7 +286,7 @@ def _stage_module(
     Args:
         casts: copies of weights of other stages of the device; those of this one are added.
     """
-    graph = job.model.graph
+    graph, shorter = job.model.graph, shorter_dtype(job)
     module = split_module(
         job.model,
         place.shared,
@@ -294,12 +294,13 @@ def _stage_module(
         values,
         job.device,
         _denominators(job, [place]),
+        shorter,
     )
-    if shorter_dtype(job) is not None:
+    if shorter is not None:
         cast_once(module, graph, (late_parameters,), casts)
     outputs = {name for v in indices_of(place.stage, graph) for name in graph.operators[v].outputs}
     losses = [loss for loss in job.losses if loss.output.name in outputs]
-    precision = partial(autocast, job.device, shorter_dtype(job))
+    precision = partial(autocast, job.device, shorter)
     return StageModule(
         module,
         graph,

@@ -18,7 +18,7 @@ steps is taken, so that everyone who asks gets the same path.
 """
 
 import heapq
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
@@ -259,3 +259,8 @@ def received_bytes(step: Step, n: int) -> float:
     if step.kind in LOCAL:
         return 0.0
     return (2 if step.kind is Collective.ALL_REDUCE else 1) * (n - 1) / n * step.bytes
+
+
+def sends(steps: Iterable[Step]) -> bool:
+    """Whether steps send something."""
+    return any(step.kind not in LOCAL for step in steps)

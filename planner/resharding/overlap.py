@@ -43,7 +43,7 @@ from planner.artefacts.operator_types import PRODUCTS
 from planner.artefacts.segments import Segment, segments_of
 from planner.artefacts.sharding import local_shape
 from planner.artefacts.strategy import Stage, indices_of
-from planner.resharding.conversion import LOCAL, Step
+from planner.resharding.conversion import sends
 from planner.resharding.over_replicas import over_replicas
 from planner.resharding.reshardings import Resharding, reshardings
 from planner.support.memo import remembered
@@ -141,11 +141,6 @@ def held_ahead_bytes(stage: Stage, graph: Graph) -> tuple[int, int]:
     return max(sizes, default=0), max(sum(moved), sum(copies.again.values()))
 
 
-def sends(steps: Iterable[Step]) -> bool:
-    """Whether steps send something."""
-    return any(step.kind not in LOCAL for step in steps)
-
-
 @remembered(kept=256)
 def _copies(stage: Stage, graph: Graph) -> _Copies:
     stage = over_replicas(stage, graph)
@@ -175,7 +170,7 @@ def _bytes(one: Resharding, stage: Stage, graph: Graph) -> int:
     """Of the copy on a device."""
     whole = parameters_by_name(graph).get(one.tensor) or tensors_by_name(graph)[one.tensor]
     shape = local_shape(whole.shape, one.new, stage.mesh)
-    return round(prod(shape) * ITEM_BYTES[whole.dtype])
+    return round(prod(shape) * ITEM_BYTES[one.dtype])
 
 
 def _late(

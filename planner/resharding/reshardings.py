@@ -29,9 +29,10 @@ from planner.artefacts.graph import (
 from planner.artefacts.operator_types import VIEW, facts
 from planner.artefacts.sharding import Sharding, Spec, reads, rule_by
 from planner.artefacts.strategy import Stage, indices_of, operator_indices
-from planner.resharding.conversion import LOCAL, Step, conversion
+from planner.resharding.conversion import Step, conversion, sends
 from planner.resharding.gradients import gradient_spec
 from planner.resharding.over_replicas import over_replicas
+from planner.resharding.sent_types import sent_types
 from planner.support.memo import remembered
 
 
@@ -51,6 +52,7 @@ class Resharding:
         forward: the steps from `old` to `new`.
         backward: the steps from `gradient_old` to `gradient_new`; none where no gradient flows.
         again: of a parameter that is gathered, the operators that do so again in their backward.
+        dtype: of the copy, into which the tensor is converted before the steps (`sent_types.py`).
         segment: that its readers are in, by its index in `Stage.recomputed`; -1 where they are in
             none.
     """
@@ -65,6 +67,7 @@ class Resharding:
     forward: tuple[Step, ...]
     backward: tuple[Step, ...]
     again: tuple[str, ...]
+    dtype: str
     segment: int = -1
 
 
@@ -146,12 +149,13 @@ def reshardings(stage: Stage, graph: Graph) -> tuple[Resharding, ...]:
             readers.setdefault(key, []).append(reader)
     made = []
     for (name, want, gradient, leaves, segment), names in readers.items():
-        home, (shape, item) = at_home[name], _size(name, graph)
+        home, (shape, own) = at_home[name], _shape_and_type(name, graph)
         backward: tuple[Step, ...] = ()
         if has_gradient(name, graph):
             back = _gradient_item_bytes(name, graph)
             backward = conversion(shape, back, sharding.mesh, gradient, home.gradient)
-        forward = conversion(shape, item, sharding.mesh, home.spec, want)
+        dtype = sent_types(graph).get(name, own)
+        forward = conversion(shape, ITEM_BYTES[dtype], sharding.mesh, home.spec, want)
         made.append(
             Resharding(
                 tensor=name,
@@ -164,6 +168,7 @@ def reshardings(stage: Stage, graph: Graph) -> tuple[Resharding, ...]:
                 forward=forward,
                 backward=backward,
                 again=_again(name, names, forward, stage, graph) if segment < 0 else (),
+                dtype=dtype if sends(forward) else own,
                 segment=segment,
             )
         )
@@ -175,7 +180,7 @@ def _again(
 ) -> tuple[str, ...]:
     """The readers of a copy, and of views of it that are not converted, that gather it again."""
     parameter = parameters_by_name(graph).get(name)
-    if parameter is None or all(step.kind in LOCAL for step in forward):
+    if parameter is None or not sends(forward):
         return ()
     sharding, at_home, index = _sharding(stage), homes(stage, graph), operator_indices(graph)
     named = {index[reader] for reader in readers if reader}  # what leaves has none
@@ -254,14 +259,16 @@ def has_gradient(name: str, graph: Graph) -> bool:
     return tensors_by_name(graph)[name].gradient if parameter is None else parameter.trainable
 
 
-def _size(name: str, graph: Graph) -> tuple[tuple[int, ...], float]:
+def _shape_and_type(name: str, graph: Graph) -> tuple[tuple[int, ...], str]:
     one = parameters_by_name(graph).get(name) or tensors_by_name(graph)[name]
-    return one.shape, ITEM_BYTES[one.dtype]
+    return one.shape, one.dtype
 
 
 def _gradient_item_bytes(name: str, graph: Graph) -> float:
     one = parameters_by_name(graph).get(name)
-    return _size(name, graph)[1] if one is None else one.gradient_item_bytes
+    if one is None:
+        return ITEM_BYTES[tensors_by_name(graph)[name].dtype]
+    return one.gradient_item_bytes
 
 
 def _sharding(stage: Stage) -> Sharding:

@@ -16,7 +16,7 @@ from planner.artefacts.sharding import CHUNKS
 from planner.launcher.mesh.lines import ConversionGroup, Mesh
 from planner.launcher.mesh.queue import Done, Pending
 from planner.operators.parts.slices import chunk_rows, joined, padded, part_of, parts
-from planner.resharding.conversion import LOCAL, Collective, Step
+from planner.resharding.conversion import Collective, Step, sends
 
 
 def converted(tensor: Tensor, steps: Sequence[Step], mesh: Mesh) -> Tensor:
@@ -86,7 +86,8 @@ class Conversion(nn.Module):
     Attributes:
         tensor: name of the tensor.
         sink: takes the gradient instead of the tensor, where it is of another shape than that.
-        gradient_dtype: type in which gradients are added up; None for that of the tensor.
+        dtype: into which the tensor is converted before the steps; None for its own.
+        gradient_dtype: into which the copy's gradient is, before its steps; None for its own.
 
     Args:
         tensor: name of the tensor.
@@ -106,25 +107,26 @@ class Conversion(nn.Module):
         self.tensor, self.mesh = tensor, mesh
         self.forward_steps, self.backward_steps = tuple(forward_steps), backward_steps
         self.sink: Callable[[Tensor], None] | None = None
+        self.dtype: torch.dtype | None = None
         self.gradient_dtype: torch.dtype | None = None
 
     def forward(self, tensor: Tensor) -> "StartedCopy":
         """Starts to make the copy."""
         running = _Running(self)
         if self.backward_steps is None:
-            running.start(tensor.detach(), self.forward_steps)
+            running.start_copy(tensor)
             return StartedCopy(None, running)
         there: Tensor = _Start.apply(tensor, running)  # type: ignore[no-untyped-call]
         return StartedCopy(there, running)
 
     def started(self, tensor: Tensor) -> Pending[Tensor]:
         """The copy alone, which has no gradient."""
-        return start(tensor, self.forward_steps, self.mesh)
+        return start(tensor.to(self.dtype or tensor.dtype), self.forward_steps, self.mesh)
 
 
 def start(tensor: Tensor, steps: Sequence[Step], mesh: Mesh) -> Pending[Tensor]:
     """Starts some steps, as `converted`; those that send nothing are done at once."""
-    if any(mesh.lines[step.axis].size > 1 and step.kind not in LOCAL for step in steps):
+    if sends(step for step in steps if mesh.lines[step.axis].size > 1):
         return mesh.queue.start(partial(converted, steps=steps, mesh=mesh), tensor)
     return Done(converted(tensor, steps, mesh))
 
@@ -141,8 +143,13 @@ class _Running:
         self.how = how
         self._pending: Pending[Tensor] | None = None
 
-    def start(self, tensor: Tensor, steps: Sequence[Step]) -> None:
-        self._pending = start(tensor, steps, self.how.mesh)
+    def start_copy(self, tensor: Tensor) -> None:
+        self._pending = self.how.started(tensor.detach())
+
+    def start_gradient(self, gradient: Tensor) -> None:
+        how = self.how
+        gradient = gradient.to(how.gradient_dtype or gradient.dtype)
+        self._pending = start(gradient, how.backward_steps or (), how.mesh)
 
     def take(self) -> Tensor:
         pending, self._pending = self._pending, None
@@ -181,7 +188,7 @@ class _Start(torch.autograd.Function):
     def forward(ctx: Any, tensor: Tensor, running: _Running) -> Tensor:
         ctx.running = running
         ctx.set_materialize_grads(False)
-        running.start(tensor.detach(), running.how.forward_steps)
+        running.start_copy(tensor)
         return stand_in(tensor.device).detach()
 
     @staticmethod
@@ -206,10 +213,7 @@ class _Finish(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor | None) -> Any:
         if gradient is None:
             return None, None
-        how = ctx.running.how
-        if how.gradient_dtype is not None:
-            gradient = gradient.to(how.gradient_dtype)
-        ctx.running.start(gradient, how.backward_steps)
+        ctx.running.start_gradient(gradient)
         return stand_in(gradient.device), None
 
 

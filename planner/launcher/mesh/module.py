@@ -41,12 +41,13 @@ from planner.operators.parts.calls import (
 from planner.operators.running import REFUSALS, next_state
 from planner.resharding.overlap import pass_order
 from planner.resharding.reshardings import Resharding, has_gradient, reshardings
+from planner.resharding.sent_types import with_products_in
 from planner.support.errors import LaunchError, words_of
 
 
 def split_module(
     model: Model, stage: Stage, mesh: Mesh, values: Mapping[str, Tensor], device: str,
-    denominators: Sequence[Denominator] = (),
+    denominators: Sequence[Denominator] = (), shorter: str | None = None,
 ) -> fx.GraphModule:  # fmt: skip
     """The operators of a stage as a module on local tensors.
 
@@ -57,6 +58,7 @@ def split_module(
         values: local parameters, by name.
         device: where tensors are made.
         denominators: of operators of the stage, which divide by those of the step.
+        shorter: the type that autocast computes in; None without autocast.
 
     Raises:
         LaunchError: if an operator cannot run by its rule.
@@ -88,7 +90,8 @@ def split_module(
             continue
         num_parts = rule.num_means(mesh.sizes)[0]
         nodes[name] = _divided_by_total(module, nodes[name], divided[name], made, num_parts)
-    _convert(module, nodes, made, (stage, graph), mesh)
+    under_autocast = graph if shorter is None else with_products_in(graph, shorter)
+    _convert(module, nodes, made, (stage, under_autocast), mesh)
     detach_inputs(module, graph)
     module.graph.lint()
     module.recompile()
@@ -151,8 +154,10 @@ def _convert(
         backward = one.backward if has_gradient(one.tensor, graph) else None
         conversion = Conversion(one.tensor, mesh, one.forward, backward)
         parameter = parameters_by_name(graph).get(one.tensor)
-        if parameter is not None and parameter.gradient_dtype is not None:
-            conversion.gradient_dtype = getattr(torch, parameter.gradient_dtype)
+        if parameter is not None:
+            conversion.dtype = getattr(torch, one.dtype)
+            added_up = parameter.gradient_dtype or parameter.dtype
+            conversion.gradient_dtype = getattr(torch, added_up)
         module.add_submodule(name, conversion)
         with module.graph.inserting_before(calls[order.start[c]]):
             started[c] = module.graph.call_module(name, (made[one.tensor],))

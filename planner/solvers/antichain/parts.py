@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planner.artefacts.graph import Parameter, holders, parameters_by_name
+from planner.artefacts.graph import ITEM_BYTES, Parameter, holders, parameters_by_name
 from planner.artefacts.problem import Problem
 from planner.artefacts.profile import Profile
 from planner.artefacts.sharding import CHUNKS
@@ -140,15 +140,16 @@ def _figures(problem: Problem) -> Mapping[str, Floats]:
         if copy.tensor not in known:
             continue
         row, size = rows[copy.tensor], known[copy.tensor].bytes
+        gathered = size / ITEM_BYTES[known[copy.tensor].dtype] * ITEM_BYTES[copy.dtype]
         gathers = sum(step.kind not in LOCAL for step in copy.forward)
         scatters = sum(step.kind not in LOCAL for step in copy.backward)
-        for count, total, times in (
-            (kernels.GATHERS, kernels.GATHERED, gathers),
-            (kernels.SCATTERS, kernels.SCATTERED, scatters),
-            (kernels.AGAINS, kernels.AGAIN_BYTES, gathers * len(copy.again)),
+        for count, total, times, each in (
+            (kernels.GATHERS, kernels.GATHERED, gathers, gathered),
+            (kernels.SCATTERS, kernels.SCATTERED, scatters, size),
+            (kernels.AGAINS, kernels.AGAIN_BYTES, gathers * len(copy.again), gathered),
         ):
             row[count] += times
-            row[total] += times * size
+            row[total] += times * each
     return rows
 
 

@@ -135,7 +135,7 @@ class ParameterTables:
     def _first_s(self, one: Parameter, home: Home, want: Ends) -> float:
         """To gather a parameter for forwards, and to bring its gradient home."""
         lies = home.lies.at(3, self.replica_axes)
-        there = self.prices.converted_s(one.shape, ITEM_BYTES[one.dtype], lies, want.spec)
+        there = self.prices.gathered_s(one, lies, want.spec)
         back = 0.0
         if want.gradient is not None:
             gradient = self._gradient(home.lies, home.summed or _summed(want))
@@ -168,18 +168,20 @@ class ParameterTables:
         flows = want.gradient is not None
         later = flows and want.segment < 0 and self._reads_again(one, reader)
         mine = flows and home.summed is None
-        there = prices.converted_s(one.shape, ITEM_BYTES[one.dtype], lies, want.spec)
+        there = prices.gathered_s(one, lies, want.spec)
         at_home = lies, want.gradient and self._gradient(home.lies, home.summed or made)
-        cast_s = prices.cast_s(one, reader.operator, want.spec) if at_home != want[:2] else 0.0
+        cast_s = 0.0 if at_home == want[:2] else prices.cast_s(one, reader.operator, lies, want.spec)
+        # Copies that are gathered in the shorter type are made once for all who share them.
+        first_cast_s = cast_s * (sure if there and prices.sent_as(one) != one.dtype else 1.0)
         again = later and there > 0  # what a device has it does not gather again
         again_s = prices.rounds * later * there
         # Where the view is converted, that is read back instead.
         view = facts(self.graph.operators[reader.operator].type).moves is VIEW
         return Parts(
-            compute=prices.rounds * (runs + again) * cast_s,
+            compute=prices.rounds * (runs * first_cast_s + again * cast_s),
             inside=sure * first + (not view) * again_s,
             sums=self._sums_s(one, home.lies, made) if mine else 0.0,
-            forward=cast_s,
+            forward=first_cast_s,
             backward=again * cast_s,
             unsure=(1 - sure) * first + view * again_s,
         )

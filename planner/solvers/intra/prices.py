@@ -30,6 +30,7 @@ from planner.costs.stage_pass import part_times_s, stage_collectives_s
 from planner.costs.update import gradient_copies, step_s
 from planner.resharding.conversion import LOCAL, Step, conversion
 from planner.resharding.cut_losses import vocabulary_parallel_steps
+from planner.resharding.sent_types import sent_types
 from planner.resharding.statistics import statistics_steps
 from planner.solvers.intra.space import View
 from planner.solvers.sharded.complete import may_leave
@@ -115,13 +116,22 @@ class Prices:
     def _collective_s(self, step: Step, sizes: tuple[int, ...]) -> float:
         return stage_collectives_s(self.problem, self.view.group, sizes, [step])
 
-    def cast_s(self, one: Parameter, v: int, spec: Spec) -> float:
-        """Of a copy in the type of autocast of a weight that is gathered for an operator."""
+    def sent_as(self, one: Parameter) -> str:
+        """The type in which a parameter is gathered."""
+        return sent_types(self.problem.profile.graph).get(one.name, one.dtype)
+
+    def gathered_s(self, one: Parameter, lies: Spec, spec: Spec) -> float:
+        """Of the conversion of a parameter for a pass."""
+        return self.converted_s(one.shape, ITEM_BYTES[self.sent_as(one)], lies, spec)
+
+    def cast_s(self, one: Parameter, v: int, lies: Spec, spec: Spec) -> float:
+        """Of a copy in the type of autocast of a weight that is converted for an operator."""
         profile = self.problem.profile
         operator = profile.graph.operators[v]
         if operator.type not in PRODUCTS or one.name not in cast_weights(profile):
             return 0.0
-        elements = prod(local_shape(one.shape, spec, self.view.sizes))
+        short = self.sent_as(one) != one.dtype and self.gathered_s(one, lies, spec) > 0
+        elements = prod(local_shape(one.shape, lies if short else spec, self.view.sizes))
         items = ITEM_BYTES["float32"] + ITEM_BYTES[profile.dtype]
         return round(elements * items) / self._kind.memory_bandwidth_bytes_per_s
 

@@ -18,7 +18,8 @@ from planner.launcher.mesh.module import split_module
 from planner.launcher.mesh.queue import ThreadQueue
 from planner.launcher.mesh.shards import OptimizerShards
 from planner.operators import parameters, to_torch
-from planner.resharding.overlap import pass_order, sends
+from planner.resharding.conversion import sends
+from planner.resharding.overlap import pass_order
 from planner.resharding.sums import gathered_together
 from tests.support.recording import RecordingQueue
 from tests.support.split_models import MODELS, gpt, loaded, megatron
