@@ -21,6 +21,7 @@ from planner.artefacts.profile import Profile, ProfileSet, SplitRule
 from planner.artefacts.sharding import AT_REST, Sharding, rule_of
 from planner.artefacts.strategy import Stage, not_runnable
 from planner.artefacts.strict import MAX_FILES, STRICT, file_error, json_of, plain_of, reader
+from planner.artefacts.weight_gradients import with_parameter_work, without_parameter_work
 from planner.support.errors import FileError, shown
 from planner.support.memo import remembered
 from planner.support.outputs import FileKind
@@ -216,6 +217,7 @@ def artefact_hash(artefact: Any) -> str:
     corrections that were made without them stay valid.
     """
     if isinstance(artefact, Profile):
+        artefact = without_parameter_work(artefact)
         if any(one.parts or one.backward_weight_s is not None for one in artefact.operators):
             whole = tuple(
                 replace(one, parts=(), backward_weight_s=None) for one in artefact.operators
@@ -284,7 +286,17 @@ def artefact_bytes(artefact: object, form: str) -> bytes:
 def write_profile(profile: Profile, path: Path) -> None:
     """Writes a profile as JSON."""
     form = NEWEST_PROFILE_FORMAT if _is_new(profile) else PROFILE_FORMAT
-    write_atomically(path, _content(profile, form, _one_record_a_line))
+    write_atomically(path, _content(_as_written(profile), form, _one_record_a_line))
+
+
+def _as_written(profile: Profile) -> Profile:
+    """What of a profile does not follow from the rest of it."""
+    return profile if profile.growth is None else without_parameter_work(profile)
+
+
+def _as_read(profile: Profile) -> Profile:
+    growth = profile.growth
+    return profile if growth is None else with_parameter_work(profile, growth)
 
 
 def _is_new(profile: Profile) -> bool:
@@ -304,7 +316,8 @@ def write_profiles(profiles: Sequence[Profile], path: Path) -> None:
     else:
         is_new = any(map(_is_new, profiles))
         form = NEWEST_PROFILE_SET_FORMAT if is_new else PROFILE_SET_FORMAT
-        content = _content(ProfileSet(tuple(profiles)), form, _one_record_a_line)
+        written = ProfileSet(tuple(map(_as_written, profiles)))
+        content = _content(written, form, _one_record_a_line)
         write_atomically(path, content)
 
 
@@ -421,7 +434,10 @@ def _artefact(kind: Any, text: str) -> Any:
     plain = {name: value for name, value in json_of(text).items() if name != "format"}
     if kind in (Profile, ProfileSet):
         plain = _unpacked(plain, reader(_RuleLists).validate_json(text))
-    return reader(kind).validate_json(json.dumps(plain))
+    read = reader(kind).validate_json(json.dumps(plain))
+    if isinstance(read, ProfileSet):
+        return ProfileSet(tuple(map(_as_read, read.profiles)))
+    return _as_read(read) if isinstance(read, Profile) else read
 
 
 def _read(

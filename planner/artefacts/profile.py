@@ -164,6 +164,8 @@ class PartTime:
 
 _TIMES = ("forward_s", "backward_s", "host_forward_s", "host_backward_s")
 """The times of operators and losses."""
+FIXED = ("fixed_forward_s", "fixed_backward_s", "sums_s")
+"""Parts of the times of operators that do not grow with samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,10 +196,16 @@ class OperatorCost:
             device runs those before, in s; files leave out 0, where the host is the device or
             nothing is known of it.
         host_backward_s: the same of its backward pass.
+        fixed_forward_s, fixed_backward_s: parts of `forward_s` and `backward_s` in kernels that
+            read and write trained parameters or their gradients alone, such as casts, but for
+            `sums_s`: they take as long for one sample as for many. As all three, 0 where nothing
+            is known of it, and in files where it follows from `Profile.growth`.
+        sums_s: part of `backward_s` in which the gradients of trained parameters are added to those
+            of other microbatches.
 
     Raises:
-        ValueError: if a figure is negative or absurdly large, a part is there twice, or the time of
-            the weight is more than that of the backward pass.
+        ValueError: if a figure is negative or absurdly large, a part is there twice, or a part of a
+            pass takes more than the pass.
     """
 
     name: str
@@ -216,9 +224,12 @@ class OperatorCost:
     backward_weight_s: float | None = field(default=None, metadata=LEFT_OUT_AS_DEFAULT)
     host_forward_s: float = field(default=0.0, metadata=LEFT_OUT_AS_DEFAULT)
     host_backward_s: float = field(default=0.0, metadata=LEFT_OUT_AS_DEFAULT)
+    fixed_forward_s: float = field(default=0.0, metadata=LEFT_OUT_AS_DEFAULT)
+    fixed_backward_s: float = field(default=0.0, metadata=LEFT_OUT_AS_DEFAULT)
+    sums_s: float = field(default=0.0, metadata=LEFT_OUT_AS_DEFAULT)
 
     def __post_init__(self) -> None:
-        times = [(name, getattr(self, name)) for name in _TIMES]
+        times = [(name, getattr(self, name)) for name in (*_TIMES, *FIXED)]
         sizes = (
             ("output_bytes", self.output_bytes),
             ("parameter_bytes", self.parameter_bytes),
@@ -242,7 +253,11 @@ class OperatorCost:
         )
 
     def _weights(self) -> Iterator[str]:
-        """What is wrong with the time of weights."""
+        """What is wrong with the times of weights."""
+        if self.fixed_forward_s > max(0.0, self.forward_s):
+            yield f"fixed_forward_s: expected at most forward_s ({self.forward_s})"
+        if self.fixed_backward_s + self.sums_s > max(0.0, self.backward_s) * (1 + 1e-9):
+            yield f"fixed_backward_s + sums_s: expected at most backward_s ({self.backward_s})"
         of_weight_s = self.backward_weight_s
         if of_weight_s is not None and not 0 <= of_weight_s <= self.backward_s:
             yield (
@@ -255,8 +270,8 @@ def with_times(
     cost: OperatorCost, forward_s: float, backward_s: float,
     host_s: tuple[float, float] | None = None,
 ) -> OperatorCost:  # fmt: skip
-    """The costs of an operator with other times; the gradients of its parameters take the same
-    share of its backward pass.
+    """The costs of an operator with other times; the gradients of its parameters, and what does
+    not grow with samples, take the same shares of its passes.
 
     Args:
         host_s: forward and backward of the host; None keeps them.
@@ -266,9 +281,13 @@ def with_times(
         share = of_weight_s / cost.backward_s
         of_weight_s = min(backward_s, round(share * backward_s, 9))
     host_forward_s, host_backward_s = host_s or (cost.host_forward_s, cost.host_backward_s)
+    there = forward_s / cost.forward_s if cost.fixed_forward_s else 0.0
+    back = backward_s / cost.backward_s if cost.fixed_backward_s + cost.sums_s else 0.0
     return replace(
         cost, forward_s=forward_s, backward_s=backward_s, backward_weight_s=of_weight_s,
         host_forward_s=host_forward_s, host_backward_s=host_backward_s,
+        fixed_forward_s=there * cost.fixed_forward_s,
+        fixed_backward_s=back * cost.fixed_backward_s, sums_s=back * cost.sums_s,
     )  # fmt: skip
 
 

@@ -7,7 +7,8 @@ operators too: a part of an operator with rules takes at least 1/n of its time o
 less than any part takes (`stage_pass.shortest_part_s`). The parts together take no less than the
 whole. So the bounds hold for every mesh and every rule of the profile on it, for data, tensor and
 sequence parallelism alike, and for all ways in which parameters, gradients and optimizer state lie:
-these change collectives, steps and memory, which count for nothing here.
+these change collectives, steps and memory, which count for nothing here, and sums of gradients,
+of which replicas may do a part each.
 
 A pass of a stage takes no less than the sum of its operators' times on the device, nor than the sum
 of their times on the host, which starts every part of an operator in the time of the whole. So each
@@ -30,7 +31,7 @@ from planner.artefacts.graph import loss_outputs, predecessors, producers, tenso
 from planner.artefacts.options import Objective
 from planner.artefacts.problem import Problem
 from planner.artefacts.profile import PartTime, Profile, has_rules
-from planner.artefacts.roofline import OperatorTimes, loss_times_s
+from planner.artefacts.roofline import loss_times_s
 from planner.artefacts.topology import Host, hosts_by_name
 from planner.costs.operators import (
     first_of_each_type,
@@ -40,7 +41,7 @@ from planner.costs.operators import (
 )
 from planner.costs.process_memory import least_reserve_bytes
 from planner.costs.stage_memory import own_limit_bytes, static_bytes
-from planner.costs.stage_pass import shortest_part_s
+from planner.costs.stage_pass import shortest_part_s, sums_of_gradients_s
 from planner.support.arrays import Bools, Floats
 from planner.support.units import format_bytes, format_bytes_apart
 
@@ -124,7 +125,7 @@ def _fastest(problem: Problem, most: int = 1) -> Floats:
     part if it has rules and is split over `most` devices, in s.
     """
     first = first_of_each_type(problem.topology).values()
-    kinds = [_adding_up(operator_times(problem, device)) for device in first]
+    kinds = [_times(problem, device, len(problem.topology.devices)) for device in first]
     times = np.array([times for times, _ in kinds])  # (types, 2, N)
     if most > 1:
         # A loss is computed of a part of its output, whoever made that.
@@ -142,12 +143,17 @@ def _fastest(problem: Problem, most: int = 1) -> Floats:
     return fastest
 
 
-def _adding_up(times: OperatorTimes) -> tuple[Floats, Bools]:
+def _times(problem: Problem, device: int, replicas: int) -> tuple[Floats, Bools]:
     """(2, N) times of the operators that add up in every pass, and (2, 1) whether they are the
     host's, in each direction.
+
+    Args:
+        replicas: of which each adds up a part of the gradients.
     """
-    of_host = (times.host_s.sum(axis=1) > times.device_s.sum(axis=1))[:, None]
-    return np.where(of_host, times.host_s, times.device_s), of_host
+    times, added_s = operator_times(problem, device), sums_of_gradients_s(problem, device)
+    device_s = times.device_s - np.outer((0.0, 1.0 - 1.0 / replicas), added_s)
+    of_host = (times.host_s.sum(axis=1) > device_s.sum(axis=1))[:, None]
+    return np.where(of_host, times.host_s, device_s), of_host
 
 
 def _least_shares(profile: Profile, most: int) -> Floats:
@@ -207,7 +213,8 @@ def fractional_s(problem: Problem) -> float:
     capacity, share = _capacity(problem), _together(problem.profile)
     # In the order of the names, so that the program's solution does not depend on the devices'.
     first = sorted(first_of_each_type(problem.topology).items())
-    kinds = [_adding_up(operator_times(problem, device)) for _, device in first]
+    replicas = min(len(problem.topology.devices), problem.num_microbatches)
+    kinds = [_times(problem, device, replicas) for _, device in first]
     times = np.array([(one * np.where(of_host, 1.0, share)).sum(axis=0) for one, of_host in kinds])
     counts = np.array([capacity[kind] for kind, _ in first], dtype=float)
     if len(kinds) == 1:

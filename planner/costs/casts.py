@@ -24,6 +24,7 @@ from planner.resharding.sent_types import SHORT_FLOATS
 from planner.resharding.sums import parameter_specs
 from planner.support.memo import remembered
 
+
 @remembered
 def cast_weights(profile: Profile) -> frozenset[str]:
     """The weights of which products read copies; none where the profile has these in the stash."""

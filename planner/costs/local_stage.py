@@ -77,6 +77,8 @@ class LocalStage:
         cast_bytes: per operator, what is read and written in a forward, and in a backward, to make
             copies of gathered weights in the type of autocast: in front of the first that reads
             one, or of one that gathers it again.
+        parameter_shares: per operator, of the elements of its trained parameters, those that it
+            reads, and those of their gradients that lie on the device; 1 without any.
     """
 
     profile: Profile
@@ -93,6 +95,7 @@ class LocalStage:
     copy_rows: tuple[int, ...]
     segments: tuple[RerunOperators, ...]
     cast_bytes: tuple[tuple[int, int], ...]
+    parameter_shares: tuple[tuple[float, float], ...]
 
 
 def work_share(rule: Rule, mesh: Sequence[int]) -> float:
@@ -160,7 +163,7 @@ class _Row(NamedTuple):
         graph_index: its index in the whole graph; -1 of one that is not there.
         share: of the work of the whole operator.
         regathered: by their rows, the reshardings that its backward runs again.
-        cast_bytes: as in `LocalStage`.
+        cast_bytes, parameter_shares: as in `LocalStage`.
     """
 
     operator: Operator
@@ -169,6 +172,7 @@ class _Row(NamedTuple):
     share: float
     regathered: tuple[int, ...] = ()
     cast_bytes: tuple[int, int] = (0, 0)
+    parameter_shares: tuple[float, float] = (1.0, 1.0)
 
 
 class _LocalReads(NamedTuple):
@@ -319,6 +323,7 @@ class _Builder:
             copy_rows=tuple(self.copy_rows),
             segments=tuple(self._segments()),
             cast_bytes=tuple(row.cast_bytes for row in self.rows),
+            parameter_shares=tuple(row.parameter_shares for row in self.rows),
         )
 
     def _segments(self) -> Iterator[RerunOperators]:
@@ -409,6 +414,7 @@ class _Builder:
                 share,
                 reads.regathered,
                 self._cast_bytes(operator, reads),
+                self._parameter_shares(operator, reads),
             )
         )
         bases, of_gradients = view_bases(self.profile), _gradient_views(self.profile)
@@ -526,6 +532,20 @@ class _Builder:
             every += size * (not short or copy.readers[0] == operator.name)
             again += size * (self._owner(reads.names[name]) in reads.copies)
         return round(every), round(again)
+
+    def _parameter_shares(self, operator: Operator, reads: _LocalReads) -> tuple[float, float]:
+        """As `LocalStage.parameter_shares`."""
+        at_home, mesh = homes(self.stage, self.graph), self.sharding.mesh
+        known = parameters_by_name(self.graph)
+        trained = [known[name] for name in operator.parameters if known[name].trainable]
+        every = sum(prod(one.shape) for one in trained)
+        if not every:
+            return 1.0, 1.0
+        read = sum(prod(self.local[reads.names[one.name]].shape) for one in trained)
+        held = sum(
+            prod(local_shape(one.shape, at_home[one.name].gradient, mesh)) for one in trained
+        )
+        return read / every, held / every
 
     def _copied(self, copies: Mapping[str, float], reads: _LocalReads) -> float:
         """Bytes of local copies of what an operator reads, by bytes of an element."""

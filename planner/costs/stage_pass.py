@@ -46,7 +46,7 @@ from planner.artefacts.strategy import (
     used_devices,
 )
 from planner.artefacts.topology import DeviceType, Host, device_type, hosts_by_name
-from planner.artefacts.weight_gradients import backward_weight_share
+from planner.artefacts.weight_gradients import backward_weight_share, parameter_work
 from planner.costs.local_stage import LocalStage, local_stage
 from planner.costs.offloading import host_copies, host_of
 from planner.costs.operators import operator_times
@@ -260,21 +260,34 @@ def _measured_shares(profile: Profile, stage: Stage) -> Floats:
 
 def part_times_s(problem: Problem, stage: Stage, device: int) -> tuple[tuple[int, ...], Floats]:
     """The operators of a split stage with its conversions, by index in the graph, -1 of a
-    conversion; and (2, n) their times, forward and backward, in s, without collectives and copies
-    of gathered weights.
+    conversion; and (2, n) their times, forward and backward, in s, without collectives, copies of
+    gathered weights and sums of gradients.
     """
     return local_stage(problem.profile, stage).graph_index, _part_times_s(problem, stage, device)
+
+
+def sums_of_gradients_s(problem: Problem, device: int) -> Floats:
+    """(N,) the time in which each operator adds whole gradients of its parameters to those of other
+    microbatches, in s.
+    """
+    profile, lost = problem.profile, _loss_shares(problem.profile)[1]
+    backward_s = operator_times(problem, device).device_s[1]
+    added_s: Floats = backward_s * (1.0 - lost) * parameter_work(profile)[1]
+    return added_s
 
 
 def _own_times_s(problem: Problem, stage: Stage, device: int) -> Floats:
     """(2, n) times of the operators of `local_stage`, forward and backward, without collectives."""
     local, kind = local_stage(problem.profile, stage), device_type(problem.topology, device)
-    casts_s = np.array(local.cast_bytes).T / kind.memory_bandwidth_bytes_per_s
-    return _part_times_s(problem, stage, device) + casts_s
+    times_s = _part_times_s(problem, stage, device)
+    times_s += np.array(local.cast_bytes).T / kind.memory_bandwidth_bytes_per_s
+    own, held = np.array(local.graph_index), np.array(local.parameter_shares)[:, 1]
+    times_s[1] += np.where(own >= 0, sums_of_gradients_s(problem, device)[own], 0.0) * held
+    return times_s
 
 
 def _part_times_s(problem: Problem, stage: Stage, device: int) -> Floats:
-    """The same without copies of gathered weights."""
+    """The same without copies of gathered weights and sums of gradients."""
     profile, times = problem.profile, operator_times(problem, device)
     local, kind = local_stage(profile, stage), device_type(problem.topology, device)
     own = np.array(local.graph_index)
@@ -287,12 +300,17 @@ def _part_times_s(problem: Problem, stage: Stage, device: int) -> Floats:
         measured = np.full_like(measured, np.nan)
     of_loss = _loss_shares(profile)[:, own]
     least = np.minimum(whole_s, floor_s)
+    fixed, added = (one[..., own] for one in parameter_work(profile))
     t = whole_s * (1.0 - of_loss)
-    part = t * share
+    t[1] *= 1.0 - added
+    fixed_s = fixed * whole_s * (1.0 - of_loss)
+    grows_s = t - fixed_s
+    part = grows_s * share
     if computed:
-        launch = np.minimum(t, least)
-        part = launch + (t - launch) * share
+        launch = np.minimum(grows_s, least)
+        part = launch + (grows_s - launch) * share
     loss_s = whole_s * of_loss * np.array(local.loss_share)
+    part += fixed_s * np.array(local.parameter_shares)[:, 0]
     linear = np.maximum(np.where(share == 1.0, t, part) + loss_s, least)
     times_s: Floats = np.where(np.isnan(measured), linear, t * measured + loss_s)
     return times_s

@@ -19,7 +19,7 @@ from planner.artefacts.graph import (
     unread_tensors,
 )
 from planner.artefacts.problem import Problem, Result, switches_of
-from planner.artefacts.profile import OperatorCost, Profile, storage_owner
+from planner.artefacts.profile import FIXED, OperatorCost, Profile, storage_owner
 from planner.artefacts.strategy import Stage, Strategy, operator_indices
 from planner.artefacts.weight_gradients import backward_weight_share
 from planner.solvers.manual import Manual
@@ -184,6 +184,7 @@ def _cost(profile: Profile, block: Sequence[int], operator: Operator) -> Operato
         workspace_bytes=max(one.workspace_bytes for one in some),
         interval=max(one.interval for one in some),
         backward_weight_s=sum(shares[v] * profile.operators[v].backward_s for v in block),
+        **{name: sum(getattr(one, name) for one in some) for name in FIXED},
     )
 
 

@@ -32,9 +32,9 @@ def sent_types(graph: Graph) -> Mapping[str, str]:
         operators = [graph.operators[v] for v in readers]
         made = {tensors[one.outputs[0]].dtype for one in operators}
         short = made.intersection(SHORT_FLOATS)
-        if known[name].dtype == "float32" and len(made) == len(short) == 1:
-            if all(one.type in PRODUCTS for one in operators):
-                found[name] = short.pop()
+        products = all(one.type in PRODUCTS for one in operators)
+        if known[name].dtype == "float32" and products and len(made) == len(short) == 1:
+            found[name] = short.pop()
     return found
 
 

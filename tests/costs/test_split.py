@@ -593,8 +593,8 @@ def test_one_copy_of_a_weight_stays_on_a_device_that_has_it_as_it_is_read():
 
 
 def test_gathered_weights_are_converted_in_each_pass():
-    """ZeRO-3 keeps nothing of them, and reads 4 and writes 2 bytes of each number, forward and
-    backward.
+    """ZeRO-3 keeps nothing of them, and each device reads 4 and writes 2 bytes of each number of its
+    half, forward and backward.
     """
     profile = cast_once_mlp()
     stage = one_stage(profile, zero(2, 3), ((0, 1),)).stages[0]
@@ -606,7 +606,7 @@ def test_gathered_weights_are_converted_in_each_pass():
             local.profile.graph.operators, local.cast_bytes, local.profile.operators, strict=True
         )
     }
-    moved = WIDTH * HIDDEN * 6
+    moved = WIDTH * HIDDEN // 2 * 6
     assert found["up"] == ((moved, moved), ROWS // 2 * WIDTH * 2)
     assert found["down"] == ((moved, moved), 0)
 

@@ -29,6 +29,7 @@ from planner.artefacts.profile import (
     Profile,
     SplitRule,
 )
+from planner.artefacts.weight_gradients import with_parameter_work
 from planner.profilers.roofline.times import PassKernels, PassSeconds, both_passes_s
 from planner.support.errors import OptionError
 
@@ -59,7 +60,7 @@ def grown(profile: Profile, growth: Growth, size: int) -> Profile:
     views = growth.views if across else None
     gradient_views = growth.gradient_views if across else None
     graph = _graph(profile.graph, growth, more)
-    return replace(
+    made = replace(
         profile,
         graph=graph,
         operators=_costs(profile, growth, graph, size, across=across),
@@ -73,6 +74,7 @@ def grown(profile: Profile, growth: Growth, size: int) -> Profile:
         loss_costs=_loss_costs(growth, size),
         growth=None,
     )
+    return with_parameter_work(made, growth)
 
 
 # ---- shapes

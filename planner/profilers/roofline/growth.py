@@ -32,6 +32,7 @@ from planner.artefacts.growth import (
 )
 from planner.artefacts.profile import Profile, SplitRule, has_rules
 from planner.artefacts.sharding import reads
+from planner.artefacts.weight_gradients import with_parameter_work
 from planner.model.dataflow import MAX_STATIC_ELEMENTS
 from planner.model.load import Model, resized
 from planner.profilers.analytic import Computed
@@ -79,7 +80,7 @@ def with_growth(
     except (_NoLineError, ModelError, OptionError) as error:
         why = f"good for microbatches of {profile.microbatch_size} only: {error}"
         return replace(profile, warnings=(*profile.warnings, why.splitlines()[0]))
-    return replace(profile, growth=growth)
+    return replace(with_parameter_work(profile, growth), growth=growth)
 
 
 class _NoLineError(Exception):

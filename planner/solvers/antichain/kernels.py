@@ -52,7 +52,9 @@ KEPT, BOUNDARY, ENTERING, HELD, TRAINED, WORKSPACE = 0, 1, 2, 3, 4, 5
 # what a backward scatters from level 2 on, of what a forward gathers at level 3, and of what a
 # backward gathers again; bytes that are kept at lower levels only.
 STEPPED, CUT, ROW, SCATTERED, SCATTERS, GATHERED, GATHERS, AGAIN_BYTES, AGAINS, SAVED = range(10)
-NUM_PARTS = 10
+# In s: of a backward, sums of gradients of which each replica does a part from level 2 on.
+ADDED = 10
+NUM_PARTS = 11
 # Columns of `Labels.value`, in s: round trip; slowest period behind the cut, forward and back (in a
 # flow without end, both passes of the first stage behind the cut); exposed end.
 TOTAL, WORST, WORST_BACK, EXPOSED = 0, 1, 2, 3
@@ -717,6 +719,8 @@ def _slowest_passes(
         launch = sweep.moves.type_launch[kind, to]
         own = times.forward[kind, j] - times.forward[kind, i]
         gone = times.backward[kind, j] - times.backward[kind, i]
+        if level >= 2:
+            gone -= sweep.scratch.part[ADDED] * (1.0 - 1.0 / sweep.moves.r[to])
         if _hides(sweep, to):  # the least that both streams take
             own, gone = slow * max(own, gather), slow * max(gone, exchange)
         else:

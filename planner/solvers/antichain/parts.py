@@ -9,6 +9,7 @@ parts only where all of them are in one stage.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -20,9 +21,11 @@ from planner.artefacts.sharding import CHUNKS
 from planner.artefacts.strategy import Stage
 from planner.artefacts.topology import CollectiveKind
 from planner.costs.local_stage import LocalStage, local_stage
+from planner.costs.operators import first_of_each_type
 from planner.costs.passes import block_workspace_bytes, operator_workspaces
 from planner.costs.process_memory import least_reserve_bytes
 from planner.costs.stage_memory import limit_bytes, memory_of, search_bytes, static_bytes
+from planner.costs.stage_pass import sums_of_gradients_s
 from planner.costs.transfers import half_line
 from planner.resharding import reshardings
 from planner.resharding.conversion import LOCAL
@@ -136,6 +139,8 @@ def _figures(problem: Problem) -> Mapping[str, Floats]:
             rows[name][kernels.CUT], rows[name][kernels.ROW] = size, _row_bytes(known[name])
         if CHUNKS in lies.state and known[name].trainable:
             rows[name][kernels.STEPPED] = size
+    for name, added_s in _added_s(problem).items():
+        rows[name][kernels.ADDED] = added_s * bool(rows[name][kernels.STEPPED])
     for copy in reshardings(stage, graph):
         if copy.tensor not in known:
             continue
@@ -151,6 +156,19 @@ def _figures(problem: Problem) -> Mapping[str, Floats]:
             row[count] += times
             row[total] += times * each
     return rows
+
+
+def _added_s(problem: Problem) -> Mapping[str, float]:
+    """By trained parameter, the time of the sums of its gradients on the slowest type of device."""
+    graph, types = problem.profile.graph, first_of_each_type(problem.topology).values()
+    most_s = np.max([sums_of_gradients_s(problem, device) for device in types], axis=0)
+    known = parameters_by_name(graph)
+    found = {one.name: 0.0 for one in graph.parameters if one.trainable}
+    for v, operator in enumerate(graph.operators):
+        trained = {name: prod(known[name].shape) for name in operator.parameters if name in found}
+        for name, elements in trained.items():
+            found[name] += float(most_s[v]) * elements / max(1, sum(trained.values()))
+    return found
 
 
 def _row_bytes(parameter: Parameter) -> float:

@@ -169,8 +169,12 @@ class ParameterTables:
         later = flows and want.segment < 0 and self._reads_again(one, reader)
         mine = flows and home.summed is None
         there = prices.gathered_s(one, lies, want.spec)
-        at_home = lies, want.gradient and self._gradient(home.lies, home.summed or made)
-        cast_s = 0.0 if at_home == want[:2] else prices.cast_s(one, reader.operator, lies, want.spec)
+        gradient = self._gradient(home.lies, home.summed or made) if flows else None
+        cast_s = added_s = 0.0
+        if (lies, gradient) != want[:2]:
+            cast_s = prices.cast_s(one, reader.operator, lies, want.spec)
+        if gradient is not None:
+            added_s = prices.added_s(one, reader.operator, gradient)
         # Copies that are gathered in the shorter type are made once for all who share them.
         first_cast_s = cast_s * (sure if there and prices.sent_as(one) != one.dtype else 1.0)
         again = later and there > 0  # what a device has it does not gather again
@@ -178,11 +182,11 @@ class ParameterTables:
         # Where the view is converted, that is read back instead.
         view = facts(self.graph.operators[reader.operator].type).moves is VIEW
         return Parts(
-            compute=prices.rounds * (runs * first_cast_s + again * cast_s),
+            compute=prices.rounds * (runs * first_cast_s + again * cast_s + added_s),
             inside=sure * first + (not view) * again_s,
             sums=self._sums_s(one, home.lies, made) if mine else 0.0,
             forward=first_cast_s,
-            backward=again * cast_s,
+            backward=again * cast_s + added_s,
             unsure=(1 - sure) * first + view * again_s,
         )
 

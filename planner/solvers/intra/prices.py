@@ -26,7 +26,7 @@ from planner.artefacts.sharding import OWN, Rule, Sharding, Spec, dim_of, local_
 from planner.artefacts.strategy import BUCKET_BYTES, MAX_BUCKETS, Stage
 from planner.artefacts.topology import device_type
 from planner.costs.casts import cast_weights
-from planner.costs.stage_pass import part_times_s, stage_collectives_s
+from planner.costs.stage_pass import part_times_s, stage_collectives_s, sums_of_gradients_s
 from planner.costs.update import gradient_copies, step_s
 from planner.resharding.conversion import LOCAL, Step, conversion
 from planner.resharding.cut_losses import vocabulary_parallel_steps
@@ -50,6 +50,7 @@ class Prices:
         self.problem, self.view = problem, view
         self.rounds = problem.num_microbatches / view.replicas if rounds is None else rounds
         self._kind = device_type(problem.topology, view.group[0])
+        self._added_s = sums_of_gradients_s(problem, view.group[0])
         every = sum(one.bytes for one in problem.profile.graph.parameters)
         self._bucket_bytes = max(BUCKET_BYTES, every // MAX_BUCKETS)
         self._bucket_bytes *= gradient_copies(problem.profile)
@@ -134,6 +135,14 @@ class Prices:
         elements = prod(local_shape(one.shape, lies if short else spec, self.view.sizes))
         items = ITEM_BYTES["float32"] + ITEM_BYTES[profile.dtype]
         return round(elements * items) / self._kind.memory_bandwidth_bytes_per_s
+
+    def added_s(self, one: Parameter, v: int, gradient: Spec) -> float:
+        """Of an operator's part of the sum of the gradients of a parameter, which lie so."""
+        known = parameters_by_name(self.problem.profile.graph)
+        held = (known[name] for name in self.problem.profile.graph.operators[v].parameters)
+        every = sum(prod(other.shape) for other in held if other.trainable)
+        here = prod(local_shape(one.shape, gradient, self.view.sizes))
+        return float(self._added_s[v]) * here / every
 
     def step_s(self, size_bytes: float) -> float:
         """Of the optimizer, through so many bytes of parameters."""
