@@ -29,7 +29,7 @@ from planner.artefacts.profile import (
     Profile,
     SplitRule,
 )
-from planner.artefacts.weight_gradients import with_parameter_work
+from planner.artefacts.weight_gradients import with_parameter_work, without_parameter_work
 from planner.profilers.roofline.times import PassKernels, PassSeconds, both_passes_s
 from planner.support.errors import OptionError
 
@@ -53,6 +53,7 @@ def grown(profile: Profile, growth: Growth, size: int) -> Profile:
     """
     if size < growth.least:
         raise OptionError(f"a microbatch of {size}: expected at least {growth.least} samples")
+    profile = without_parameter_work(profile)
     more = size - profile.microbatch_size
     # What no line describes is the same for all sizes from two on; the growth has it for one
     # sample where the profile has it for more, and for more where the profile has it for one.
