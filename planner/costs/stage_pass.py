@@ -299,18 +299,15 @@ def _part_times_s(problem: Problem, stage: Stage, device: int) -> Floats:
     if kind.name != profile.device_type:
         measured = np.full_like(measured, np.nan)
     of_loss = _loss_shares(profile)[:, own]
-    least = np.minimum(whole_s, floor_s)
     fixed, added = (one[..., own] for one in parameter_work(profile))
-    t = whole_s * (1.0 - of_loss)
-    t[1] *= 1.0 - added
-    fixed_s = fixed * whole_s * (1.0 - of_loss)
+    alone_s, lost_s = whole_s * (1.0 - of_loss), whole_s * of_loss
+    t = alone_s * np.stack((np.ones_like(added), 1.0 - added))
+    least = np.minimum(t + lost_s, floor_s)
+    fixed_s = alone_s * fixed
     grows_s = t - fixed_s
-    part = grows_s * share
-    if computed:
-        launch = np.minimum(grows_s, least)
-        part = launch + (grows_s - launch) * share
-    loss_s = whole_s * of_loss * np.array(local.loss_share)
-    part += fixed_s * np.array(local.parameter_shares)[:, 0]
+    launch = np.minimum(grows_s, least) if computed else 0.0
+    part = launch + (grows_s - launch) * share + fixed_s * np.array(local.parameter_shares)[:, 0]
+    loss_s = lost_s * np.array(local.loss_share)
     linear = np.maximum(np.where(share == 1.0, t, part) + loss_s, least)
     times_s: Floats = np.where(np.isnan(measured), linear, t * measured + loss_s)
     return times_s

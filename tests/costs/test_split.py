@@ -9,11 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planner.artefacts.files import shipped
+from planner.artefacts.formats.any import read_any_profiles
 from planner.artefacts.options import Optimizer
 from planner.artefacts.profile import ROOFLINE, Contention, Source
 from planner.artefacts.sharding import local_shape, rule_of
 from planner.artefacts.strategy import Stage, violations
 from planner.artefacts.topology import CollectiveKind, CollectiveTable
+from planner.clusters.yaml.read import shipped_device_type
 from planner.costs.casts import kept_casts
 from planner.costs.evaluate import evaluate
 from planner.costs.local_stage import local_stage, work_share
@@ -29,6 +32,7 @@ from planner.costs.transfers import (
     lines,
     reducescatter_s,
 )
+from planner.profilers.interpolate import interpolated
 from planner.resharding import conversion
 from planner.resharding.sums import gradient_sums
 from planner.schedules.actions import Receive, Send
@@ -576,6 +580,29 @@ def cast_once_mlp():
     return replace(profile, operators=operators, dtype="bfloat16", casts_once=True)
 
 
+def test_a_part_of_the_samples_takes_what_as_many_samples_take():
+    """Of eight samples of Llama's a device has one. The kernels that cast whole gradients are as
+    long as for one sample, and so are sums of those that lie whole.
+    """
+    (single,) = read_any_profiles(shipped("profiles") / "llama7b-a100.json")
+    eight = interpolated([single], 8)
+    topology = cluster([shipped_device_type("A100-SXM4-80GB")] * 8, 1e11, 1e-6)
+    v = next(i for i, one in enumerate(single.graph.operators) if one.type == "MatMul")
+    operator, cost = single.graph.operators[v], single.operators[v]
+    cut = {operator.inputs[0]: ("S0",)}
+    for home, held in (("R", 1.0), ("S0", 1 / 8)):
+        split = sharding(
+            (8,), {operator.name: ["S0,R->S0"]}, inputs=cut, outputs={operator.outputs[0]: ("S0",)},
+            parameters={operator.parameters[0]: (home,)},
+        )  # fmt: skip
+        stage = Stage((operator.name,), (tuple(range(8)),), 1, False, split)
+        one = stage_pass(problem_of(eight, topology, 1), stage, 0)
+        (row,) = np.flatnonzero(one.operators >= 0)
+        saved_s = (1 - held) * cost.sums_s
+        assert one.compute_s[1, row] == pytest.approx(cost.backward_s - saved_s, rel=0.01)
+        assert saved_s == 0 or saved_s > 0.1 * cost.backward_s
+
+
 def test_one_copy_of_a_weight_stays_on_a_device_that_has_it_as_it_is_read():
     """Columns: halves of both weights, whatever is in flight."""
     profile = cast_once_mlp()
@@ -593,8 +620,8 @@ def test_one_copy_of_a_weight_stays_on_a_device_that_has_it_as_it_is_read():
 
 
 def test_gathered_weights_are_converted_in_each_pass():
-    """ZeRO-3 keeps nothing of them, and each device reads 4 and writes 2 bytes of each number of its
-    half, forward and backward.
+    """ZeRO-3 keeps nothing of them, and each device reads 4 and writes 2 bytes of each number of
+    its half, forward and backward.
     """
     profile = cast_once_mlp()
     stage = one_stage(profile, zero(2, 3), ((0, 1),)).stages[0]

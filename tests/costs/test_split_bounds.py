@@ -110,6 +110,25 @@ def test_no_split_strategy_beats_the_bound(times):
         assert least[objective] < 3.5 * bound_s
 
 
+def test_no_strategy_that_adds_up_parts_of_gradients_beats_the_bound():
+    """A half of the backwards that have weights is sums, of which replicas may do a part each."""
+    known = with_rules(mlp((0.5, 4.0, 2.0, 4.0)))
+    operators = tuple(
+        replace(one, sums_s=0.5 * one.backward_s * bool(operator.parameters))
+        for one, operator in zip(known.operators, known.graph.operators, strict=True)
+    )
+    known = replace(known, operators=operators)
+    problem = problem_of(known, cluster([unit_type()] * 4, 1e15, 0.0), 2)
+    bounds, least = bounds_of(problem), least_of(problem)
+    for objective, bound_s in bounds.items():
+        assert bound_s <= least[objective] * (1 + 1e-9)
+    names = tuple(RULES)
+    stage = Stage(names, tuple((d,) for d in range(4)), 1, False, over=4, zero=3)
+    strategy = Strategy((stage,), ScheduleName.ONE_F_ONE_B, 4)
+    four = changed(problem, num_microbatches=4)
+    assert objective_s(four, strategy) == pytest.approx(lower_bound_s(four))
+
+
 def test_no_strategy_with_measured_parts_beats_the_bound():
     """Parts that take less than their share, as where they fit into a cache, and others more."""
     known = with_rules(mlp((1.0, 4.0, 9.0, 4.0)))

@@ -9,8 +9,8 @@ from planner.artefacts.graph import ITEM_BYTES, parameters_by_name, tensors_by_n
 from planner.artefacts.sharding import local_shape
 from planner.artefacts.strategy import indices_of
 from planner.resharding import reshardings
-from planner.resharding.over_replicas import over_replicas
 from planner.resharding.conversion import sends
+from planner.resharding.over_replicas import over_replicas
 from planner.resharding.overlap import held_ahead_bytes, pass_order
 from tests.costs.test_overlap import MB, chain_of, replicas_of
 from tests.support.split_models import MODELS, loaded

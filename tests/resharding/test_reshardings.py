@@ -5,11 +5,13 @@ from dataclasses import replace
 
 import pytest
 
+from planner.artefacts.graph import parameters_by_name
 from planner.artefacts.sharding import Sharding, rule_of
 from planner.artefacts.strategy import Stage
 from planner.resharding import Collective, reshardings
 from planner.resharding.conversion import LOCAL
 from planner.resharding.reshardings import homes
+from planner.resharding.sent_types import with_products_in
 from tests.support.blocks import block, megatron
 
 
@@ -67,6 +69,31 @@ def without_backward(graph, *names):
 def test_an_operator_without_a_backward_makes_no_sum_of_gradients():
     stage, graph = data_parallel()
     assert homes(stage, without_backward(graph, "q"))["wq"].gradient == ("R",)
+
+
+def test_weights_that_only_products_read_are_gathered_in_the_type_of_autocast():
+    """Their gradients are scattered in their own."""
+    stage, graph = data_parallel(parameters={"wq": ("S0",)}, gradients={"wq": ("S0",)})
+    tied = replace(graph, operators=tuple(
+        replace(one, parameters=("wq",)) if one.name == "norm1" else one
+        for one in graph.operators
+    ))  # fmt: skip
+    found = {}
+    for name, given in (("short", graph), ("tied", tied)):
+        (one,) = [
+            one for one in reshardings(stage, with_products_in(given, "bfloat16"))
+            if one.tensor == "wq"
+        ]  # fmt: skip
+        found[name] = one.dtype, one.forward[0].bytes, one.backward[0].bytes
+    size = parameters_by_name(graph)["wq"].bytes
+    assert found == {
+        "short": ("bfloat16", size // 2, size), "tied": ("float32", size, size),
+    }  # fmt: skip
+    (slices,) = [
+        one for one in reshardings(data_parallel()[0], with_products_in(graph, "bfloat16"))
+        if one.tensor == "norm1"
+    ]  # fmt: skip
+    assert slices.dtype == "float32"
 
 
 def test_a_copy_for_operators_without_a_backward_has_no_gradient():

@@ -21,10 +21,16 @@ from tests.support.often import often
 GB = 10**9
 
 
-def chain(parameters, forward_s, tensors=None):
-    """A profile of a chain of operators with large parameters and small tensors."""
+def chain(parameters, forward_s, tensors=None, summed=0.0):
+    """A profile of a chain of operators with large parameters and small tensors.
+
+    Args:
+        summed: the share of backwards in sums of gradients.
+    """
     feeds = [[v - 1] if v else [] for v in range(len(parameters))]
-    return profile_of(graph_of(feeds, tensors or [1000] * len(feeds), parameters), forward_s)
+    profile = profile_of(graph_of(feeds, tensors or [1000] * len(feeds), parameters), forward_s)
+    operators = tuple(replace(one, sums_s=summed * one.backward_s) for one in profile.operators)
+    return replace(profile, operators=operators)
 
 
 def widths_of(num_stages, num_devices):
@@ -107,7 +113,11 @@ def tight_problems(draw):
     optimizer = draw(st.sampled_from(Optimizer))
     least, most = 1 + 0.2 * optimizer.num_moments, 2 + optimizer.num_moments
     return problem_of(
-        chain([n * GB for n in parameters], [n / 10 for n in forward_s]),
+        chain(
+            [n * GB for n in parameters],
+            [n / 10 for n in forward_s],
+            summed=draw(st.sampled_from([0.0, 0.4])),
+        ),
         cluster([unit_type()] * count, draw(st.sampled_from([1e9, 1e10, 1e12])), 1e-5),
         num_microbatches=draw(st.sampled_from([2, 3, 4, 6, 12])),
         optimizer=optimizer,

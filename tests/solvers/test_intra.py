@@ -18,6 +18,7 @@ from planner.costs.local_stage import local_stage
 from planner.costs.stage_memory import stage_memory
 from planner.costs.stage_pass import stage_pass
 from planner.resharding.checks import all_violations
+from planner.resharding.sent_types import with_products_in
 from planner.simulator.estimate import estimate_s
 from planner.solvers.intra import solve as intra
 from planner.solvers.intra.answer import segments_of, sharding_of
@@ -176,23 +177,39 @@ def test_the_stash_of_the_program_is_what_a_stage_keeps(models, name):
     assert len(kept) > 3
 
 
+@pytest.mark.parametrize("sent", ["float32", "bfloat16"])
 @pytest.mark.parametrize("bounds", [(), ((0, 2), (2, 5))])
-@pytest.mark.parametrize(("mesh", "replicas"), [((4,), 1), ((2,), 2)])
-def test_gathered_weights_are_copied_under_autocast_in_every_pass(models, mesh, replicas, bounds):
-    """Those that lie as they are read are copied once in a step."""
+@pytest.mark.parametrize(
+    ("mesh", "replicas", "over"), [((4,), 1, 0), ((2,), 2, 0), ((2,), 4, 2)]
+)  # fmt: skip
+def test_gathered_weights_are_copied_under_autocast_in_every_pass(
+    models, mesh, replicas, over, bounds, sent
+):
+    """Those that lie as they are read are copied once in a step. Gradients are added up where they
+    lie, and some work on them is the same for all samples.
+    """
     profile = profiled(models["mlp"])
     graph = replace(profile.graph, parameters=tuple(
         replace(one, dtype="float32") for one in profile.graph.parameters
     ))  # fmt: skip
-    profile = replace(profile, graph=graph, dtype="bfloat16", casts_once=True)
-    given = problem(profile, 4, 2, recompute=Recompute.NONE)
-    view = View(mesh, replicas, (0, 1, 2, 3))
+    operators = tuple(
+        replace(one, fixed_backward_s=0.25 * one.backward_s, sums_s=0.5 * one.backward_s)
+        if operator.parameters else one
+        for one, operator in zip(profile.operators, graph.operators, strict=True)
+    )  # fmt: skip
+    graph = with_products_in(graph, sent)
+    profile = replace(
+        profile, graph=graph, operators=operators, dtype="bfloat16", casts_once=True
+    )  # fmt: skip
+    count = mesh[0] * replicas
+    given = problem(profile, count, 4, recompute=Recompute.NONE)
+    view = View(mesh, replicas, tuple(range(count)), over=over)
     blocks = blocks_in(profile, bounds, selected=True)
     made, chance, copied = built(given, view, blocks), random.Random(3), set()
     for _ in range(40):
         picks = drawn(made, chance)
         stage = stage_of(given, made, picks)
-        if all_violations(Strategy((stage,), ScheduleName.ONE_F_ONE_B, 2), graph, 4):
+        if all_violations(Strategy((stage,), ScheduleName.ONE_F_ONE_B, 4), graph, count):
             continue
         rounds = given.num_microbatches / replicas
         steps = sum(made.node_s[node].compute[picks[node]] for node, _ in made.lies.values())

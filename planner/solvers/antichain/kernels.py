@@ -632,14 +632,30 @@ def _try_devices(sweep: Sweep, stage: NewStage, num_active: int) -> None:
             # Safe: the bytes of a stage do not depend on the stages in front, so no pipeline with
             # one that fits neither way fits. A higher level exchanges more in each pass, which
             # costs no less than what it saves at the end. So the least at which a stage fits is
-            # the best, and recomputing, which takes longer, is only for a lower one.
+            # the best, but for level 2, from which on each replica adds up a part of the gradients.
+            # Recomputing, which takes longer, is only for a lower one.
             least = NUM_LEVELS
             for again in range(2):
                 level = _least_level(sweep, stage, to, again, least)
                 if level < least:
-                    least = level
                     price = _price(sweep, stage, c, e, again, level)
                     _extend_labels(sweep, stage, c, to, price)
+                    if level < 2 < least and _adds_up_in_parts(sweep, stage, to, again):
+                        price = _price(sweep, stage, c, e, again, 2)
+                        _extend_labels(sweep, stage, c, to, price)
+                    least = level
+
+
+@inlined
+def _adds_up_in_parts(sweep: Sweep, stage: NewStage, to: int, again: int) -> bool:
+    """Whether level 2 saves time of a backward, and a stage fits at it.
+
+    Args:
+        again: 1 if it recomputes its activations, else 0.
+    """
+    if sweep.moves.levels[to] <= 2 or sweep.scratch.part[ADDED] == 0.0:
+        return False
+    return bool(_needed_bytes(sweep, stage, to, again, 2) <= sweep.moves.limit[to])
 
 
 @inlined

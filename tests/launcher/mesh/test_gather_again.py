@@ -27,7 +27,9 @@ def by(function, weight, x):
     lambda weight, x: torch.matmul(x, weight.t()),
     lambda weight, x: functional.linear(x, weight) + functional.linear(x.flip(0), weight),
 ], ids=["whole", "part", "view", "twice"])  # fmt: skip
-def test_products_under_autocast_keep_no_copy(function):
+@pytest.mark.parametrize("sent", [None, torch.bfloat16])
+def test_products_under_autocast_keep_no_copy(function, sent):
+    """Also where parts of the weight are converted first, and gathered in the shorter type."""
     torch.manual_seed(0)
     weight, x = torch.randn(OUT, IN), torch.randn(5, IN)
     expected = by(function, weight.clone().requires_grad_(), x)
@@ -37,10 +39,12 @@ def test_products_under_autocast_keep_no_copy(function):
     def on_one(mesh):
         home = weight.chunk(2)[mesh.index].clone().requires_grad_()
         convert = Conversion("w", mesh, there, back)
+        convert.dtype, convert.gradient_dtype = sent, torch.float32
         again = RegatheredOperator(lambda w, x: function(w, x), [convert], is_product=True)
 
         def gathered(home, x):
             copy = finished(convert(home))
+            assert copy.dtype == (sent or torch.float32)
             return again([(home, copy)], copy, x)
 
         return by(gathered, home, x)
