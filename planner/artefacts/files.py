@@ -302,6 +302,7 @@ def _as_read(profile: Profile) -> Profile:
 def _is_new(profile: Profile) -> bool:
     """Whether a profile has fields that files have since format 3."""
     timed = any(one.backward_weight_s is not None for one in profile.operators)
+    timed |= without_parameter_work(profile) is not profile
     started = any(one.host_forward_s or one.host_backward_s for one in profile.operators)
     started |= any(one.host_forward_s or one.host_backward_s for one in profile.loss_costs)
     typed = profile.parameter_dtype is not None or profile.casts_once

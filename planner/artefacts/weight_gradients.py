@@ -80,7 +80,7 @@ def parameter_work(profile: Profile) -> tuple[Floats, Floats]:
     """
     rows = [(one.fixed_forward_s, one.fixed_backward_s, one.sums_s) for one in profile.operators]
     whole = [(one.forward_s, one.backward_s, one.backward_s) for one in profile.operators]
-    parts_s, whole_s = np.array(rows).T, np.array(whole).T
+    parts_s, whole_s = np.array(rows, dtype=float).T, np.array(whole, dtype=float).T
     shares = np.divide(parts_s, whole_s, out=np.zeros_like(parts_s), where=whole_s > 0)
     return shares[:2], shares[2]
 

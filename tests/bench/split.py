@@ -6,6 +6,7 @@ that are not asked for stay as they are.
 
     python -m tests.bench.split --write
     python -m tests.bench.split --hosts p4d --gpus 8 --per-device 1
+    python -m tests.bench.split --parameters bfloat16 --per-device 1 --write
 
 The planner chooses the size of the microbatches, out of all that divide the samples.
 """
@@ -16,6 +17,7 @@ import time
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import planner
 from planner.artefacts.files import shipped
@@ -27,6 +29,7 @@ from planner.reports.plans import sharing_text
 from planner.solvers.sharded.options import Megatron, Zero
 from planner.support.units import format_bytes, format_seconds
 from tests.bench.solvers import put
+from tests.support.models import SYNTHETIC
 
 FILE = Path(__file__).parents[2] / "docs" / "split.md"
 HOSTS = {"p4d": "llama7b-a100", "p5": "llama7b-h100"}
@@ -84,10 +87,20 @@ class Row:
     took_s: float
 
 
-def profile_of(hosts):
-    """The shipped profile of a host's devices, which is good for microbatches of any size."""
+def profile_of(hosts, parameters="float32"):
+    """The shipped profile of a host's devices, which is good for microbatches of any size, or one
+    that is computed with the same options and another type of parameters.
+    """
     (profile,) = read_any_profiles(shipped("profiles") / f"{HOSTS[hosts]}.json")
-    return profile
+    if parameters == "float32":
+        return profile
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / profile.model_path
+        path.write_bytes(SYNTHETIC["llama7b"]().SerializeToString())
+        return planner.profile(
+            path, batch=1, dimensions={"seq": profile.dimensions["seq"]}, dtype=profile.dtype,
+            device=profile.device_type, parameters=parameters,
+        )  # fmt: skip
 
 
 def rows_of(profile, topology, samples):
@@ -276,18 +289,18 @@ def replaced(old, new, starts):
     return [one for one in first if one is not None]
 
 
-def write(each, row, part):
+def write(of, row, part):
     """Puts a row of the summary and a table into the document.
 
     Args:
-        each: samples per device.
+        of: what the table is of, in words.
     """
     names = list(product(HOSTS, GPUS))
     head = [f"| {' | '.join(SUMMARY)} |", "|---|---|" + "---:|" * (len(SUMMARY) - 2)]
-    name = f"summary of {each} per device"
+    name = f"summary of {of}"
     starts = [f"| {gpus} {hosts} |" for hosts, gpus in names]
     put(FILE, name, "\n".join(head + replaced(text_of(name).splitlines(), row, starts)))
-    name = f"tables of {each} per device"
+    name = f"tables of {of}"
     starts = [f"#### {gpus} devices of {hosts}," for hosts, gpus in names]
     old = re.split("(?m)^(?=#### )", text_of(name))
     parts = replaced([one.strip() for one in old], part, starts)
@@ -301,9 +314,12 @@ def main():
     parser.add_argument("--hosts", nargs="*", choices=HOSTS, default=tuple(HOSTS))
     parser.add_argument("--gpus", nargs="*", type=int, choices=GPUS, default=GPUS)
     parser.add_argument("--per-device", nargs="*", type=int, choices=PER_DEVICE, default=PER_DEVICE)
+    parser.add_argument("--parameters", choices=("float32", "bfloat16"), default="float32")
     options = parser.parse_args()
+    profiles = {hosts: profile_of(hosts, options.parameters) for hosts in options.hosts}
+    short = "" if options.parameters == "float32" else f", {options.parameters} parameters"
     for each, hosts, gpus in product(options.per_device, options.hosts, options.gpus):
-        profile = profile_of(hosts)
+        profile = profiles[hosts]
         topology = planner.read_topology(f"{hosts}-x8", gpus)
         samples = gpus * each
         rows = list(rows_of(profile, topology, samples))
@@ -315,7 +331,7 @@ def main():
             if one.reason:
                 print(f"{one.way.name}: {one.reason}", flush=True)
         if options.write:
-            write(each, row, part)
+            write(f"{each} per device{short}", row, part)
 
 
 if __name__ == "__main__":
