@@ -98,7 +98,7 @@ def profile_of(hosts, parameters="float32"):
         path = Path(folder) / profile.model_path
         path.write_bytes(SYNTHETIC["llama7b"]().SerializeToString())
         return planner.profile(
-            path, batch=1, dimensions={"seq": profile.dimensions["seq"]}, dtype=profile.dtype,
+            path, batch=1, dims={"seq": profile.dimensions["seq"]}, dtype=profile.dtype,
             device=profile.device_type, parameters=parameters,
         )  # fmt: skip
 

@@ -288,9 +288,11 @@ class _Search:
         over = self._found.work_s >= self._limit_s and not self._is_urgent(one)
         late = not self._found.fitting and self._found.work_s > BUILT_SHARE * self._limit_s
         due = one.due is not None
+        # Programs of replicas alone are small, so their first plans are there soon.
+        axes = len(one.view.mesh) if math.prod(one.view.mesh) > 1 or one.tried else 0
         # Than the first weights of all views of as many axes.
         later = one.tried > self._is_due(one)
-        return over, late and one.bound is None, len(one.view.mesh), later, due, one.bound_s
+        return over, late and one.bound is None, axes, later, due, one.bound_s
 
     @property
     def _most_s(self) -> float:
