@@ -170,11 +170,7 @@ class ParameterTables:
         mine = flows and home.summed is None
         there = prices.gathered_s(one, lies, want.spec)
         gradient = self._gradient(home.lies, home.summed or made) if flows else None
-        cast_s = added_s = 0.0
-        if (lies, gradient) != want[:2]:
-            cast_s = prices.cast_s(one, reader.operator, lies, want.spec)
-        if gradient is not None:
-            added_s = prices.added_s(one, reader.operator, gradient)
+        cast_s, added_s = self._computed_s(one, Ends(lies, gradient), want, reader)
         # Copies that are gathered in the shorter type are made once for all who share them.
         first_cast_s = cast_s * (sure if there and prices.sent_as(one) != one.dtype else 1.0)
         again = later and there > 0  # what a device has it does not gather again
@@ -189,6 +185,19 @@ class ParameterTables:
             backward=again * cast_s + added_s,
             unsure=(1 - sure) * first + view * again_s,
         )
+
+    def _computed_s(
+        self, one: Parameter, home: Ends, want: Ends, reader: Reader
+    ) -> tuple[float, float]:
+        """Of a copy in a shorter type that an operator reads, and of its part of the sum of the
+        gradients.
+        """
+        cast_s = added_s = 0.0
+        if home[:2] != want[:2]:
+            cast_s = self.prices.cast_s(one, reader.operator, home.spec, want.spec)
+        if home.gradient is not None:
+            added_s = self.prices.added_s(one, reader.operator, home.gradient)
+        return cast_s, added_s
 
     def _reads_again(self, one: Parameter, reader: Reader) -> bool:
         """Whether the backward of an operator gathers a parameter again. Readers of a view read
