@@ -19,7 +19,7 @@ from planner.artefacts.graph import (
     unread_tensors,
 )
 from planner.artefacts.problem import Problem, Result, switches_of
-from planner.artefacts.profile import FIXED, OperatorCost, Profile, storage_owner
+from planner.artefacts.profile import OperatorCost, Profile, storage_owner
 from planner.artefacts.strategy import Stage, Strategy, operator_indices
 from planner.artefacts.weight_gradients import backward_weight_share
 from planner.solvers.manual import Manual
@@ -170,10 +170,10 @@ def _cost(profile: Profile, block: Sequence[int], operator: Operator) -> Operato
     outer = {*operator.inputs, *operator.outputs}
     return OperatorCost(
         name=operator.name,
-        forward_s=sum(one.forward_s for one in some),
-        backward_s=sum(one.backward_s for one in some),
-        host_forward_s=sum(one.host_forward_s for one in some),
-        host_backward_s=sum(one.host_backward_s for one in some),
+        forward_s=_time_s(some, "forward_s"),
+        backward_s=_time_s(some, "backward_s"),
+        host_forward_s=_time_s(some, "host_forward_s"),
+        host_backward_s=_time_s(some, "host_backward_s"),
         output_bytes=sum(tensors[name].bytes for name in operator.outputs),
         parameter_bytes=sum(held[name].bytes for name in operator.parameters),
         flops=sum(one.flops for one in some),
@@ -184,8 +184,15 @@ def _cost(profile: Profile, block: Sequence[int], operator: Operator) -> Operato
         workspace_bytes=max(one.workspace_bytes for one in some),
         interval=max(one.interval for one in some),
         backward_weight_s=sum(shares[v] * profile.operators[v].backward_s for v in block),
-        **{name: sum(getattr(one, name) for one in some) for name in FIXED},
+        fixed_forward_s=_time_s(some, "fixed_forward_s"),
+        fixed_backward_s=_time_s(some, "fixed_backward_s"),
+        sums_s=_time_s(some, "sums_s"),
     )
+
+
+def _time_s(some: Sequence[OperatorCost], name: str) -> float:
+    """Of operators together, by the name of the figure."""
+    return float(sum(getattr(one, name) for one in some))
 
 
 def _views(profile: Profile, block: Sequence[int], operator: Operator) -> list[View]:
